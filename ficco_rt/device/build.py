@@ -147,6 +147,8 @@ class _Builder:
         self.launches: dict[tuple[int, int], list[int]] = {}
         for i, launch in enumerate(layout.launches):
             self.launches.setdefault((launch.stream, launch.command), []).append(i)
+        homes = layout.placement.devices
+        self.spinning = {homes[self.plan.streams[x.stream].rank] for x in layout.launches if x.spins}
         self.calls = calls_of(self.plan)
         of = communicators_of(self.plan, layout.device)[1]
         self.communicator = of if layout.communicators else {}  # by collective
@@ -282,7 +284,7 @@ class _Builder:
     def _copies(self, s: int, p: int, command: CopyAsync, cause: Cause) -> list[tuple[Action, ...]]:
         name, stage = self.names[s], command.stage
         moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, stage, t.origin) for t in command.transfers]
-        alone: list[tuple[Action, ...]] = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
+        alone: list[tuple[Action, ...]] = [(self._copy(name, move, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
         words = self.side_streams.with_copy(s, p) if self.side_streams is not None else ()
         together = self.mode in PLAIN and self.features.copy_batches and len(runs) + len(words) > 1
@@ -290,6 +292,14 @@ class _Builder:
             return alone
         batch: tuple[Action, ...] = (CopyMemory(name, runs, words, True, cause),)
         return [batch, *(copy for copy, move in zip(alone, moves, strict=True) if move.pitched)]
+
+    def _copy(self, name: StreamName, move: Move, cause: Cause) -> CopyMemory:
+        """NOTE inside a device multiprocessors copy, and a graph's own copies have no priority: they begin behind all
+        blocks of other kernels. Beside launches that hold multiprocessors while they wait for the copy, such blocks
+        take a hundred times as long. So a kernel copies there, at its stream's priority."""
+        here, there = (self.layout.placement.devices[region.rank] for region in (move.dst, move.src))
+        by_kernel = self.mode in GRAPHS and here == there and here in self.spinning
+        return CopyMemory(name, (move,), (), False, cause, by_kernel=by_kernel)
 
     def _pitched(self, dst: Region, src: Region) -> bool:
         """NOTE ranks copy the same parts of equal tensors: the graph holds each part's axes once."""
@@ -410,7 +420,7 @@ class _Builder:
             move = Move(
                 pair.dst, pair.src, self._pitched(pair.dst, pair.src), command.op, command.stage, command.origin
             )
-            actions.append(CopyMemory(name, (move,), (), False, cause))
+            actions.append(self._copy(name, move, cause))
         yield from self._timed(s, [tuple(actions)], cause)
 
 

@@ -288,6 +288,8 @@ class Frames:
             control, captured = StreamName("control", device), EventName("captured", device)
             begin += self._tell_begin(device)
             begin.append(RecordEvent(control, captured, BEGIN))
+            if self.mode == "embedded":
+                begin.append(RecordEvent(control, EventName("begun", device), BEGIN))
             opened = list(self._open(device))
             begin += opened
             for stream in self._on(device, "plan"):

@@ -70,6 +70,7 @@ EventKind: TypeAlias = Literal[
     "ready",
     "open",
     "embedded",
+    "begun",
     "replayed",
     "chain",
     "timestamp",
@@ -180,8 +181,8 @@ class EventName:
     captured: the device; entry, exit, ready: the device, points that semaphores alone tell others: its callers are
     ready; its part of the run is over and its words are reset; others may write its memory and raise its words; open:
     the device, when all are ready whose memory it writes; embedded: the device, behind its graph in a caller's;
-    replayed: the device, each time that such a graph has run; caller: the rank; tail: the plan's stream, at its end, or
-    with `behind` its side stream that raises;
+    begun, replayed: the device, each time that such a graph begins and has run; caller: the rank; tail: the plan's
+    stream, at its end, or with `behind` its side stream that raises;
     chain: counts where the chain of a crowded device's graph goes on to another stream, `rank` is the device;
     timestamp: the plan's stream, where `rank` counts them.
     """
@@ -218,6 +219,7 @@ class EventName:
                 | "ready"
                 | "open"
                 | "embedded"
+                | "begun"
                 | "replayed"
             ):
                 return f"{self.kind} of device {self.number}"
@@ -334,7 +336,7 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class CopyMemory:
     """Copies, and `words` that are raised by copying a 1 to each. `batch`: all in one call, without order among them;
-    otherwise one after another, words first."""
+    otherwise one after another, words first. `by_kernel`: inside the device, by a kernel of the stream's priority."""
 
     stream: StreamName
     moves: tuple[Move, ...]
@@ -342,6 +344,7 @@ class CopyMemory:
     batch: bool
     cause: Cause
     when: When = "always"
+    by_kernel: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from .latch import latches_open_last
 from .nodes import nodes_share_messages_alone
 
 MOST_THREADS = 1024  # of a block
-_OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "replayed")
+_OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
 NOBODY = -1
 
 Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], ...]]  # of tensors, by name and rank
@@ -327,6 +327,9 @@ def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield _at(action, "a batch of copies where there are none")
         if not action.batch and len(action.moves) + len(action.words) != 1:
             yield _at(action, f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
+        homes = {plan.placement.devices[region.rank] for move in action.moves for region in (move.dst, move.src)}
+        if action.by_kernel and (len(homes) != 1 or action.words or plan.mode not in GRAPHS):
+            yield _at(action, "a kernel copies inside a device alone, and in a graph")
         if action.batch and any(move.pitched for move in action.moves):
             yield _at(action, "a copy of rows in a batch")
         for i, j in sorted(_ordered(action.moves, shapes, budget)) if action.batch else ():

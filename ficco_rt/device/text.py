@@ -169,7 +169,8 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
                 members = [f"raise word {word} by a copy" for word in a.words]
                 members += [f"{m.dst} <- {m.src}{' in rows' if m.pitched else ''}  :{m.origin.line}" for m in a.moves]
                 for i, member in enumerate(members):
-                    yield f"  {('batch ' if a.batch else 'copy ') if i == 0 else '    + '}{member}"
+                    first = "batch " if a.batch else "copy by a kernel " if a.by_kernel else "copy "
+                    yield f"  {first if i == 0 else '    + '}{member}"
             case LaunchKernel():
                 yield f"  launch {a.launch} ({plan.launches[a.launch].config.entry})"
             case ResetWords():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ficco_rt.driver.gpu import gpus
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.select import tune
@@ -17,6 +18,12 @@ from tests.mock.processes import Processes, kernels
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled once for all of the session's processes."""
     monkeypatch.setenv("FICCO_CACHE", kernels())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another test has left on its devices is not on those of this one."""
+    monkeypatch.setattr(gpus, "_BLOCKED", set())
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     fabric N             CUDA: and as fabric handles, by the IMEX channel N; -1: devices have such handles, and the
                          process may use no channel; 0: devices have none                [0]
     kill N               the N-th call kills the process
+    pause N              the N-th call stops the process until somebody sends SIGCONT
     version N            of the driver; HIP: 70100000 for 7.1                            [13000, 60342134]
     flush 0|1            devices can flush what others write to their memory, and streams that wait for words must ask
                          for it                                                          [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -215,8 +216,33 @@ def test_a_replay_of_one_device_alone_is_given_up_and_all_is_right_again(cuda: S
         made.captures.replay([0], streams)
         with pytest.raises(DeviceError, match="did not end"):
             executor.synchronize()
-        made.right(3, made.layer)  # a plain run clears the words
-        made.right(4, lambda: made.captures.replay(range(RANKS), streams))
+        made.right(3, lambda: made.captures.replay(range(RANKS), streams))
+        made.right(4, made.layer)
+
+
+def test_a_replay_that_hangs_has_a_time_limit_though_nobody_waits_for_it(
+    cuda: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with captured(cuda, "ag_gemm/streamed", joined=False, timeout=0.5) as made:
+        executor, streams = made.executor, made.callers.streams
+        with made.captures.capturing():
+            made.layer()
+        for seed in range(3):
+            made.right(seed, lambda: made.captures.replay(range(RANKS), streams))
+        made.captures.replay([0], streams)
+        executor.check()
+        cuda.set("query_steps 5000")
+        ended, begun = False, time.monotonic()
+        while not ended and time.monotonic() - begun < 60:  # as torch.cuda.synchronize would wait
+            ended = all(executor.driver._vendor.idle(stream) for stream in streams)  # type: ignore[attr-defined]
+            time.sleep(0.01)
+        assert ended
+        told = "a replay of a graph that holds its run did not end within 0.5 s"
+        with pytest.raises(DeviceError, match=told):
+            executor.check()
+        assert told in capsys.readouterr().err
+        executor.check()  # it was told
+        made.right(3, lambda: made.captures.replay(range(RANKS), streams))
 
 
 @pytest.mark.parametrize("graph", [False, True])

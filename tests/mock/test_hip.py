@@ -115,6 +115,7 @@ def test_packed_arguments_lie_where_kernels_look(hip: StandIn, tmp_path: Path) -
     found = np.empty(5, np.float32)
     vendor.to_host(found.ctypes.data, target, 20)
     assert found.tolist() == [0, 2, 4, 6, 8]
+    assert vendor.peek(target + 4, stream) == found.view(np.uint32)[1]
     number, address = bytes(ctypes.c_int(1)), bytes(ctypes.c_uint64(2))
     assert _packed([number, address, number]) == number + bytes(4) + address + number
     with pytest.raises(DeviceError, match=r"hipModuleLoadData \(a test\): hipErrorNoBinaryForGpu: .*architecture"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.errors import InternalError
-from ficco_rt.kernels import compiler, meet
+from ficco_rt.kernels import compiler, copy_rows, meet
 from ficco_rt.kernels.compiler import KERNELS, KernelSource
 from ficco_rt.kernels.families import FAMILIES
 
@@ -142,7 +142,7 @@ def test_a_header_has_one_spelling_in_a_source(tmp_path: Path) -> None:
 
 
 def test_each_header_of_ours_is_included_by_a_source() -> None:
-    sources = [KERNELS / source for source in (*(family.source for family in FAMILIES), meet.SOURCE)]
+    sources = [KERNELS / source for source in (*(family.source for family in FAMILIES), meet.SOURCE, copy_rows.SOURCE)]
     included = {spelling.split("/")[-1] for source in sources for spelling, _ in KernelSource.of(source).headers}
     headers = {f.name for f in KERNELS.rglob("*") if f.suffix in (".h", ".cuh")}
     assert included == headers

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ficco_rt.kernels import by_address, meet, tile_table, tiles
+from ficco_rt.kernels import by_address, copy_rows, meet, tile_table, tiles
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.families import configure, tables
 from ficco_rt.kernels.family import LaunchRequest
@@ -268,3 +268,13 @@ def test_steps_of_meetings(tmp_path: Path) -> None:
         assert read == {"address": step.address, "count": step.count, "kind": 2}
     text = (KERNELS / "meet.h").read_text()
     assert all(f"MEET_{name.upper()} = {kind}" in text for name, kind in meet.KINDS.items())
+
+
+def test_rows_to_be_copied(tmp_path: Path) -> None:
+    found = structs(KERNELS / "copy_rows.h", tmp_path)["CopyRows"]
+    given = {"to": 0x11 << 40, "from": 0x22 << 40, "width": 24, "rows": 5, "to_pitch": 64, "from_pitch": 48}
+    data = copy_rows.argument(*given.values())
+    assert found.size == len(data)
+    assert {name: found[name].read(data) for name in given} == given
+    text = (KERNELS / "copy_rows.h").read_text()
+    assert f"COPY_THREADS = {copy_rows.THREADS}" in text

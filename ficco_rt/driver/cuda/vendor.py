@@ -11,6 +11,8 @@ from operator import itemgetter
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
@@ -293,6 +295,12 @@ class Cuda:
 
     def to_host(self, target: int, address: int, size: int) -> None:
         call(self.cu.cuMemcpyDtoH, target, address, size)
+
+    def peek(self, address: int, stream: Handle) -> int:
+        found = np.zeros(1, np.uint32)
+        call(self.cu.cuMemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
+        call(self.cu.cuStreamSynchronize, stream)
+        return int(found[0])
 
     # ---- streams and events
 

@@ -355,7 +355,7 @@ class Binder:
         addresses = resources.addresses[binding.number]
         match action:
             case RecordEvent(event=event):
-                record = vendor.record_outside if event.kind == "replayed" else vendor.record_action
+                record = vendor.record_outside if event.kind in ("begun", "replayed") else vendor.record_action
                 yield record(resources.event(event, device), stream)
             case AwaitEvent(event=event):
                 yield vendor.wait_action(stream, resources.recorded(event))
@@ -365,6 +365,9 @@ class Binder:
                 runs = [LinearCopy(addresses[word], self._gpus.ones[ordinal], 4) for word in words]
                 runs += [part for move in moves for part in parts(move, binding.memory) if isinstance(part, LinearCopy)]
                 yield vendor.copy_batch(runs, stream)
+            case CopyMemory(moves=moves, by_kernel=True):
+                for part in (part for move in moves for part in parts(move, binding.memory)):
+                    yield self._launches.copying(device, part, stream)
             case CopyMemory(moves=moves, words=words):
                 for word in words:
                     yield vendor.copy(LinearCopy(addresses[word], self._gpus.ones[ordinal], 4), stream)

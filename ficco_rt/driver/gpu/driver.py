@@ -139,8 +139,8 @@ class GpuDriver:
             self._communicators.ready()
             self._binder = Binder(self._gpus, self._resources, self._launches, self._communicators)
             self._runs = Runs(self._gpus, layout.plan, self._resources, self._binder, self._communicators)
-            if layout.communicators:
-                self._gpus.tenant.ill = self._communicators.ill
+            if layout.communicators or self._peers is not None:
+                self._gpus.tenant.ill = self._runs.ill
                 WATCHDOG.watch(self._gpus.tenant)
         except BaseException as error:
             if self._peers is not None and isinstance(error, DeviceError | UsageError):
@@ -578,10 +578,13 @@ class GpuDriver:
         told = self._runs.lost
         closing = Closing()
         closing(self._runs.settle)
-        self._gpus.tenant.ill = None  # nobody asks what is given back
+        tenant = self._gpus.tenant
+        tenant.ill = None  # nobody asks what is given back
+        with tenant.lock:
+            tenant.replaying = tuple
         with self._gpus.turn():
-            TURNS.leave(self._gpus.tenant)
-            if self._gpus.hung:
+            TURNS.leave(tenant)
+            if self._gpus.blocked:
                 return  # any call may block; the process's end gives everything back
             for binding in self._binder.bindings:
                 closing(self._binder.drop_graphs, binding)

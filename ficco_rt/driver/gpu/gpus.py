@@ -22,6 +22,8 @@ from .vendor import Gpu, Handle, Vendor
 
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
 
+_BLOCKED: set[tuple[str, int]] = set()  # devices of the process, by vendor, on which something runs that does not end
+
 # What the plan's priorities are among the device's, from the greatest to the least.
 _SHARES = {"high": 0.0, "normal": 0.5, "low": 1.0}
 
@@ -50,7 +52,7 @@ class Gpus:
         self.current: Gpu | None = None  # whose context is current, while a run is issued
         self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
         self.timing = False  # whether runs on callers' streams are timed; all others are
-        self.hung = False  # something runs that does not end: a call may block for ever
+        self._hung = False
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
         self.devices: dict[int, Gpu] = {}
@@ -79,6 +81,23 @@ class Gpus:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.close()
             raise
+
+    @property
+    def hung(self) -> bool:
+        """Something runs that does not end: a call may block for ever. So may calls of other executors there that wait
+        for a device (`blocked`)."""
+        return self._hung
+
+    @hung.setter
+    def hung(self, on: bool) -> None:
+        self._hung = on
+        if on:
+            _BLOCKED.update((self.vendor.name, device.local) for device in self.devices.values())
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something runs on these devices, of any executor of the process, that does not end."""
+        return self._hung or any((self.vendor.name, device.local) in _BLOCKED for device in self.devices.values())
 
     def device(self, rank: int) -> Gpu:
         """Of a rank of this process."""
@@ -206,7 +225,7 @@ class Gpus:
 
     def free(self, address: int) -> None:
         device, _ = self._memory[address]
-        if self.hung:  # NOTE the call waits for what runs
+        if self.blocked:  # NOTE the call waits for what runs
             return
         with self.inside(device):
             del self._memory[address]  # whatever the call says: it may tell of an earlier error

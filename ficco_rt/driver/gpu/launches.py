@@ -11,7 +11,7 @@ import numpy as np
 from ...device.ir import DeviceLaunch
 from ...errors import DeviceError
 from ...graph.ir import Kernel, KernelCall, Leave
-from ...kernels import meet
+from ...kernels import copy_rows, meet
 from ...kernels.families import tables
 from ...kernels.family import KernelConfig, TileWorks
 from ...kernels.marks import MARK, Marks, marking
@@ -26,7 +26,7 @@ from .library import Left, LibraryCalls
 from .modules import LoadedKernel, Modules
 from .refused import Closing
 from .tensors import DeviceTensor
-from .vendor import DriverCall, Gpu, Grid, Handle
+from .vendor import DriverCall, Gpu, Grid, Handle, LinearCopy, PitchedCopy
 
 _ALIGNED = 256  # bytes
 
@@ -152,6 +152,16 @@ class LaunchBinder:
         entry = self._modules.own(meet.SOURCE, meet.ENTRY, device, options(device.facts.arch))
         for arguments in meet.arguments(runs, steps):
             yield self._gpus.vendor.launch_action(entry.handle, Grid((1,), (meet.THREADS,), 0), arguments, stream)
+
+    def copying(self, device: Gpu, part: LinearCopy | PitchedCopy, stream: Handle) -> DriverCall:
+        """The launch of the kernel that copies this inside the device."""
+        entry = self._modules.own(copy_rows.SOURCE, copy_rows.ENTRY, device, options(device.facts.arch))
+        grid = Grid((copy_rows.BLOCKS,), (copy_rows.THREADS,), 0)
+        if isinstance(part, LinearCopy):
+            argument = copy_rows.argument(part.dst, part.src, part.size)
+        else:
+            argument = copy_rows.argument(part.dst, part.src, part.width, part.rows, part.dst_pitch, part.src_pitch)
+        return self._gpus.vendor.launch_action(entry.handle, grid, (argument,), stream)
 
     def release(self, bound: BoundLaunch) -> None:
         if bound.table:

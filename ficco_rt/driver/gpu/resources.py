@@ -23,11 +23,14 @@ class RunResources:
 
     def __init__(self, gpus: Gpus, words: Sequence[Word], streams: Iterable[DeviceStream] = (), sets: int = 1) -> None:
         self._gpus = gpus
+        self.sets = sets
         self._streams: dict[StreamName, Handle] = {}
         self._events: dict[EventName, Handle] = {}
         self._words: dict[int, tuple[int, int]] = {}  # device → address, words of all sets
         self._rescue: dict[int, Handle] = {}  # streams that never wait
         self._entries = _entries(gpus, words)
+        used = ((number, word) for number, word in enumerate(words) if word.used_in("embedded"))
+        self._counts = {w.device: number for number, w in used if w.counts_runs and w.device in gpus.devices}
         of_set = Counter(word.device for word in words)
         for ordinal, device in gpus.devices.items():
             size = sets * of_set[ordinal]
@@ -92,6 +95,21 @@ class RunResources:
         """The address of a word by its place on its device, in a set."""
         return self._words[device][0] + 4 * (number * self._of_set[device] + index)
 
+    def under_way(self, number: int) -> tuple[int, ...]:
+        """The count of runs in a set of each device on which a replay of a caller's graph has begun and has not ended.
+        A device without a count is passed over: nothing would tell one replay from the next. From any thread, without
+        a turn."""
+        found = []
+        for ordinal, count in self._counts.items():
+            begun, replayed = (self._events.get(EventName(kind, ordinal)) for kind in ("begun", "replayed"))
+            vendor, device = self._gpus.vendor, self._gpus.devices[ordinal]
+            if begun is None or replayed is None:
+                continue
+            with inside(vendor, device), vendor.uncaptured():
+                if vendor.ended(begun) and not vendor.ended(replayed):
+                    found.append(vendor.peek(self.addresses[number][count], self._rescue[ordinal]))
+        return tuple(found)
+
     def clear(self) -> None:
         """All words are 0, whatever a given-up run has left."""
         for ordinal, (address, size) in self._words.items():
@@ -103,7 +121,8 @@ class RunResources:
         closing = Closing()
         for ordinal, (address, size) in self._words.items():
             for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
-                if self._entries.get((ordinal, i % self._of_set[ordinal]), -1) in (-1, *gone):
+                at = ordinal, i % self._of_set[ordinal]
+                if self._entries.get(at, -1) in (-1, *gone):
                     closing(self._force, ordinal, address + 4 * i)
         closing.end()
 
@@ -114,12 +133,23 @@ class RunResources:
 
 
 def _entries(gpus: Gpus, words: Sequence[Word]) -> dict[tuple[int, int], int]:
-    """By device and place of a word: the other process that says by it that its callers' tensors may be written."""
+    """By device and place of a word: the other process that says by it that its callers' tensors may be written. A
+    collective's first meeting says so, too: where there is one, there may be no entry. And the counts of runs, which no
+    process gives up: a wait for an entry goes by them."""
     found = {}
+    placement = gpus.placement
     for word in words:
         point = word.point
-        if point is not None and point.kind == "entry" and word.used != "traced" and word.device in gpus.devices:
-            process = gpus.placement.process(point.number)
-            if process != gpus.placement.process(word.device):
-                found[word.device, word.index] = process
+        if word.counts_runs:
+            found[word.device, word.index] = -2
+        if point is None or word.used == "traced" or word.device not in gpus.devices:
+            continue
+        if point.kind == "entry":
+            process = placement.process(point.number)
+        elif point.kind == "meet" and not point.behind:
+            process = placement.process(placement.devices[point.rank])
+        else:
+            continue
+        if process != placement.process(word.device):
+            found[word.device, word.index] = process
     return found

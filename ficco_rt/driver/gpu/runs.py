@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
 from .binding import Binder, BoundPlan, Callers, RunManner
+from .board import forks
 from .collectives import Communicators
 from .gpus import SPIN, Gpus
 from .refused import concerning
 from .resources import RunResources
 from .spans import HasPassed, stuck
 from .steps import DriverStep, entered, make
-from .turns import TURNS, Issued, Tenant
+from .turns import LEAST, TURNS, Issued, Tenant
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
@@ -41,6 +42,7 @@ class Runs:
         self._communicators = communicators
         self._tenant = gpus.tenant
         self._tenant.report, self._tenant.release = self._report, self._let_through
+        self._tenant.replaying = lambda: resources.under_way(resources.sets - 1)  # callers' graphs have the last set
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: words and counters may be up
@@ -49,7 +51,7 @@ class Runs:
         self._issued = 0  # whole runs, without those in callers' graphs
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), forks()
         self._why = ""  # why these devices get no further run
         self.lost = False  # a run failed or does not end: these devices get no further run
 
@@ -129,9 +131,31 @@ class Runs:
 
     # ---- giving up: published first, then forced
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Inside, no other thread gives runs up, and none is in the midst of it. DeviceError: the vendor's driver does
+        not come back from raising words."""
+        if not self._tenant.lock.acquire(timeout=LEAST):
+            self._gpus.hung = True
+            self._lose(f"another thread has raised words for {LEAST:.3g} s, and the driver does not come back")
+            self.answers()
+        try:
+            yield
+        finally:
+            self._tenant.lock.release()
+
+    def ill(self) -> str:
+        """From the watchdog's thread: a failure that no stream shows."""
+        if not self.lost and self._gpus.peers is not None:
+            with self._gpus.vendor.uncaptured():  # NOTE in a capture of another thread
+                why = self._ended_early()
+                if why and self._on_callers():
+                    return why
+        return self._communicators.ill()
+
     def _told(self) -> None:
         """DeviceError: what another thread has said of what was issued, which was let go then."""
-        with self._tenant.lock:  # by then all is forced
+        with self._locked():  # by then all is forced
             text, self._tenant.overdue = self._tenant.overdue, ""
         self._dirty = True
         self._release(text)
@@ -376,7 +400,7 @@ class Runs:
         # NOTE only now: a verdict is published before anything is forced, so what has ended without one has ended well
         self._condemned()
         tenant = self._tenant
-        with tenant.lock:
+        with self._locked():
             fine = not tenant.overdue
             if fine:
                 tenant.generation += 1
@@ -391,13 +415,17 @@ class Runs:
         if waited < ALIVE:
             return
         self._condemned()
-        if self._board is None:
-            return
-        self._board.say("waits")
-        gone = self._board.gone()
+        if self._board is not None:
+            self._board.say("waits")
+        gone = self._ended_early()
         if gone and not self._ended():  # it may have done its part first
-            names = " and ".join(map(str, gone))
-            self._give_up(f"process{'es' if len(gone) > 1 else ''} {names} ended in the midst of a run")
+            self._give_up(gone)
+
+    def _ended_early(self) -> str:
+        """Which processes have ended without closing their executors; nothing: none has."""
+        gone = self._board.gone() if self._board is not None else []
+        names = " and ".join(map(str, gone))
+        return f"process{'es' if len(gone) > 1 else ''} {names} ended in the midst of a run" if gone else ""
 
     def quiet(self) -> None:
         """The last run has ended, and the devices answer."""
@@ -407,7 +435,7 @@ class Runs:
     @property
     def here(self) -> bool:
         """Whether this is the process that has made them, and none that it has forked."""
-        return os.getpid() == self._pid
+        return forks() == self._forks
 
     def answers(self) -> None:
         if self.lost or self._gpus.hung:
@@ -542,7 +570,7 @@ class Runs:
         """Force all words up, so that every wait ends, and wait a little. Returns whether everything has finished."""
         if self._gpus.peers is not None:  # the others' words are not ours to reset
             self._lose(why)
-        with suppress(DeviceError), self._tenant.lock:  # what still waits is seen below
+        with suppress(DeviceError), self._locked():  # what still waits is seen below
             self._let_through(why)
         if not self._drained():
             self._lose(why)
@@ -550,6 +578,9 @@ class Runs:
             return False
         self._running, self._tenant.over = False, True
         self._spoiled()
+        if self._replays and not self.lost:  # the caller may replay his graphs again, by no call of ours
+            with suppress(DeviceError):
+                self._clear()
         return True
 
     def _drained(self) -> bool:
@@ -570,7 +601,7 @@ class Runs:
     def _clear(self) -> None:
         """Words and counters are 0, whatever a given-up run has left, and communicators are open. Nobody forces words
         of what was under way before any more."""
-        with self._tenant.lock:
+        with self._locked():
             self._tenant.generation += 1
             self._tenant.overdue = ""  # of the run that was given up, which was told
         self._communicators.ready()

@@ -47,7 +47,9 @@ class Tenant:
 
     `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `report` says where its streams
     stand, a line each, given what of its last run is issued, if that is not all. `ill` tells of a failure that no
-    stream shows, if there may be such. `behind`: by device the runs of others for which its own have waited there.
+    stream shows, if there may be such. `replaying` gives a number for each device on which a replay of a caller's graph
+    has begun and not ended, which changes from run to run. `behind`: by device the runs of others for which its own
+    have waited there.
 
     Its runs are given up under `lock`, by any thread: `overdue` says why, and then `release` raises all words, so that
     whatever waits for one goes on. Under the same lock its own thread sees that runs have ended, and clears words: then
@@ -61,6 +63,7 @@ class Tenant:
     report: Callable[[Issued | None], list[str]] = lambda issued: []
     release: Callable[[str], None] = lambda why: None
     ill: Callable[[], str] | None = None
+    replaying: Callable[[], tuple[int, ...]] = lambda: ()
     lock: threading.RLock = field(default_factory=threading.RLock)
     generation: int = 0
     overdue: str = ""

@@ -294,6 +294,9 @@ class Vendor(Protocol):
     def to_host(self, target: int, address: int, size: int) -> None:
         """Done on return."""
 
+    def peek(self, address: int, stream: Handle) -> int:
+        """The word that stands there now, though other streams and kernels wait; `stream` has nothing else to do."""
+
     # ---- streams and events of the current device
 
     def priorities(self) -> tuple[int, int]:

@@ -9,6 +9,8 @@ driver, which may not answer while another thread is inside it. It raises the wo
 kernels and streams drain. No thread can raise an error in another one's call: each executor concerned raises it when
 the call comes back, or when its run is waited for.
 
+A replay of a caller's graph that does not end is given up alike: its host may wait for it in no call of ours.
+
 It asks tenants with communicators, too, whether a library of collectives tells of an error: no call and no stream shows
 one. Such a tenant's run is told and let go like one whose call blocks.
 
@@ -25,7 +27,7 @@ from contextlib import suppress
 from itertools import takewhile
 from types import FrameType
 from typing import Any, TypeAlias
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from ...errors import DeviceError
 from .steps import make
@@ -47,6 +49,7 @@ class Watchdog:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._told: Held | None = None  # the turn that was told of last
+        self._replays: WeakKeyDictionary[Tenant, tuple[tuple[int, ...], float]] = WeakKeyDictionary()  # since when
 
     def watch(self, tenant: Tenant) -> None:
         """From now on, for as long as it lives; if it has a time limit, or may be ill."""
@@ -65,10 +68,32 @@ class Watchdog:
                 naps = [tenant.patience / LOOKS for tenant in self._tenants if tenant.patience is not None]
                 naps += [HEALTH for tenant in self._tenants if tenant.ill is not None]
                 self._changed.wait(min(naps, default=None))
-                asked = [tenant for tenant in self._tenants if tenant.ill is not None]
+                asked = list(self._tenants)
             self._look()
             for tenant in asked:
                 self._ask_health(tenant)
+                self._look_at_replays(tenant)
+
+    def _look_at_replays(self, tenant: Tenant) -> None:
+        """Nobody need wait for a replay in a call of ours: it has its time limit here."""
+        generation, limit = tenant.generation, tenant.timeout
+        if tenant.replayed is None or limit is None or tenant.overdue:
+            return
+        if not tenant.lock.acquire(blocking=False):  # its own thread is at it, or closes it
+            return
+        try:
+            now = tenant.replaying()
+        except DeviceError:  # of a device that failed; the next call tells it
+            return
+        finally:
+            tenant.lock.release()
+        known, since = self._replays.get(tenant, ((), 0.0))
+        if not now or now != known:
+            self._replays[tenant] = now, time.monotonic()
+        elif time.monotonic() - since > limit:
+            text = f"{tenant.name}: a replay of a graph that holds its run did not end within {limit:.3g} s (--timeout)"
+            say(text)
+            let_go(tenant, text, generation)
 
     def _ask_health(self, tenant: Tenant) -> None:
         ill, generation = tenant.ill, tenant.generation

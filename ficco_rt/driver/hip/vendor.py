@@ -304,6 +304,12 @@ class Hip:
     def to_host(self, target: int, address: int, size: int) -> None:
         call(self.hip.hipMemcpyDtoH, target, address, size)
 
+    def peek(self, address: int, stream: Handle) -> int:
+        found = np.zeros(1, np.uint32)
+        call(self.hip.hipMemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
+        call(self.hip.hipStreamSynchronize, stream)
+        return int(found[0])
+
     # ---- streams and events
 
     def priorities(self) -> tuple[int, int]:

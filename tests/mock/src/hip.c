@@ -206,6 +206,14 @@ int hipMemcpyDtoH(void *dst, uint64_t src, size_t bytes) {
     CALL(hipMemcpyDtoH);
     return copy_now((uint64_t)dst, src, bytes, called_.name);
 }
+// NOTE to pageable memory: it returns when the bytes are there.
+int hipMemcpyDtoHAsync(void *dst, uint64_t src, size_t bytes, Handle stream) {
+    CALL(hipMemcpyDtoHAsync);
+    STREAM_OF(s, stream);
+    int code = stream_copy(s, (uint64_t)dst, src, 1, bytes, 0, 0, called_.name);
+    if (!code && s->tail) s->tail->begun = true;
+    return code ? code : stream_synchronize(s, called_.name);
+}
 int hipMemcpyHtoDAsync(uint64_t dst, const void *src, size_t bytes, Handle stream) {
     CALL(hipMemcpyHtoDAsync);
     STREAM_OF(s, stream);

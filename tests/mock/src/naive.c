@@ -1,5 +1,6 @@
 // The naive GEMM, sum and copy (ficco_rt/kernels/src/naive.cu), from the tables that a launch is given.
 #include "../../../ficco_rt/kernels/src/works.h"
+#include "../../../ficco_rt/kernels/src/copy_rows.h"
 #include "../../../ficco_rt/kernels/src/meet.h"
 #include "standin.h"
 
@@ -229,6 +230,28 @@ static int step_run(Launch *l, int tile) {
     return OK;
 }
 
+// ---------------------------------------------------------------- copy_rows.cu: a row is a tile
+
+static const CopyRows *rows_of(const Launch *l) { return (const CopyRows *)l->arguments; }
+static int open_rows(Launch *l) {
+    const CopyRows *c = rows_of(l);
+    return c->rows && !(c->width && c->to && c->from) ? LAUNCH_FAILED : OK;
+}
+static int row_of(Launch *l, int block, int round) {
+    return block == 0 && (u64)round < rows_of(l)->rows ? round : -1;
+}
+static bool row_ready(Launch *l, int tile) {
+    (void)l, (void)tile;
+    return true;
+}
+static int row_run(Launch *l, int tile) {
+    const CopyRows *c = rows_of(l);
+    uint64_t to = c->to + (u64)tile * c->to_pitch, from = c->from + (u64)tile * c->from_pitch;
+    if (memory_reach(l->device, to, c->width) || memory_reach(l->device, from, c->width)) return ILLEGAL_ADDRESS;
+    memory_write(l->device, to, (void *)from, c->width);
+    return OK;
+}
+
 // Blocks let the next launch begin as they begin themselves, where none of them may wait.
 static bool lets(const Launch *l, bool ended) {
     (void)ended;
@@ -237,6 +260,7 @@ static bool lets(const Launch *l, bool ended) {
 
 const KernelCode naive_kernels[] = {
     {"meet", false, {sizeof(MeetList)}, open_steps, step_of, step_ready, step_run, false, NULL, NULL},
+    {"copy_rows", false, {sizeof(CopyRows)}, open_rows, row_of, row_ready, row_run, false, NULL, NULL},
     {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true, lets, NULL},
     {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true, lets, NULL},
     {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run, true, lets, NULL},

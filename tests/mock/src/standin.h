@@ -109,7 +109,7 @@ typedef struct {
     int exclusive;                   // devices are one process's alone
     int fabric;                      // and as fabric handles, by this IMEX channel; 0: the devices have none; −1: no channel
     bool flush;                      // devices can flush remote writes, and need to
-    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call;
+    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call, pause_call;
     int lose_code;
     int nccl;                        // the version of the library of collectives; 0: its calls say that there is none
     bool apart;                      // ranks of communicators are in several processes

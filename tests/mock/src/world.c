@@ -17,6 +17,7 @@ const char *const kind_names[KINDS] = {"contexts", "streams", "events",  "alloca
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Called *all_called;
+static bool forked;                         // since the last reset: a child may not use the devices of its parent
 static long fail_any;                       // the call, of all, that fails
 static int fail_any_code;
 static char fired[128];                     // the call that a fault has hit
@@ -78,6 +79,8 @@ Call enter(Called *function) {
         raise(SIGINT);
     }
     if (world.kill_call && world.calls == world.kill_call) raise(SIGKILL);
+    if (world.pause_call && world.calls == world.pause_call) raise(SIGSTOP);
+    if (forked) call.code = NOT_INITIALIZED;
     if (call.code && !fired[0]) snprintf(fired, sizeof fired, "%s", function->name);
     if (!call.code && world.steps_per_call) advance((int)drawn((uint64_t)world.steps_per_call + 1));
     return call;
@@ -189,6 +192,7 @@ static void set(char *line) {
     else if (!strcmp(key, "lose")) world.lose_call = world.calls + a, world.lose_code = (int)b;
     else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
     else if (!strcmp(key, "kill")) world.kill_call = world.calls + a;
+    else if (!strcmp(key, "pause")) world.pause_call = world.calls + a;
     else if (!strcmp(key, "gemm")) world.gemm[0][0] = (int)a, world.gemm[0][1] = (int)b;
     else if (!strcmp(key, "other_gemm")) world.gemm[1][0] = (int)a, world.gemm[1][1] = (int)b;
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
@@ -262,6 +266,7 @@ static void reset(void) {
     world.version = 13000;
     world.way = 1;
     fail_any = 0;
+    forked = false;
     fired[0] = 0;
     later_count = 0;
     for (Called *f = all_called; f; f = f->next) f->count = f->fail_at = 0;
@@ -281,7 +286,8 @@ void standin_calm(void) {
     pthread_mutex_lock(&lock);
     for (Called *f = all_called; f; f = f->next) f->count = f->fail_at = 0;
     world.calls = world.copies = world.commands = world.collectives = world.lose_collective = 0;
-    world.corrupt_copy = world.delay_copy = world.stop_command = world.lose_call = world.interrupt_call = fail_any = 0;
+    world.corrupt_copy = world.delay_copy = world.stop_command = world.lose_call = world.interrupt_call = world.kill_call = world.pause_call =
+        fail_any = 0;
     fired[0] = 0;
     later_count = 0;
     launches_forgotten();
@@ -306,7 +312,13 @@ void standin_called(char *text, size_t room) {
         if (f->count) used += (size_t)sprintf(text + used, "%s %ld\n", f->name, f->count);
 }
 
+static void in_child(void) {
+    pthread_mutex_init(&lock, NULL);   // another thread of the parent may have held it
+    forked = true;
+}
+
 __attribute__((constructor)) static void load(void) {
+    pthread_atfork(NULL, NULL, in_child);
     const char *text = getenv("STANDIN");
     reset();
     if (text) standin_set(text);

@@ -1,0 +1,730 @@
+"""One process's part of a life, and what it finds wrong.
+
+All that runs is compared: a run that raised no error must be right in every element, by integers with which nothing
+rounds. Outputs hold PATTERN from before a run's call; until the call nobody may have written them. NOTE the stand-in's
+device memory is memory of the process, so that looking at it takes no call of the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.gpu import collectives, runs, turns, watchdog
+from ficco_rt.driver.host.stepping import Stepper
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.inputs import fresh_inputs
+from ficco_rt.exec.reference import evaluate, take
+from ficco_rt.group import Group
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+from ficco_rt.region import Region
+from ficco_rt.types import numpy_dtype
+from tests import cases
+from tests.lives.life import CALLERS, OWN, Event, Key, Life, Op, Report
+from tests.mock import standin
+from tools.processes_side import Pipes
+
+PATTERN = 0x55  # of each byte of an output before its run: no integer
+LONG = 20.0  # seconds, where nothing is to be given up
+RETRY = 5.0  # of a run after the life
+OPENING = 1.5  # and of exchanges that a process may not come to
+ANSWER = 2.0  # after its limit a call must have come back
+MARGIN = 4.0  # on a busy machine
+# The driver's own patience, shorter: most lives would only sleep.
+SHORT = ((runs, "DRAIN", 0.3), (watchdog, "ANSWER", 0.5), (watchdog, "HEALTH", 0.03), (collectives, "SETTLE", 0.5),
+         (turns, "LEAST", 0.5))  # fmt: skip
+PHASE, ENDED = 0, 1  # of a process on the page: which part of its life it is in, and whether it has ended
+OPS = 8  # from where on the page has what a process has called
+ROW = 128  # entries a process
+
+Errors = (DeviceError, UsageError)
+
+
+# ---------------------------------------------------------------- what lives have in common, made once
+
+
+def settings(key: Key) -> str:
+    more = "; sms 132; nccl 22809" if key.library else ""
+    return f"devices {key.ranks}; shared {int(key.processes > 1)}{more}"
+
+
+_KEYS: dict[int, Key] = {}  # of the plans that live
+
+
+@cache
+def plan(key: Key) -> Plan:
+    sizes = cases.sizes(key.schedule, key.ranks, True) | cases.few_chunks(key.schedule) | cases.once(key.schedule)
+    graph = build(cases.schedule(key.schedule), key.ranks, sizes)
+    if key.driver == "host":
+        return plan_of(graph, profile("h200-switch", key.ranks))
+    standin.of(key.driver).reset(settings(key))
+    made = plan_of(graph, discover(key.driver, key.ranks, processes=key.processes))
+    _KEYS[id(made)] = key
+    return made
+
+
+def key_of(made: Plan) -> Key:
+    return _KEYS[id(made)]
+
+
+@cache
+def inputs(key: Key, data: int) -> Mapping[str, Sequence[Any]]:
+    return fresh_inputs(plan(key), data, "exact")
+
+
+@cache
+def wanted(key: Key, data: int) -> list[tuple[Region, Any]]:
+    """What a run must leave, region by region: from the claims alone."""
+    found: list[tuple[Region, Any]] = []
+    for claim in plan(key).claims:
+        found += zip(claim.targets, evaluate(claim.value, inputs(key, data)), strict=True)
+    return found
+
+
+# ---------------------------------------------------------------- an executor and what its caller has
+
+
+class _Array:
+    """A caller's tensor."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.address = address
+        self.__cuda_array_interface__ = {
+            "shape": shape, "typestr": dtype.str, "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+class CallError(Exception):
+    """A call that the caller made has failed."""
+
+
+class Seat:
+    """An executor on GPUs."""
+
+    def __init__(self, key: Key, group: Group | None, timeout: float) -> None:
+        self.key, self.plan = key, plan(key)
+        self.executor = Executor(self.plan, key.driver, group=group, timeout=timeout)
+        self.nothing = self._vendor.current() if key.driver != "host" else None  # no context
+        self.views: dict[int, dict[tuple[str, int], Any]] = {}  # of a set: its tensors' memory
+        self.data: dict[int, int] = {}  # of a set: which inputs it has
+        self.pending: list[tuple[int, int, int]] = []  # operation, set, data: of runs that have not been seen to end
+        self.bound: dict[int, Any] = {}
+        self.streams: list[Any] = []
+        self.graphs: list[Any] = []
+        self.taken: list[tuple[Any, int]] = []
+        for name, arrays in inputs(key, 0).items():
+            for rank in self.executor.ranks:
+                self.executor.write(name, rank, arrays[rank])
+
+    def tensors(self, number: int) -> None:
+        """The set's memory, made when it is first needed. All processes come here at the same step."""
+        if number in self.bound:
+            return
+        if number == OWN:
+            self.bound[OWN] = self.executor.bind()
+            self._own()
+        else:
+            self.bound[number] = self.executor.bind(**self._callers(number))
+
+    def _own(self) -> None:
+        driver: Any = self.executor.driver
+        found = {key: driver._buffers[buffer] for key, buffer in self.executor._owned.items()}
+        self.views[OWN] = {key: _view(t.address, t.shape, numpy_dtype(t.dtype)) for key, t in found.items()}
+
+    def _callers(self, number: int) -> dict[str, list[Any]]:
+        driver: Any = self.executor.driver
+        gpus, given = driver._gpus, dict[str, list[Any]]()
+        views = self.views[number] = {}
+        for tensor in self.plan.tensors:
+            for rank in self.executor.ranks if tensor.kind != "scratch" else ():
+                device, dtype = gpus.device(rank), numpy_dtype(tensor.dtype)
+                size = max(16, int(np.prod(tensor.shapes[rank])) * dtype.itemsize)
+                with gpus.inside(device):
+                    address = driver._vendor.alloc(size, "a caller's tensor")
+                self.taken.append((device, address))
+                views[tensor.name, rank] = _view(address, tensor.shapes[rank], dtype)
+                given.setdefault(tensor.name, []).append(_Array(address, tensor.shapes[rank], dtype))
+        return given
+
+    def _streams(self) -> list[Any]:
+        gpus = self._gpus
+        for rank in self.executor.ranks[len(self.streams) :]:
+            with gpus.inside(gpus.device(rank)):
+                self.streams.append(self._vendor.new_stream(0))
+        return self.streams
+
+    @property
+    def _gpus(self) -> Any:
+        return self.executor.driver._gpus  # type: ignore[attr-defined]
+
+    @property
+    def _vendor(self) -> Any:
+        return self.executor.driver._vendor  # type: ignore[attr-defined]
+
+    # ---- what is done
+
+    def limit(self, seconds: float) -> None:
+        driver: Any = self.executor.driver
+        driver._gpus.timeout = driver._gpus.tenant.timeout = self.executor.timeout = seconds
+        if driver._peers is not None:
+            driver._peers._timeout = seconds
+
+    def call(self, op: Op) -> None:
+        executor = self.executor
+        executor.graph, executor.traced = op.manner == "graph", op.manner == "traced"
+        executor.latched = op.manner == "latched"
+        if op.do == "run":
+            executor.run(self.bound[op.tensors])
+        else:
+            executor.run(self.bound[op.tensors], streams=[int(s) for s in self._streams()])
+
+    def capture(self, number: int) -> None:
+        """A graph for each GPU, on its rank's stream."""
+        gpus, vendor, streams = self._gpus, self._vendor, self._streams()
+        self.executor.graph = self.executor.traced = self.executor.latched = False
+        devices = [gpus.device(rank) for rank in self.executor.ranks]
+        for device, stream in zip(devices, streams, strict=True):
+            with gpus.inside(device):
+                vendor.begin_capture(stream)
+        self.executor.run(self.bound[number], streams=[int(s) for s in streams])
+        for device, stream in zip(devices, streams, strict=True):
+            with gpus.inside(device):
+                captured = vendor.end_capture(stream)
+                self.graphs.append((device, captured, vendor.instantiate(captured), stream))
+
+    def replay(self, places: Sequence[int], before: Callable[[int], None]) -> None:
+        for place in places:
+            device, _, graph, stream = self.graphs[place]
+            before(self.executor.ranks[place])
+            function, arguments = self._vendor.graph_action(graph, stream)
+            with self._gpus.inside(device):
+                code = function(*arguments)[0]
+            if code:
+                raise CallError(f"the launch of a caller's graph gives {code}")
+
+    def close(self, hung: Callable[[], bool]) -> None:
+        """The caller's graphs go before the executor, his memory after it, unless something is `hung`."""
+        vendor = self._vendor
+        while self.graphs:
+            _, captured, graph, _ = self.graphs.pop()
+            vendor.destroy_graph(graph)
+            vendor.destroy_captured(captured)
+        contexts = {id(device): device for device, _ in self.taken}
+        kept = {key: vendor.retain(device.local) for key, device in contexts.items()}
+        try:
+            self.executor.close()
+            while self.streams:
+                vendor.destroy_stream(self.streams.pop())
+            while self.taken and not hung():
+                device, address = self.taken.pop()
+                vendor.enter(kept[id(device)])
+                vendor.free(address)
+                vendor.restore(self.nothing)
+        finally:
+            for device in contexts.values():
+                vendor.release(device.local)
+
+
+class HostSeat(Seat):
+    """An executor of the host driver."""
+
+    def _own(self) -> None:
+        driver: Any = self.executor.driver
+        self.views[OWN] = {key: driver._arrays[buffer] for key, buffer in self.executor._owned.items()}
+
+    def _callers(self, number: int) -> dict[str, list[Any]]:
+        views = self.views[number] = {}
+        for tensor in self.plan.tensors:
+            for rank in self.executor.ranks if tensor.kind != "scratch" else ():
+                views[tensor.name, rank] = np.empty(tensor.shapes[rank], numpy_dtype(tensor.dtype))
+        names = {name for name, _ in views}
+        return {name: [views[name, rank] for rank in self.executor.ranks] for name in names}
+
+    def limit(self, seconds: float) -> None:
+        driver: Any = self.executor.driver
+        self.executor.timeout = seconds
+        if driver._peers is not None:
+            driver._peers._timeout = seconds
+
+    def call(self, op: Op) -> None:
+        self.executor.order = op.manner or "fifo"
+        self.executor.run(self.bound[op.tensors])
+
+    def close(self, hung: Callable[[], bool]) -> None:
+        self.executor.close()
+
+
+def _view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype).reshape(shape) if size else np.empty(shape)
+
+
+# ---------------------------------------------------------------- a process
+
+
+class Player:
+    """Process `place` of a life. `page`: what the processes of the life say, a row each."""
+
+    def __init__(self, life: Life, place: int, pipes: Sequence[Connection | None], page: Any, folder: Path) -> None:
+        self.life, self.place, self.page = life, place, page
+        self.mine, self.pipes = page[place], pipes
+        self.report = Report()
+        self.seats: list[Seat] = []
+        self.forked: list[int] = []
+        self.struck = False  # the event has come
+        self.lasted = 0.0  # seconds that a call may take
+        self._groups = 0
+        self._came: dict[object, bytes] = {}
+        self.log: Callable[[str], None] = lambda text: None
+        tempfile.tempdir = str(folder)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if life.driver != "host":
+            self.gpus = standin.of(life.driver)
+            self.gpus.reset(f"{settings(life.keys[0])}; seed {life.seed + place}; {life.settings}")
+            if life.library and life.processes > 1:
+                self.gpus.set("apart 1")
+        if not life.patient:
+            for module, name, seconds in SHORT:
+                assert hasattr(module, name), name
+                setattr(module, name, seconds)
+
+    def object(self, kind: str, text: str) -> None:
+        self.log(f"{kind}: {text}")
+        self.report.objections.append((kind, text))
+
+    def group(self) -> Group | None:
+        """A group of its own for each attempt."""
+        self._groups += 1
+        if self.life.processes == 1:
+            return None
+        return Group(Pipes(self.place, self.pipes, str(self._groups), self._came))
+
+    # ---- the life
+
+    def play(self) -> Report:
+        life, event = self.life, self.life.event
+        group = self.group()
+        error = ""
+        for number, op in enumerate(life.ops):
+            self.log(f"{number} {op}")
+            try:
+                if number == event.op:
+                    self._arm(event)
+                if number == event.op and event.kind == "leave" and self.place == event.place:
+                    error = "left"
+                    break
+                self._do(number, op, group)
+            except Errors as caught:
+                error = f"{type(caught).__name__}: {caught}"
+            except CallError as caught:
+                error = str(caught)
+            except KeyboardInterrupt:
+                error = "KeyboardInterrupt"
+            if error:
+                self._told(number, op, error)
+                break
+        self._quiet()
+        if error or not self._right_everywhere():
+            self._again(error)
+        self._end(bool(error))
+        return self.report
+
+    def _told(self, number: int, op: Op, error: str) -> None:
+        """An error tells of all runs of its executor that have not been seen to end."""
+        self.report.told.append(f"at {number}, {op.do}: {error}")
+        self.log(self.report.told[-1])
+        pending = self.seats[op.seat].pending if op.seat < len(self.seats) else []
+        self.report.ends |= {pending.pop()[0]: "told" for _ in list(pending)}
+        if op.issues:
+            self.report.ends[number] = "told"
+
+    def _arm(self, event: Event) -> None:
+        """From here on the time limits are short; what goes wrong does so in one process."""
+        self.struck = event.kind not in ("none", "part")
+        if event.kind != "none":
+            self.lasted = self.life.limit
+            for seat in self.seats:
+                seat.limit(self.life.limit)
+        if self.place != event.place:
+            return
+        n, more = event.call, event.more
+        told = {
+            "stop": f"stop {n}", "slow": f"delay {n} {int(more)}", "kill": f"kill {n}", "interrupt": f"interrupt {n}",
+            "pause": f"pause {n}", "fail": f"fail * {n} {int(more)}", "lose": f"lose {n} {int(more)}",
+            "library": f"lose_collective {n} {int(more)}",
+        }.get(event.kind, "")  # fmt: skip
+        if told and self.life.driver == "host":
+            _strike(event)
+        elif told:
+            self.gpus.set(told)
+        if event.kind == "exit":
+            raise SystemExit(0)
+        if event.kind == "fork":
+            self._fork(int(more))
+        if event.kind == "late":
+            self._late(self.life.ops[event.op], more * self.life.limit)
+
+    def _late(self, op: Op, seconds: float) -> None:
+        """What the run is to write holds the pattern while the others wait for it (`_called`)."""
+        if op.issues and not self.seats[op.seat].pending:
+            self._fill(self.seats[op.seat], op)
+        time.sleep(seconds)
+
+    def _do(self, number: int, op: Op, group: Group | None) -> None:
+        if op.do == "open":
+            made = HostSeat if self.life.driver == "host" else Seat
+            brief = self.struck or number == self.life.event.op
+            wait = OPENING if brief or self.life.event.op < len(self.life.seats) else LONG
+            with self._timed(wait, "open"):
+                self.seats.append(made(self.life.keys[op.seat], group, wait))
+                self.seats[-1].tensors(OWN)
+            if self.struck:
+                self.seats[-1].limit(self.life.limit)
+            return
+        seat = self.seats[op.seat]
+        if op.do == "sync":
+            self._sync(seat)
+        elif op.do == "poison":
+            self._sync(seat)
+            with self._timed(self.lasted or LONG, "poison"):
+                seat.executor.poison()
+        elif op.do == "close":
+            self._sync(seat)
+            with self._timed(self.lasted or LONG, "close"):
+                seat.close(self._hung)
+        elif op.do == "capture":
+            self._sync(seat)
+            with self._timed(self.lasted or LONG, "capture"):
+                seat.tensors(op.tensors)
+                seat.capture(op.tensors)
+        else:
+            self._run(number, seat, op)
+
+    def _run(self, number: int, seat: Seat, op: Op) -> None:
+        busy = [data for _, of, data in seat.pending if of == op.tensors]
+        if op.do == "run" or any(data != op.data for data in busy):
+            self._sync(seat)
+        with self._timed(self.lasted or LONG, "bind"):
+            seat.tensors(op.tensors)
+        fresh = all(of != op.tensors for _, of, _ in seat.pending)
+        if fresh and not self._is_filled(seat, op):
+            self._fill(seat, op)
+        check = partial(self._untouched, number, seat, op) if fresh else lambda rank: None
+        part = self.life.event.kind == "part" and number == self.life.event.op
+        with self._timed(self.lasted or LONG, op.do):
+            if op.do == "replay":
+                self.mine[OPS + number] = 1
+                seat.pending.append((number, op.tensors, op.data))
+                seat.replay(op.order[: len(op.order) // 2] if part else op.order, check)
+                self.struck = self.struck or part
+                return
+            for rank in seat.executor.ranks:
+                check(rank)
+            self.mine[OPS + number] = 1
+            seat.pending.append((number, op.tensors, op.data))
+            seat.call(op)
+        if op.do == "run":
+            self._confirmed(seat)
+
+    def _sync(self, seat: Seat) -> None:
+        if seat.pending:
+            with self._timed(self.lasted or LONG, "synchronize"):
+                seat.executor.synchronize()
+            self._confirmed(seat)
+
+    def _confirmed(self, seat: Seat) -> None:
+        """No error: all that was pending must be right, and every process must have called it."""
+        pending, seat.pending = seat.pending, []
+        for number, tensors, data in pending:
+            wrong = self._wrong(seat, tensors, data)
+            self.report.ends[number] = "WRONG" if wrong else "right"
+            if wrong:
+                self.object("WRONG", f"operation {number}, {self.life.seats[self.life.ops[number].seat]}: {wrong}")
+            absent = [p for p in range(self.life.processes) if not self.page[p][OPS + number]]
+            if absent:
+                self.object("UNTOLD", f"operation {number} has ended well, and process {absent} has not called it")
+
+    def _right_everywhere(self) -> bool:
+        return all(self.report.ends.get(n) == "right" for n, op in enumerate(self.life.ops) if op.issues)
+
+    # ---- memory
+
+    def _fill(self, seat: Seat, op: Op) -> None:
+        """New inputs, and the pattern in outputs; nothing of the executor runs."""
+        views = seat.views.get(op.tensors)
+        if views is None:  # a run to come binds them
+            return
+        kinds = {t.name: t.kind for t in seat.plan.tensors}
+        for (name, rank), view in views.items():
+            if kinds[name] == "input":
+                view[...] = inputs(seat.key, op.data)[name][rank]
+            elif kinds[name] == "output" and view.size:
+                view.view(np.uint8).fill(PATTERN)
+        seat.data[op.tensors] = op.data
+
+    def _is_filled(self, seat: Seat, op: Op) -> bool:
+        """For the very run that comes: a process that is late has done that before."""
+        return self.life.event.kind == "late" and op is self.life.ops[self.life.event.op] and seat.data.get(
+            op.tensors
+        ) == op.data and self.place == self.life.event.place and op.tensors in seat.views
+
+    def _untouched(self, number: int, seat: Seat, op: Op, rank: int) -> None:
+        """What a rank's run is to write, nobody has written before its call."""
+        for tensor in seat.plan.tensors:
+            if tensor.kind == "output" and tensor.shapes[rank]:
+                view = seat.views[op.tensors][tensor.name, rank]
+                count = int((view.view(np.uint8) != PATTERN).any(-1).sum()) if view.size else 0
+                if count:
+                    self.object(
+                        "WROTE",
+                        f"operation {number}: {count} rows of {tensor.name} of rank {rank} were written before the call",
+                    )
+
+    def _wrong(self, seat: Seat, tensors: int, data: int) -> str:
+        for region, value in wanted(seat.key, data):
+            if region.rank in seat.executor.ranks:
+                got = take(seat.views[tensors][region.tensor, region.rank], region)
+                if not np.array_equal(got, value):
+                    return f"{int((got != value).sum())} of {got.size} of {region.tensor} of rank {region.rank}"
+        return ""
+
+    # ---- afterwards
+
+    def _quiet(self) -> None:
+        """What the process has under way ends, right or with an error; a part of a caller's graphs too, of which the
+        rest was not replayed."""
+        for seat in self.seats:
+            if seat.executor._closed:
+                continue
+            try:
+                with self._timed(self.lasted or LONG, "synchronize"):
+                    seat.executor.synchronize()
+                self._confirmed(seat)
+            except (*Errors, KeyboardInterrupt) as error:
+                self.report.told.append(f"quiet: {type(error).__name__}: {error}")
+                self.report.ends |= {number: "told" for number, *_ in seat.pending}
+                seat.pending.clear()
+
+    def _again(self, error: str) -> None:
+        """In one process the same executors once more, or new ones; in a group new ones, if all live. Not on a lost
+        device."""
+        life = self.life
+        if life.event.kind == "lose":
+            return
+        self._calm()
+        if life.processes > 1:
+            self._close()
+            if life.driver == "host" or not self._all_live():
+                return
+            self._anew()
+            return
+        for number, seat in enumerate(self.seats):
+            if seat.executor._closed:
+                continue
+            try:
+                seat.limit(RETRY)
+                self._once_more(seat, 10 + number)
+            except (*Errors, CallError) as told:
+                self.report.again += f" same: {str(told)[:300]}"
+                self._close()
+                self._anew()
+                return
+        self.report.again += " same: right"
+
+    def _anew(self) -> None:
+        if life_lost(self.report):
+            return
+        try:
+            made = HostSeat if self.life.driver == "host" else Seat
+            with self._timed(RETRY, "open again"):
+                seat = made(self.life.keys[0], self.group(), RETRY)
+                self.seats.append(seat)
+            self._once_more(seat, 20)
+            self.report.again += " new: right"
+        except (*Errors, CallError) as told:
+            self.report.again += f" new: {str(told)[:300]}"
+
+    def _once_more(self, seat: Seat, number: int) -> None:
+        op = Op("run", 0, "fifo" if self.life.driver == "host" else "streams", number % 4)
+        with self._timed(RETRY, "retry"):
+            if OWN not in seat.bound:
+                seat.tensors(OWN)
+            seat.executor.poison()
+            self._fill(seat, op)
+            seat.call(op)
+        wrong = self._wrong(seat, OWN, op.data)
+        if wrong:
+            self.object("WRONG", f"the retry after {self.report.told[:1]}: {wrong}")
+
+    def _calm(self) -> None:
+        if self.life.driver == "host":
+            Stepper.run = _STEP  # type: ignore[method-assign]
+        else:
+            self.gpus.calm()
+
+    def _close(self) -> None:
+        for seat in self.seats:
+            try:
+                with self._timed(max(self.lasted, 0.3), "close"):
+                    seat.close(self._hung)
+            except Exception as error:  # noqa: BLE001  of a device that is lost: closing tells
+                self.log(f"closing: {error}")
+
+    def _hung(self) -> bool:
+        """Whether nothing can be freed: a device is lost, or something of the process runs that does not end."""
+        return self.life.event.kind == "lose" or any(seat._gpus.blocked for seat in self.seats)
+
+    def _all_live(self) -> bool:
+        """Whether every process has come here."""
+        self.mine[PHASE] = 1
+        until = time.monotonic() + LONG
+        while time.monotonic() < until:
+            if any(row[ENDED] for row in self.page):
+                return False
+            if all(row[PHASE] for row in self.page):
+                return True
+            time.sleep(1e-3)
+        return False
+
+    def _end(self, failed: bool) -> None:
+        """Everything is given back."""
+        event = self.life.event.kind
+        self._close()
+        self._reap()
+        if self.life.driver == "host":
+            return
+        # communicators of a run that was given up may keep calls; a stream may stop when all was seen to be right
+        waits = ("ncclCommAbort blocks", "ncclCommDestroy blocks") if failed else ()
+        waits += ("cuMemFree blocks", "hipFree blocks") if event == "stop" and not failed else ()
+        found = [line for line in self.gpus.violations().splitlines() if not line.startswith(waits)]
+        if found:
+            self.object("VIOLATION", "; ".join(found[:3]))
+        if not failed and event in ("none", "late") and self.gpus.live():
+            self.object("LEFT", str(self.gpus.live()))
+
+    # ---- forks
+
+    def _fork(self, what: int) -> None:
+        child = os.fork()
+        if child:
+            self.forked.append(child)
+            return
+        code = 0
+        for seat in self.seats if what == 0 else ():
+            with suppress(*Errors, CallError):
+                seat.limit(0.5)
+                op = Op("run", 0, "fifo" if self.life.driver == "host" else "streams", 1)
+                if self.life.processes == 1:  # else the memory is the parent's, too
+                    self._fill(seat, op)
+                seat.call(op)
+                code = 3 if self._wrong(seat, OWN, 1) else 4 if self.life.processes > 1 else code
+        if what == 1:
+            self.seats.clear()
+            gc.collect()
+        if what == 2:
+            raise SystemExit(0)
+        os._exit(code)
+
+    def _reap(self) -> None:
+        for child in self.forked:
+            until = time.monotonic() + 10
+            while (found := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+                time.sleep(2e-3)
+            if found[0] == 0:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                self.object("HUNG", "a forked child does not end")
+            elif found[1]:
+                said = {3: "runs, with wrong numbers", 4: "runs for its parent"}
+                code = os.waitstatus_to_exitcode(found[1])
+                self.object("WRONG" if code in said else "CRASH", f"a forked child {said.get(code, f'ends by {code}')}")
+
+    # ---- time
+
+    @contextmanager
+    def _timed(self, limit: float, what: str) -> Iterator[None]:
+        """A call comes back within its limit, and what the answer to a failure may take; time in which the machine had
+        no processor for this process does not count."""
+        begun, waited = time.monotonic(), _waited()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - begun - (_waited() - waited)
+            self.report.slowest = max(self.report.slowest, took - limit)
+            if took > limit + ANSWER + MARGIN:
+                self.object("HUNG", f"{what} took {took:.1f} s, with a limit of {limit:g} s")
+
+
+def life_lost(report: Report) -> bool:
+    """Whether an error has said that the process cannot use its GPUs any more."""
+    text = f"{report.told} {report.again}"
+    return "this process can use them no more" in text or "in a new process" in text
+
+
+def _waited() -> float:
+    """Seconds that the process has stood in the queue for a processor."""
+    with open("/proc/self/schedstat") as file:
+        return int(file.read().split()[1]) / 1e9
+
+
+_STEP = Stepper.run
+
+
+def _strike(event: Event) -> None:
+    """On the host: at the `call`-th job from now."""
+    left = event.call
+
+    def struck(job: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            return
+        if event.kind == "fail":
+            raise DeviceError("this job fails")
+        number = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "pause": signal.SIGSTOP}[event.kind]
+        os.kill(os.getpid(), number)
+
+    def run(stepper: Any, progress: Any) -> None:
+        pop = stepper.pool.pop
+
+        def popped() -> Any:
+            struck(None)
+            return pop()
+
+        stepper.pool.pop = popped
+        _STEP(stepper, progress)
+
+    Stepper.run = run  # type: ignore[method-assign,assignment]
+
+
+def prepare(life: Life) -> None:
+    """What the process that forks lives makes for all of them."""
+    for key in life.keys:
+        plan(key)
+        for data in range(4):
+            wanted(key, data)
+
+
+def stderr_log(place: int, begun: float) -> Callable[[str], None]:
+    def log(text: str) -> None:
+        sys.stderr.write(f"{time.monotonic() - begun:7.3f} [{place}] {text}\n")
+        sys.stderr.flush()
+
+    return log
