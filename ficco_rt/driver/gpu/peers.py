@@ -620,12 +620,15 @@ class Peers:
         self._unmap_unused()
 
     def close(self) -> None:
-        """Unmap all memory of other processes. NOTE this process's own memory is freed behind it, with its devices."""
+        """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind
+        it, with its devices."""
         closing = Closing()
         if self.board is not None:
             closing(self.board.close)
         for key in list(self._theirs):
             closing(self._unmap, key)
+        for number in list(self._areas):
+            closing(self._drop, number)
         closing.end()
 
 
