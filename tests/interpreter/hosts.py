@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +35,8 @@ VERSIONS = 3  # of the inputs, which follow one another
 @dataclass(frozen=True)
 class Step:
     """A run. `callers`: which set of callers' streams; 0: none. `fresh`: the inputs are new. `synced`: all processes
-    wait for the run before. `reads`: callers read the outputs behind it."""
+    wait for the run before. `reads`: callers read the outputs behind it. `loose`: callers, who touch nothing between
+    the two runs, do not order their streams behind those of the run before."""
 
     kind: Literal["own", "called", "replay"]
     mode: Mode
@@ -45,6 +46,7 @@ class Step:
     synced: bool
     version: int
     reads: bool
+    loose: bool = False
 
 
 def script(rng: random.Random, mode: Mode, others: Sequence[Mode], embeds: bool, made_for: Mutant | None = None) -> list[Step]:
@@ -53,11 +55,11 @@ def script(rng: random.Random, mode: Mode, others: Sequence[Mode], embeds: bool,
     mixed = bool(others) and rng.random() < 0.5
     steps: list[Step] = []
     version = 0
-    count = rng.choice((2, 3, 3, 4))
+    beside = made_for is not None and made_for.replays
+    count = rng.choice((3, 4, 4) if beside else (2, 3, 3, 4))
     often = (0.0, 0.5) if section.startswith("own") else (0.7, 1.0) if section.startswith("called") else (0.0, 0.5, 1.0)
     called = rng.choice(often)
-    beside = 0.8 if made_for is not None and made_for.replays else 0.25
-    replays = embeds and (mode == "embedded" or rng.random() < beside)
+    replays = embeds and (mode == "embedded" or rng.random() < (0.9 if beside else 0.25))
     syncs = rng.choice((0.1, 0.5, 0.9))
     before: Step | None = None
     for _ in range(count):
@@ -67,14 +69,15 @@ def script(rng: random.Random, mode: Mode, others: Sequence[Mode], embeds: bool,
         if made == "embedded" or (replays and rng.random() < 0.4):
             kind, made, callers = "replay", "embedded", rng.choice((1, 1, 2))
         synced = before is None or rng.random() < syncs or (kind == "replay" and before.kind == "own")
-        fresh = synced or (before is not None and before.kind != "own" and kind != "own")
+        loose = kind == "called" and not synced and rng.random() < 0.4
+        fresh = not loose and (synced or (before is not None and before.kind != "own" and kind != "own"))
         if fresh:
             version = (version + 1) % VERSIONS
-        before = Step(kind, made, callers, rng.random() < 0.3, fresh, synced, version, rng.random() < 0.8)
+        before = Step(kind, made, callers, rng.random() < 0.3, fresh, synced, version, rng.random() < 0.8, loose)
         steps.append(before)
-    for i, (one, after) in enumerate(zip(steps, steps[1:], strict=False)):
-        if after.kind == "own" and not after.synced and one.reads:  # nothing would order the callers' reads before it
-            steps[i] = Step(one.kind, one.mode, one.callers, one.timed, one.fresh, one.synced, one.version, False)
+    for i, after in enumerate(steps[1:]):
+        if (after.kind == "own" and not after.synced) or after.loose:  # what would order the callers' reads before it?
+            steps[i] = replace(steps[i], reads=False)
     return steps
 
 
@@ -134,7 +137,8 @@ class Trial:
         self.placement = any_plan.placement
         others: list[Mode] = [m for m in programs if m not in (mode, "embedded")]
         self.steps = steps if steps is not None else script(rng, mode, others, "embedded" in programs, made)
-        self.machine = Machine(rng, len(self.placement.devices))
+        special = made.streams if made is not None else frozenset()
+        self.machine = Machine(rng, len(self.placement.devices), special)
         self.calls: dict[Any, Any] = {}
         self.sets = max(program.plan.sets for program in programs.values())
         count = self.sets + 1 if self.sets > 1 else 1
@@ -266,7 +270,7 @@ class Trial:
         behind = host.running or host.replays
         others = host.before != (step.mode, callers)
         for rank in self._ranks(host) if callers else ():
-            queue = self._behind_tail(host, rank, callers)
+            queue = self._caller(rank, callers)[1] if step.loose else self._behind_tail(host, rank, callers)
             if step.fresh:
                 machine.push(queue, self._put, rank, step.version)
         for name, action in part_of(program, host, bool(callers), behind, timed, others, host.replays):

@@ -100,11 +100,13 @@ class _Running:
 
 class Order:
     """In which order threads go on: by chance, by priorities that change now and then, or with some held back for as
-    long as anything else can go on. `group` of a thread: what is held back together."""
+    long as anything else can go on. `group` of a thread: what is held back together. `special`: streams that are held
+    back more often, or all but they are."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.way = rng.choice(("chance", "priorities", "held", "held", "held"))
+    def __init__(self, rng: random.Random, special: frozenset[StreamName] = frozenset()) -> None:
+        self.rng, self.special = rng, special
+        ways = ("chance", "priorities", "held", "held") if not special else ("chance", "held", "held", "late", "early")
+        self.way = rng.choice(ways)
         self.share = rng.choice((0.1, 0.25, 0.5))
         self.keys: dict[object, float] = {}
         self.held: dict[object, bool] = {}
@@ -116,6 +118,10 @@ class Order:
             if group not in self.held:
                 self.held[group] = self.rng.random() < self.share
             return 1.0 if self.held[group] else 0.0
+        if self.way == "late":
+            return float(group in self.special)
+        if self.way == "early":
+            return float(isinstance(group, StreamName) and group not in self.special)
         return 0.0
 
     def pick(self, ready: Sequence[_Running]) -> int:
@@ -135,7 +141,7 @@ class Order:
         free = [j for j in range(n) if ready[j].key == 0.0]
         if free:
             return rng.choice(free)
-        if rng.random() < 0.02:  # the held-back change
+        if self.way == "held" and rng.random() < 0.02:  # others are held back now
             self.held.clear()
             for one in ready:
                 one.key = self.key(one.group)
@@ -367,12 +373,11 @@ class Process:
 class Machine:
     """All devices. Processes issue actions to it; `go` lets everything run in random order."""
 
-    def __init__(self, rng: random.Random, ranks: int) -> None:
+    def __init__(self, rng: random.Random, ranks: int, special: frozenset[StreamName] = frozenset()) -> None:
         self.rng, self.ranks = rng, ranks
-        self.order = Order(rng)
+        self.order = Order(rng, special)
         self.ready: list[_Running] = []
         self.streams: dict[object, Queue] = {}
-        self.words: list[dict[tuple[int, int], Cell]] = []  # by set
         self.pending = 0  # issued, not ended
         self.hosts = 0  # that have not ended
         self.garbage_seed = 0
