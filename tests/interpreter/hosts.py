@@ -26,7 +26,20 @@ from ficco_rt.device.ir import (
     StreamName,
     issued,
 )
-from tests.interpreter.machine import Cell, Harm, Machine, Moment, Numbers, Place, Process, Program, Queue, Run, Thread
+from tests.interpreter.machine import (
+    Cell,
+    Harm,
+    Machine,
+    Moment,
+    Numbers,
+    Place,
+    Process,
+    Program,
+    Queue,
+    Run,
+    Thread,
+    WrongNumbers,
+)
 from tests.interpreter.mutants import Mutant
 
 VERSIONS = 3  # of the inputs, which follow one another
@@ -49,7 +62,9 @@ class Step:
     loose: bool = False
 
 
-def script(rng: random.Random, mode: Mode, others: Sequence[Mode], embeds: bool, made_for: Mutant | None = None) -> list[Step]:
+def script(
+    rng: random.Random, mode: Mode, others: Sequence[Mode], embeds: bool, made_for: Mutant | None = None
+) -> list[Step]:
     """Most runs are of `mode`; sometimes some are of others. Many are of the kind that the mutant concerns."""
     section = made_for.section if made_for is not None else ""
     mixed = bool(others) and rng.random() < 0.5
@@ -140,7 +155,7 @@ class Trial:
         special = made.streams if made is not None else frozenset()
         self.machine = Machine(rng, len(self.placement.devices), special)
         self.calls: dict[Any, Any] = {}
-        self.sets = max(program.plan.sets for program in programs.values())
+        self.sets = programs["streams" if mode == "embedded" else mode].plan.sets
         count = self.sets + 1 if self.sets > 1 else 1
         self.memory = self._memory(count)
         places = {place for program in programs.values() for place in program.places}
@@ -180,10 +195,7 @@ class Trial:
         rng = self.rng
         for number, step in enumerate(self.steps):
             yield None
-            if number and step.synced:
-                yield from self._sync(host)
-                yield from self._looks(host, self.steps[number - 1].version)
-            elif number and rng.random() < 0.15:
+            if number and (step.synced or rng.random() < 0.15):
                 yield from self._sync(host)
                 yield from self._looks(host, self.steps[number - 1].version)
             if step.kind == "own" and step.fresh:
@@ -243,7 +255,7 @@ class Trial:
         wanted = self.inputs.wanted.get(version, {})
         for place in self.inputs.bound[rank]["output"] if wanted else ():
             if not np.array_equal(self.memory[0][place], wanted[place]):
-                raise Harm(f"{who} of rank {rank} reads wrong numbers in {place[0]}")
+                raise WrongNumbers(f"{who} of rank {rank} reads wrong numbers in {place[0]}")
         yield None
 
     # ---- runs
@@ -277,8 +289,7 @@ class Trial:
             queue = self._caller(name.number, callers)[1] if name.kind == "caller" else machine.stream(name)
             machine.issue(queue, host, run, action)
         for rank in self._ranks(host) if callers else ():
-            name, queue = self._caller(rank, callers)
-            self._ends_with(host, rank, name, queue, step)
+            self._ends_with(host, rank, *self._caller(rank, callers), step)
         host.issued += 1
         host.running, host.before = True, (step.mode, callers)
 
@@ -332,9 +343,7 @@ class Trial:
             if isinstance(action, LaunchGraph):
                 if action.device not in host.devices:
                     raise Harm("a process launches another one's graph")
-                machine.push(
-                    queues[action.stream], machine._graph, local, run, action.device, outside[action.device]
-                )
+                machine.push(queues[action.stream], machine._graph, local, run, action.device, outside[action.device])
                 continue
             machine.issue(queues[action.stream], local, run, action)
         for rank in ranks if step.reads else ():
@@ -376,4 +385,3 @@ def learn(programs: dict[Mode, Program], inputs: Inputs) -> None:
         trial.go()
         outputs = [place for rank in inputs.bound.values() for place in rank["output"]]
         inputs.wanted[version] = {place: trial.memory[0][place].copy() for place in outputs}
-

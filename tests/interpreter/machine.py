@@ -51,6 +51,10 @@ class Harm(Exception):
     """What a device plan did wrong."""
 
 
+class WrongNumbers(Harm):
+    """Who reads the outputs does not find what the schedule says."""
+
+
 class Waited:
     """What threads wait for."""
 
@@ -317,8 +321,7 @@ class Program:
                 raise Harm("the works that are made as one are not those of the launch")
             unraised = frozenset(config.unraised)
             self.tasks[number] = [
-                Task([works[i] for i in group], unraised, self.flags, self.shapes, config.read_only)
-                for group in groups
+                Task([works[i] for i in group], unraised, self.flags, self.shapes, config.read_only) for group in groups
             ]
             self.resets[number] = [_word(self.flags, flag) for flag in config.resets]
         return launch, self.tasks[number], self.resets[number]
@@ -785,4 +788,3 @@ def _received(action: CallCollective, rank: int, sent: dict[int, Numbers], ranks
             return np.asarray(np.sum(every, axis=0, dtype=np.uint64))[rank * size : (rank + 1) * size]
         case _:
             return np.concatenate([value[rank * size : (rank + 1) * size] for value in every])
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from ficco_rt.device.ir import (
     GRAPHS,
@@ -20,6 +20,7 @@ from ficco_rt.device.ir import (
     LaunchGraph,
     LaunchKernel,
     Meet,
+    MeetStep,
     Move,
     RecordEvent,
     ResetWords,
@@ -84,7 +85,9 @@ def _actions(plan: DevicePlan, section: str, rng: random.Random) -> Mutant | Non
         return None
     i = rng.randrange(len(actions))
     action = actions[i]
-    way = rng.choice(("delete", "delete", "twice", "swap", "place", "stream", "change", "change", "change", "when", "when"))
+    way = rng.choice(
+        ("delete", "delete", "twice", "swap", "place", "stream", "change", "change", "change", "when", "when")
+    )
     new: Sequence[Action]
     streams = {action.stream}
     match way:
@@ -197,9 +200,10 @@ def _changed(plan: DevicePlan, action: Action, rng: random.Random) -> Action | N
                 return replace(action, steps=tuple(rng.sample(steps, len(steps))))
             if way == 2:
                 return replace(action, runs=rng.randrange(len(plan.words)))
-            does = rng.choice(("raise", "wait", "reset", "count"))
-            one = replace(steps[i], does=does) if way == 3 else replace(steps[i], first=rng.randrange(len(plan.words)))
-            return replace(action, steps=(*steps[:i], one, *steps[i + 1 :]))
+            step = replace(steps[i], first=rng.randrange(len(plan.words)))
+            if way == 3:
+                step = replace(steps[i], does=rng.choice(get_args(get_type_hints(MeetStep)["does"])))
+            return replace(action, steps=(*steps[:i], step, *steps[i + 1 :]))
         case CallCollective():
             way = rng.randrange(3)
             if way == 0:
@@ -207,8 +211,10 @@ def _changed(plan: DevicePlan, action: Action, rng: random.Random) -> Action | N
             if way == 1:
                 return replace(action, src=_region(plan, action.src, rng))
             ranks = len(plan.placement.devices)
-            return replace(action, to=rng.randrange(ranks)) if rng.random() < 0.5 else replace(
-                action, by=rng.randrange(ranks)
+            return (
+                replace(action, to=rng.randrange(ranks))
+                if rng.random() < 0.5
+                else replace(action, by=rng.randrange(ranks))
             )
         case LaunchGraph():
             return replace(action, device=rng.choice(plan.placement.ordinals))
@@ -305,14 +311,16 @@ def _launch(plan: DevicePlan, launch: DeviceLaunch, rng: random.Random) -> tuple
             one = rng.choice(flags)
             return f"work {j} raises flag {one}", _worked(launch, j, signals=(one,))
         case "reads" | "writes" as side:
-            named = [n for n in ("left", "right", "src") if hasattr(work.body, n)] if side == "reads" else [
-                n for n in ("out", "dst") if hasattr(work.body, n)
-            ]
+            named = (
+                [n for n in ("left", "right", "src") if hasattr(work.body, n)]
+                if side == "reads"
+                else [n for n in ("out", "dst") if hasattr(work.body, n)]
+            )
             if not named:
                 return None
             name = rng.choice(named)
             region = _region(plan, getattr(work.body, name), rng)
-            body = replace(work.body, **{name: region})
+            body = replace(work.body, **{name: region})  # type: ignore[arg-type]
             return f"work {j}: {name} {region}", _worked(launch, j, body=body)
     return None
 
