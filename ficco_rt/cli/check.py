@@ -9,7 +9,9 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from .. import files
 from ..errors import PlanError, SizesError, exit_code
+from ..graph.noise import percent
 from ..plan.ir import Plan
+from ..types import TYPES
 from .common import (
     STDIN,
     Job,
@@ -165,7 +167,22 @@ def _sentence(job: Job) -> str:
     plan = job.plan
     parts = [proof_words(job), "no race, no deadlock"]
     parts += [count(operations(plan), "operation"), count(len(plan.streams), "stream"), count(waits(plan), "wait")]
-    return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}"
+    return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}{short_words(job)}"
+
+
+def short_words(job: Job) -> str:
+    """Which partial sums may overflow where the result does not, after a semicolon; nothing if none may."""
+    short = job.short_sums
+    if not short:
+        return ""
+    types = {t.name: TYPES[t.dtype] for t in job.plan.tensors}
+    ends = join_words(dict.fromkeys(f"{types[name].name} ends at {types[name].largest:.5g}" for name in short))
+    return f"; partial sums in {join_words(short)} may overflow where the result does not ({ends})"
+
+
+def within_roundings(allowance: float) -> str:
+    """What is said of numbers in place of `correct` where roundings may take too much."""
+    return f"within its roundings, which may take {percent(allowance)} of a result of one sign"
 
 
 def _record(target: str, job: Job) -> dict[str, object]:
@@ -181,5 +198,6 @@ def _record(target: str, job: Job) -> dict[str, object]:
         "operations": operations(plan),
         "streams": len(plan.streams),
         "waits": waits(plan),
+        "short_sums": job.short_sums,
         "warnings": [diagnostic_record(d) for d in job.warnings],
     }
