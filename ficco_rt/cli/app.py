@@ -87,8 +87,8 @@ def init(**options: Any) -> int:
 @trust_option
 @json_option
 def check(**options: Any) -> int:
-    """Prove schedules, check their plans, and warn of text that is right and probably slow, as a linter does. Nothing
-    runs. `-` is standard input."""
+    """Prove schedules, check their plans, and warn of text that is probably slow, or keeps partial sums in types too
+    narrow for them, as a linter does. Nothing runs. `-` is standard input."""
     from .check import check
 
     return check(**options)

@@ -81,6 +81,17 @@ class Job:
         return unproven(self.plan)
 
     @property
+    def short_sums(self) -> tuple[str, ...]:
+        """The tensors that keep partial sums in a type that ends early."""
+        from ..graph.noise import short_sums
+        from ..graph.prove import meaning
+        from ..plan.check import walk
+        from ..plan.prove import steps
+
+        done = meaning(self.graph) if self.graph is not None else list(steps(self.plan, walk(self.plan)))
+        return short_sums(self.plan.tensors, self.plan.claims, done)
+
+    @property
     def proven(self) -> bool:
         """Whether the proof, which the plan has passed, covers everything that the plan computes. A plan without claims
         has no proof."""
@@ -232,7 +243,8 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
     from ..compiler import checked_plan, compilation
-    from ..plan.prove import prove
+    from ..graph.noise import coarse
+    from ..plan.prove import prove, steps
 
     source = request.source
     if source.is_device_plan:
@@ -257,7 +269,8 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
             "compile it again, or leave out --machine"
         )
     machine = plan.target if found is None else found(plan.ranks)
-    return Job(source.name, "", machine, plan, None, (), {}, proof_time)
+    found_coarse = {d.span: d for d in coarse(plan.tensors, plan.claims, list(steps(plan, order)))}
+    return Job(source.name, "", machine, plan, None, tuple(found_coarse.values()), {}, proof_time)
 
 
 def describe_params(schedule: Schedule, texts: Mapping[str, str]) -> str:

@@ -101,9 +101,9 @@ class Driver(Protocol):
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         """A caller's array as a buffer, by reference; the executor has checked shape and dtype."""
 
-    def reuse(self, memory: Memory) -> None:
-        """Buffers that were adopted and bound before are to be run again, at the addresses that they have had: what is
-        there may have been allocated anew."""
+    def reuse(self, memory: Memory) -> bool:
+        """Buffers that were adopted and bound before are to be run again, at the addresses that they have had. False:
+        what is there has been allocated anew, and has to be bound again."""
 
     def free(self, buffer: Buffer) -> None:
         """Give a buffer back (a caller's: forget it). Calls bound to it must not be issued any more."""

@@ -1,4 +1,4 @@
-"""What is legal and probably slow: warnings with the reason and the way out."""
+"""What is legal, and probably slow or coarse: warnings with the reason and the way out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir
+from ..graph.noise import coarse
+from ..graph.prove import meaning
 from ..kernels.families import choose, reached, tensor_core_families, tuned
 from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
@@ -237,10 +239,16 @@ def _size(g: ir.Gemm) -> int:
     return 2 * m * n * k
 
 
+def partial_sums(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """Partial sums in types that are too narrow for them."""
+    yield from coarse(graph.tensors, graph.claims, meaning(graph))
+
+
 CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (
     incast,
     small_copies,
     long_way_on_a_ring,
     crowded_processors,
     slow_products,
+    partial_sums,
 )

@@ -21,6 +21,7 @@ DRAWN = [
     for face, names in (("cuda", cases.few(cases.SCHEDULES, 6, 1)), ("hip", cases.few(cases.SCHEDULES, 3, 2)))
     for number, name in enumerate(names)
 ]
+STALE = cases.sizes("gemm_ar/streamed", 2, True) | cases.few_chunks("gemm_ar/streamed")
 SEEDS = 20 if cases.ALL else 4
 MODERN = "version 70100000"  # of HIP: all memory goes as file descriptors, which imports take by value
 
@@ -140,6 +141,31 @@ def test_memory_goes_by_the_way_that_there_is(both: Processes, refused: str, set
 )
 def test_processes_see_other_gpus(both: Processes, settings: str) -> None:
     assert both.ask("opened", "gemm_rs/streamed", settings=settings) == ["file descriptors"] * 2
+
+
+@pytest.mark.parametrize(
+    ("both", "kind", "settings"),
+    [
+        ("cuda", "ordinary", "way 0; shared 1; reuse 1"),
+        ("cuda", "ordinary", "shared 1; reuse 1"),
+        ("cuda", "mapped", ""),
+        ("hip", "ordinary", "shared 1; reuse 1"),
+    ],
+    indirect=["both"],
+)
+def test_memory_that_is_made_anew_at_its_address(both: Processes, kind: str, settings: str) -> None:
+    """All processes bind it again, in step; a process that alone does so hears of it, and the others do."""
+    answers = both.ask("stale", kind, (0, 1), 15.0, settings=settings)
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+        assert answer[1] == ""
+    built = build(cases.schedule("gemm_ar/streamed"), 2, STALE)
+    inputs = fresh_inputs(built, 3, "exact")
+    for turn in range(3):
+        outputs = {"C": [answers[rank][0][turn]["C", rank] for rank in range(2)]}
+        assert compare(built, inputs, outputs, "exact").ok, turn
+    for answer in both.ask("stale", kind, (1,), 1.0, settings=settings, once=True):
+        assert re.match("(DeviceError|LeftError): process [01] (has waited 1 s for bind|of 2 has left)", answer), answer
 
 
 def test_groups_that_are_not_the_job(both: Processes) -> None:

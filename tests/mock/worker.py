@@ -297,6 +297,50 @@ class Worker:
             executor.release(bound)
         return got
 
+    def stale(self, kind: str, places: Sequence[int], timeout: float) -> tuple[list[Any], str]:
+        """Runs on a caller's C, given by keyword, whose memory some processes free and make anew at its address in
+        between: an ordinary allocation, or a mapping, as PyTorch's allocator does."""
+        with self.executor("gemm_ar/streamed", timeout) as executor:
+            driver = executor.driver
+            shape = next(t.shapes[self.place] for t in executor.plan.tensors if t.name == "C")
+            gpus, vendor, found = driver._gpus, driver._vendor, []
+            sharing, ordinal, handles, at = vendor.sharing(), gpus.first.local, [], 0
+
+            def make() -> int:
+                if kind == "ordinary":
+                    return int(vendor.alloc(4 * int(np.prod(shape)), "a caller's tensor"))
+                handles.append(sharing.create(ordinal, step, False, "a segment"))
+                sharing.place(start, step, handles[-1], "a segment")
+                sharing.allow(start, step, (ordinal,), "a segment")
+                return start
+
+            def drop() -> None:
+                if kind == "ordinary":
+                    vendor.free(at)
+                else:
+                    sharing.lift(at, step)
+                    sharing.release(handles.pop())
+
+            with gpus.inside(gpus.first):
+                step = sharing.granularity(ordinal, "")
+                start = sharing.reserve(step, "a segment") if kind != "ordinary" else 0
+                at = make()
+            self.fill(executor, 3)
+            for turn in range(3):
+                gpus.put(gpus.first, at, np.full(shape, np.nan, np.float32))
+                self.group.barrier(TIMEOUT)
+                executor.run(C=[_Array(at, shape)])
+                found.append({("C", self.place): executor.read("C", self.place)})
+                if turn == 1 and self.place in places:
+                    with gpus.inside(gpus.first):
+                        drop()
+                        assert make() == at
+            with gpus.inside(gpus.first):
+                drop()
+                if start:
+                    sharing.unreserve(start, step)
+        return found, self.left()
+
     def _tensor(self, kind: str, driver: Any, shape: tuple[int, ...], dtype: Any, stack: ExitStack) -> Any:
         """A caller's tensor: of `ficco_rt.empty`; a part of an ordinary allocation, as of PyTorch's allocator; over two
         mappings made for sharing, as of its expandable segments; of a mapping, or a pool, that stays in the process."""

@@ -15,6 +15,7 @@ import pytest
 from ficco_rt.cli.report import error_text
 from ficco_rt.compiler import compile_schedule, save_plan
 from ficco_rt.errors import DeviceError
+from ficco_rt.exec.rounding import Allowance
 from ficco_rt.machine.profiles import profile
 from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
 
@@ -22,7 +23,8 @@ UNCLAIMED = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("
 FIELDS = [
     "schedule", "path", "title", "backend", "devices", "processes", "collectives", "graph", "machine", "clock", "ranks",
     "params", "given", "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
-    "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
+    "tolerance", "one_signed", "allowance", "short_sums", "seed", "order",
+    "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "ideal_by",
     "share_of_ideal", "exposed_ms", "exposed_of", "concurrent", "account", "stages", "modelled", "launches", "host_us",
     "plan_hash", "version",
@@ -395,7 +397,7 @@ def test_standard_input_is_not_written_over(here: Path) -> None:
 
 
 def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ficco_rt.exec.verify.tolerances", lambda _: [1e-9])
+    monkeypatch.setattr("ficco_rt.exec.verify.allowances", lambda _: [Allowance(1e-9, 0.0, partial=False)])
     ending = run("ficco-run", "good.ficco", "--gpus", "2")
     assert ending.code == 4
     assert "  numbers  WRONG: integers equal, random data off by " in ending.out

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...trace import Trace
 from ..account import SERIAL, WORDS, moved_words, part_name
+from ..check import within_roundings
 from ..common import join_words
 from ..drawing import show_about, show_bytes, show_flops, show_time, signed_time
 from ..settings import show_value
@@ -120,15 +121,21 @@ def _numbers(facts: Facts) -> tuple[bool | None, str]:
     verified = facts.get("verified")
     if facts["backend"] == "sim":
         return None, "not run: the model gives times alone"
+    allowance = facts.get("allowance")
     if not isinstance(verified, bool):
-        return None, "not verified"
+        return None, within_roundings(allowance) if isinstance(allowance, float) else "not verified"
     if not verified:
         error = facts.get("error")
         return False, str(error.get("message")) if isinstance(error, Mapping) else "wrong"
     if facts.get("rel_err") is None:
         return True, "integers equal; random data not run (--exact)"
-    off = f"off by {_short(facts.get('rel_err'))} of {_short(facts.get('tolerance'))} allowed"
-    return True, f"integers equal; random data {off}"
+    one_signed = facts.get("one_signed")
+    data = f"; data of one sign {_off(one_signed)}" if isinstance(one_signed, Mapping) else ""
+    return True, f"integers equal{data}; random data {_off(facts)}"
+
+
+def _off(found: Facts) -> str:
+    return f"off by {_short(found.get('rel_err'))} of {_short(found.get('tolerance'))} allowed"
 
 
 def _short(value: object) -> str:

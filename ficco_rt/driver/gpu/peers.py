@@ -35,6 +35,7 @@ from ...version import __version__
 from .board import MOST, Board, made
 from .descriptors import Way, no_more_files, pass_around
 from .devices import facts_of
+from .devices import inside as current_on
 from .refused import Closing, Refused, concerning
 from .sharing import Leaves, Mapped, Sharing
 from .vendor import Gpu, Handle, Vendor
@@ -327,10 +328,14 @@ class Peers:
         self._reach = tuple(device.local for device in here)
 
         def able() -> list[bool]:
+            found = [True, True]
             with self._inside():
                 self._sharing = self._vendor.sharing()
-                asked = (self._sharing.descriptors, self._sharing.fabric)
-                return [all(ask(device.local) for device in here) for ask in asked]
+                for device in here:  # NOTE on HIP memory that is made to find out is the current device's
+                    with current_on(self._vendor, device):
+                        asked = self._sharing.descriptors(device.local), self._sharing.fabric(device.local)
+                        found = [a and b for a, b in zip(found, asked, strict=True)]
+            return found
 
         said = self.agreed("ask how memory is shared", able)
         if len(self._near) > 1:
@@ -615,12 +620,15 @@ class Peers:
         self._unmap_unused()
 
     def close(self) -> None:
-        """Unmap all memory of other processes. NOTE this process's own memory is freed behind it, with its devices."""
+        """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind
+        it, with its devices."""
         closing = Closing()
         if self.board is not None:
             closing(self.board.close)
         for key in list(self._theirs):
             closing(self._unmap, key)
+        for number in list(self._areas):
+            closing(self._drop, number)
         closing.end()
 
 

@@ -91,7 +91,7 @@ class Watchdog:
         if not now or now != known:
             self._replays[tenant] = now, time.monotonic()
         elif time.monotonic() - since > limit:
-            text = f"{tenant.name}: a replay of a graph that holds its run did not end within {limit:.3g} s (--timeout)"
+            text = f"{tenant.name}: a replay of a graph that holds its run did not end within {limit:g} s (--timeout)"
             say(text)
             let_go(tenant, text, generation)
 
