@@ -168,6 +168,10 @@ def test_memory_that_is_made_anew_at_its_address(both: Processes, kind: str, set
         assert re.match("(DeviceError|LeftError): process [01] (has waited 1 s for bind|of 2 has left)", answer), answer
 
 
+def test_memory_behind_ipc_handles_is_freed_when_all_have_closed_them(hip_pair: Processes) -> None:
+    assert hip_pair.ask("parts", "gemm_rs/streamed", 0.4) == [(True, "")] * 2
+
+
 def test_groups_that_are_not_the_job(both: Processes) -> None:
     assert both.ask("alone", "ag_gemm/streamed") == ["GPU 0", "GPU 1"]
     _right("gemm_rs/streamed", both.ask("reversed", "gemm_rs/streamed"))
