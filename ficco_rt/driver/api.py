@@ -154,6 +154,9 @@ class Driver(Protocol):
         that is `Traceable` has one only of runs that were issued while `tracing` was set. In a group it is of all
         processes, which ask for it at the same step."""
 
+    def leave(self, error: BaseException) -> None:
+        """This process runs no more, because of an error: tell the others of the group. Raises nothing."""
+
     def holdings(self) -> Holdings:
         """What is held now; running a plan again and again adds nothing to it."""
 

@@ -12,6 +12,7 @@ All that can be decided is decided when arrays are bound; a run then is a walk o
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 import weakref
@@ -40,7 +41,7 @@ from ..errors import DeviceError, UsageError
 from ..graph.ir import Tensor
 from ..group import Group, agree, as_group
 from ..machine.profiles import AnyMachine, chosen
-from ..plan.codec import content_hash
+from ..plan.codec import plan_facts
 from ..plan.ir import Plan
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
@@ -124,8 +125,7 @@ class Executor:
         if driver is None or isinstance(driver, str):
             order = host_order(order, plan)
             if self.group is not None:
-                facts = {"ficco": __version__, "driver": driver or "host", "plan": content_hash(plan)}
-                agree(self.group, facts, timeout)
+                agree(self.group, {"ficco": __version__, "driver": driver or "host", **plan_facts(plan)}, timeout)
             driver = open_driver(
                 driver or "host",
                 plan,
@@ -139,6 +139,7 @@ class Executor:
         self._recorder = driver if isinstance(driver, Traceable) else None  # NOTE not to be asked by each run: slow
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
         self._closed = False
+        self._around = sys.exception()  # what is handled where the executor is made is no reason to close it
         self._user = 0  # the thread that is in a call; 0: none is
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
@@ -180,7 +181,8 @@ class Executor:
     @_alone
     def close(self) -> None:
         """Give everything back; may be called twice. The caller's arrays stay as they are. A caller's graph that holds
-        runs of the executor must not be replayed any more.
+        runs of the executor must not be replayed any more. In a group, where it is closed because of an error or of
+        Ctrl-C, in a `with` or a `finally`, the other processes are told, and hear of it in their next run.
 
         Raises DeviceError (the devices still run something that does not end, or refuse to give something back).
         """
@@ -192,6 +194,10 @@ class Executor:
             self._bound = None
             self._bindings.clear()
             self._owned.clear()
+            error = sys.exception()
+            ends = isinstance(error, SystemExit) and not error.code
+            if self.group is not None and error is not None and error is not self._around and not ends:
+                self.driver.leave(error)
             self.driver.close()
 
     def _in_use(self) -> UsageError:
@@ -253,7 +259,7 @@ class Executor:
         follow each other; a replay comes after the runs and the replays that stand before it on its streams.
 
         `tensors`: for each input and output that is bound a sequence of one array a rank of this process, of exactly
-        the plan's shape and dtype, bound by reference and written in place: a numpy array, or a contiguous tensor in
+        the plan's shape and dtype, contiguous, bound by reference and written in place: a numpy array, or a tensor in
         host memory that gives DLPack; on GPUs a tensor there. Or `bound`, what `bind` made of
         them. An input that is not given must have been set with `write`; an output that is not given is read with
         `read`.
@@ -306,6 +312,7 @@ class Executor:
         self._open()
         self.driver.synchronize()
 
+    @_alone
     @_alone
     def check(self) -> None:
         """Return if no run has been given up since the last `synchronize` or `check`; without waiting for anything.

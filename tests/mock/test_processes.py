@@ -197,9 +197,22 @@ def test_gpus_that_do_not_go_together(both: Processes, settings: str, said: str)
 
 def test_another_plan_is_told_with_both(both: Processes) -> None:
     for answer in both.ask("other_plans"):
-        assert answer.startswith("UsageError: the processes do not run the same: plan is "), answer
-        assert "in process 0 and " in answer
+        assert answer.startswith(
+            "UsageError: the processes do not run the same: schedule is ag_gemm_streamed in process 0 and "
+            "ag_gemm_oneshot in process 1; "
+        ), answer
+        assert "plan is " not in answer  # a hash says nothing more
         assert "LEFT" not in answer
+
+
+@pytest.mark.parametrize("both", ["cuda", "hip"], indirect=True)
+@pytest.mark.parametrize("waits", [0.0, 0.3])
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_the_other_hears_why_a_process_has_left(both: Processes, interrupted: bool, waits: float) -> None:
+    told, left = both.ask("leaves", "ag_gemm/streamed", interrupted, waits)
+    why = "interrupted" if interrupted else "C: wanted 3 columns"
+    assert told.splitlines()[0] == f"DeviceError: process 1 gave up run 1: {why}"  # where it stands comes behind it
+    assert left == ("" if interrupted else f"UsageError: {why}")
 
 
 def test_another_order_is_told(both: Processes) -> None:
@@ -343,8 +356,11 @@ def test_numbers_of_runs_and_bindings_that_differ_are_told(both: Processes) -> N
     assert "1 runs issued, 1 seen to end (this process, 0, has issued 2: all run the same)" in told
     assert right[1] == ""
     binds, runs = both.ask("unequal", "ag_gemm/streamed", "binds", 0.5)
-    assert binds == "DeviceError: process 0 has waited 0.5 s for bind tensors, and process 1 of 2 has not come"
-    assert runs.startswith("DeviceError: the run did not end within 0.5 s (--timeout)\nprocess 0 "), runs
+    absent = "process 0 has waited 0.5 s for bind tensors, and process 1 of 2 has not come"
+    late = "the run did not end within 0.5 s (--timeout)\nprocess 0 runs nothing, "
+    # each is late by itself, unless the other one has told before
+    assert binds == f"DeviceError: {absent}" or binds.startswith(f"LeftError: process 1 of 2 has left: {late}"), binds
+    assert runs.startswith((f"DeviceError: {late}", f"DeviceError: process 0 gave up run 1: {absent}\n")), runs
     assert "1 runs issued, 1 seen to end (this process, 1, has issued 2: all run the same)" in runs
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ficco_rt.errors import DeviceError
+from ficco_rt.errors import DeviceError, UsageError
 from tests.mock import standin
 from tests.mock.standin import Face
 from tools.processes_side import Pipes
@@ -705,6 +705,20 @@ class Worker:
             if self.place == 1 and kind != "graphs":  # it is there, and does nothing
                 time.sleep(2 * timeout)
         return found, self.left()
+
+    def leaves(self, name: str, interrupted: bool, waits: float) -> str:
+        """Process 1 leaves after a run, `waits` seconds later than the other one begins the next."""
+        try:
+            with self.executor(name) as executor:
+                self.fill(executor, 0)
+                executor.run()
+                if self.place == 1:
+                    time.sleep(waits)
+                    raise KeyboardInterrupt if interrupted else UsageError("C: wanted 3 columns")
+                executor.run()
+        except KeyboardInterrupt:
+            return ""
+        return "nothing"
 
 
 class _AbsentError(Exception):

@@ -23,7 +23,7 @@ from ...device.build import Layout, streams_of
 from ...device.collectives import alone_reaches_other_nodes
 from ...device.ir import EventName, Placement
 from ...device.room_table import blocks_left, too_little_left
-from ...errors import DeviceError, UsageError
+from ...errors import DeviceError, UsageError, cause_words
 from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
@@ -570,6 +570,11 @@ class GpuDriver:
         streams, events, size = self._gpus.held()
         graphs = sum(bool(b.graphs) for b in self._binder.bindings)
         return Holdings(streams, events, graphs, size, self._communicators.count)
+
+    def leave(self, error: BaseException) -> None:
+        if self._peers is not None and self._runs.here and not self._closed:
+            self._peers.give_up(cause_words(error))
+            self._peers.leave(error)
 
     def close(self, *, part: bool = True) -> None:
         """`part`: see `Peers.part`."""

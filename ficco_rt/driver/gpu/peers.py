@@ -29,13 +29,14 @@ from typing import Any, TypeAlias, TypeVar
 from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...device.nodes import nodes_of
-from ...errors import DeviceError, UsageError
-from ...group import Group, LeftError, processes
+from ...errors import DeviceError, LeftError, UsageError
+from ...group import Group, processes
 from ...machine.discover import DeviceFacts
 from ...version import __version__
 from .board import MOST, Board, made
 from .descriptors import Way, no_more_files, pass_around
 from .devices import facts_of
+from .devices import inside as current_on
 from .refused import Closing, Refused, concerning
 from .sharing import Leaves, Mapped, Sharing
 from .vendor import Gpu, Handle, Vendor
@@ -166,12 +167,12 @@ class Peers:
             self.leave(error)
             raise
 
-    def leave(self, error: Exception) -> None:
+    def leave(self, error: BaseException) -> None:
         """This process goes on no more."""
         if not self.lost:
             self.lost = True
             with suppress(DeviceError):  # the first error is the one to tell
-                self.group.leave(str(error))
+                self.group.leave(error)
 
     def give_up(self, why: str) -> Sequence[int]:
         """Publish that this process gives up its runs: nothing that is not checked yet may count as right. From any
@@ -329,10 +330,14 @@ class Peers:
         self._reach = tuple(device.local for device in here)
 
         def able() -> list[bool]:
+            found = [True, True]
             with self._inside():
                 self._sharing = self._vendor.sharing()
-                asked = (self._sharing.descriptors, self._sharing.fabric)
-                return [all(ask(device.local) for device in here) for ask in asked]
+                for device in here:  # NOTE on HIP memory that is made to find out is the current device's
+                    with current_on(self._vendor, device):
+                        asked = self._sharing.descriptors(device.local), self._sharing.fabric(device.local)
+                        found = [a and b for a, b in zip(found, asked, strict=True)]
+            return found
 
         said = self.agreed("ask how memory is shared", able)
         if len(self._near) > 1:

@@ -142,7 +142,7 @@ class Runs:
         not come back from raising words."""
         if not self._tenant.lock.acquire(timeout=LEAST):
             self._gpus.hung = True
-            self._lose(f"another thread has raised words for {LEAST:.3g} s, and the driver does not come back")
+            self._lose(f"another thread has raised words for {LEAST:g} s, and the driver does not come back")
             self.answers()
         try:
             yield
@@ -396,7 +396,7 @@ class Runs:
         while not self._ended():
             waited = time.monotonic() - begun
             if limit is not None and waited > limit:
-                self._give_up(f"the run did not end within {limit:.3g} s (--timeout)")
+                self._give_up(f"the run did not end within {limit:g} s (--timeout)")
             naps += 1
             if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))

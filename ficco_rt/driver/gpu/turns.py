@@ -144,8 +144,8 @@ class Turns:
     def _wait_for(self, limit: float | None) -> None:
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
             held = self.held
-            by = f" {held[0].name} has held them for {monotonic() - held[1]:.3g} s;" if held is not None else ""
-            raise DeviceError(f"another thread uses the GPUs:{by} this one waited {limit:.3g} s (--timeout)")
+            by = f" {held[0].name} has held them for {monotonic() - held[1]:.1f} s;" if held is not None else ""
+            raise DeviceError(f"another thread uses the GPUs:{by} this one waited {limit:g} s (--timeout)")
 
     def give(self) -> None:
         if self._depth == 1:
