@@ -209,7 +209,8 @@ class Side:
         """Runs until the time is over, or an error comes: what a killed process leaves to the other."""
         if graph:
             self._driver.capture(self._binding)
-        until, count, first = time.perf_counter() + seconds, 0, {}
+        until, count = time.perf_counter() + seconds, 0
+        first: dict[tuple[str, int], str] = {}
         while time.perf_counter() < until:
             found = self.run(graph)
             first = first or found

@@ -23,7 +23,7 @@ from ...device.build import Layout, streams_of
 from ...device.collectives import alone_reaches_other_nodes
 from ...device.ir import EventName, Placement
 from ...device.room_table import blocks_left, too_little_left
-from ...errors import DeviceError, UsageError
+from ...errors import DeviceError, UsageError, cause_words
 from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
@@ -52,7 +52,7 @@ from .runs import Runs, handles, steady
 from .spans import events_of, raisers_of, spans_of
 from .tensors import DeviceTensor
 from .turns import TURNS
-from .vendor import Vendor
+from .vendor import Numbers, Vendor
 from .watchdog import WATCHDOG
 
 _NO_ACCESS = (
@@ -81,6 +81,7 @@ class GpuDriver:
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
+        self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
         self._closed = self._poisoned = False
         self._tracing = self._latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
@@ -280,8 +281,10 @@ class GpuDriver:
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != device.local:
             raise UsageError(f"rank {rank} runs on device {device.local}; its tensor lies on device {where}")
+        numbers = self._allocations(tensor) if len(self._gpus.devices) > 1 else []
         mapped = self._share(tensor)
         buffer = self._buffer(tensor)
+        self._numbers_of[buffer] = numbers
         if mapped:
             self._mapped.add(buffer)
         return buffer
@@ -297,10 +300,19 @@ class GpuDriver:
                 error.advice = _NO_ACCESS
                 raise
 
-    def reuse(self, memory: Memory) -> None:
+    def _allocations(self, tensor: DeviceTensor) -> Numbers:
+        with concerning(self._gpus.device(tensor.rank)), self._vendor.uncaptured():
+            return self._vendor.allocations(tensor.address, tensor.size, f"rank {tensor.rank}'s tensor")
+
+    def reuse(self, memory: Memory) -> bool:
+        for buffer in memory.values():
+            for address, number in self._numbers_of.get(buffer, ()):
+                if self._vendor.allocation(address) != number:
+                    return False
         if self._mapped:
             for buffer in self._mapped.intersection(memory.values()):
                 self._share(self._buffers[buffer])
+        return True
 
     def _buffer(self, tensor: DeviceTensor) -> Buffer:
         buffer = Buffer(next(self._numbers))
@@ -315,6 +327,7 @@ class GpuDriver:
                 for one in (tensor, *self._more.pop(buffer, ())):
                     self._gpus.free(one.address)
         self._mapped.discard(buffer)
+        self._numbers_of.pop(buffer, None)
         del self._buffers[buffer]
 
     def poison(self, buffer: Buffer) -> None:
@@ -364,6 +377,9 @@ class GpuDriver:
             if self._peers is not None:
                 with self._alone():
                     sets = self._in_sets(memory, tensors)
+                    for key in touched_by_others(self._plans().of("streams")):
+                        if key in tensors and tensors[key].size and not tensors[key].owned:
+                            self._numbers_of[memory[key]] = self._allocations(tensors[key])
                 return api.Binding(self._bound_together(self._peers, sets))
             return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), [tensors]))
 
@@ -554,6 +570,11 @@ class GpuDriver:
         streams, events, size = self._gpus.held()
         graphs = sum(bool(b.graphs) for b in self._binder.bindings)
         return Holdings(streams, events, graphs, size, self._communicators.count)
+
+    def leave(self, error: BaseException) -> None:
+        if self._peers is not None and self._runs.here and not self._closed:
+            self._peers.give_up(cause_words(error))
+            self._peers.leave(error)
 
     def close(self) -> None:
         if self._closed or not self._runs.here:

@@ -28,8 +28,8 @@ from typing import Any, TypeAlias, TypeVar
 from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...device.nodes import nodes_of
-from ...errors import DeviceError, UsageError
-from ...group import Group, LeftError, processes
+from ...errors import DeviceError, LeftError, UsageError
+from ...group import Group, processes
 from ...machine.discover import DeviceFacts
 from ...version import __version__
 from .board import MOST, Board, made
@@ -165,12 +165,12 @@ class Peers:
             self.leave(error)
             raise
 
-    def leave(self, error: Exception) -> None:
+    def leave(self, error: BaseException) -> None:
         """This process goes on no more."""
         if not self.lost:
             self.lost = True
             with suppress(DeviceError):  # the first error is the one to tell
-                self.group.leave(str(error))
+                self.group.leave(error)
 
     def give_up(self, why: str) -> Sequence[int]:
         """Publish that this process gives up its runs: nothing that is not checked yet may count as right. From any
@@ -620,12 +620,15 @@ class Peers:
         self._unmap_unused()
 
     def close(self) -> None:
-        """Unmap all memory of other processes. NOTE this process's own memory is freed behind it, with its devices."""
+        """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind
+        it, with its devices."""
         closing = Closing()
         if self.board is not None:
             closing(self.board.close)
         for key in list(self._theirs):
             closing(self._unmap, key)
+        for number in list(self._areas):
+            closing(self._drop, number)
         closing.end()
 
 

@@ -32,6 +32,14 @@ int cuda_stream_of(Handle handle, const char *who, Stream **s) {
         *s = d->null_stream;
         return OK;
     }
+    if (handle == (Handle)2) {   // the calling thread's default stream, of its current context
+        static __thread Stream *own[MAX_DEVICES];   // NOTE no such thread outlives a reset
+        Device *d = NULL;
+        int code = cuda_current(who, &d);
+        if (code) return code;
+        if (!own[d->ordinal]) own[d->ordinal] = stream_create(d, 0, false);
+        return *s = own[d->ordinal], OK;
+    }
     *s = object_of(STREAM, handle, who);
     return *s ? (*s)->device->sick : INVALID_HANDLE;
 }
