@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 
-from ficco_dsl.diagnostics import Diagnostic
+from ficco_dsl.diagnostics import Diagnostic, Span
 
 from .. import files
-from ..errors import SizesError, exit_code
+from ..errors import PlanError, SizesError, exit_code
 from ..plan.ir import Plan
 from .common import (
     STDIN,
@@ -87,14 +87,32 @@ def check(
 
 
 def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, object]:
-    """A stored device plan, checked from itself alone."""
+    """A stored device plan, checked from itself alone, and compared with what its plan gives."""
     from ..compiler import compilation
     from ..device import codec
+    from ..device.build import device_plan, layout_of
     from ..device.check import check
+    from ..device.contents import COMPILE, differences
+    from ..plan import codec as plan_codec
+    from ..plan.check import check as check_plan
 
+    text = files.decoded(source.data, source.name)
     with progress.step("reading and checking the device plan"), sourced(source.texts), compilation():
-        plan = codec.from_json(files.decoded(source.data, source.name), source.name)
+        plan = codec.from_json(text, source.name)
         check(plan)
+    stored = codec.source_of(text)
+    if stored is not None:
+        with progress.step("making the device plan again"), sourced(source.texts), compilation():
+            made_of = plan_codec.from_json(stored, source.name)
+            check_plan(made_of)
+            here = Span(source.name, 1, 1, 1, 1)
+            if made_of.ranks != len(plan.placement.devices):
+                ranks = f"{made_of.ranks} ranks, and its device plan for {len(plan.placement.devices)}"
+                raise PlanError((Diagnostic(here, f"the plan in the file is for {ranks}; {COMPILE}"),))
+            layout = layout_of(made_of, plan.device, plan.placement, plan.features, plan_codec.content_hash(made_of))
+            found = tuple(differences(plan, device_plan(layout, plan.mode)))
+            if found:
+                raise PlanError(found)
     return {
         "target": target,
         "schedule": plan.schedule,
@@ -106,13 +124,15 @@ def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, o
         "words": len(plan.words),
         "launches": len(plan.launches),
         "actions": len(plan.body),
+        "compared": stored is not None,
     }
 
 
 def _device_sentence(record: dict[str, object]) -> str:
     counted = ("ranks", "devices", "streams", "words", "launches", "actions")
     numbers = ", ".join(count(int(str(record[name])), name.removesuffix("s")) for name in counted)
-    return f"device plan, mode {record['mode']}: no race, no deadlock, runs stay apart; {numbers}"
+    plan = "as its plan has it" if record["compared"] else "not compared with its plan, which the file does not hold"
+    return f"device plan, mode {record['mode']}: no race, no deadlock, runs stay apart, {plan}; {numbers}"
 
 
 def _shown(target: str) -> str:

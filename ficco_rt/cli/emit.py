@@ -58,6 +58,7 @@ def emit(options: Options) -> int:
 
 def _emit_device_plan(job: Job, options: Options) -> None:
     """Print the device plan for the devices of the machine, with so many ranks on each device and in each process."""
+    from .. import kernel_files
     from ..compiler import compilation
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
@@ -95,7 +96,11 @@ def _emit_device_plan(job: Job, options: Options) -> None:
         if mode == "embedded" and not layout.features.embeds:
             raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
         made = checked(device_plan(layout, mode))
-    sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
+    sys.stdout.write(
+        text.to_text(made)
+        if options.emit == "device-plan"
+        else codec.to_json(made, kernel_files.relative(job.plan, Path()))
+    )
 
 
 def refuse_device_plan_options(options: Options) -> None:

@@ -71,9 +71,10 @@ def read_document(
     version: int,
     hashed: Callable[[Any], str],
     unions: Unions = (),
+    aside: Container[str] = (),
 ) -> Any:
     """The value of type `kind` that a file of ours holds under "ficco_NAME", its version, with the hash of its content
-    and the path of the schedule. Raises PlanError."""
+    and the path of the schedule. `aside`: what stands beside the value. Raises PlanError."""
     key = f"ficco_{name.replace(' ', '_')}"
     values = sum(map(text.count, ",[{"))
     Budget(VALUES, PlanError).spend(values, Span(path, 1, 1, 1, 1))
@@ -91,7 +92,7 @@ def read_document(
         raise _broken(path, f"the {name} has version {data[key]}; this ficco reads version {version}")
     source = data.get("path")
     reader = Reader(path, source if isinstance(source, str) else path, unions)
-    body = {k: v for k, v in data.items() if k not in (key, "hash", "path")}
+    body = {k: v for k, v in data.items() if k not in (key, "hash", "path") and k not in aside}
     try:
         value = reader.read(kind, body, name)
         found = hashed(value)
