@@ -10,7 +10,8 @@ doing: all eight use the same GPUs at once.
 foreign: PyTorch's matrix products on another stream of each GPU, NCCL's all-reduce on a third one, and between them
 runs of a schedule, on streams and as a graph in turn. The result must be in every bit what it is alone. Streamed stages
 leave NCCL its multiprocessors (`--room`, by `sms` in the text): docs/embed.md says why. `--room 0` leaves none, to see
-what happens then.
+what happens then. With `--ranks-per-gpu` ranks share a GPU, and a run as a graph may take three times as long as on
+streams: a graph's own copies inside a GPU would stand behind all blocks of the products.
 
 Every process has a time limit: a hang is told, with the stack of each thread, and the rest goes on. A short table comes
 last. Exit code 2 for bad arguments, 3 without GPUs or PyTorch, 4 if anything is wrong or hangs.
@@ -33,8 +34,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     if options.child is None:
         there = device_count(options.backend)
-        if there < options.ranks:
-            sys.stderr.write(f"callers: {options.ranks} GPUs are needed, one a rank (--ranks); here are {there}\n")
+        needed = options.ranks // getattr(options, "ranks_per_gpu", 1)
+        if there < needed:
+            sys.stderr.write(f"callers: {needed} GPUs are needed, one a rank (--ranks); here are {there}\n")
             return 3
     if options.what == "foreign" and find_spec("torch") is None:
         sys.stderr.write("callers: foreign needs PyTorch\n")
@@ -59,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     of_threads.add_argument("--threads", type=_count, default=8, metavar="N", help="of a process (8)")
     of_threads.add_argument("--executors", type=_count, default=2, metavar="N", help="of a thread, in turn (2)")
     of_foreign.add_argument("--room", type=int, default=32, metavar="N", help="multiprocessors left to others (32)")
+    of_foreign.add_argument("--ranks-per-gpu", type=_count, default=1, metavar="R", help="that share a GPU (1)")
     of_foreign.add_argument("--only", default="", metavar="TEXT", help="schedules whose names have this")
     return parser
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from ficco_rt.driver.registry import discover
@@ -14,6 +15,7 @@ from .subject import NAMES, Subject, plan_for
 
 PRODUCTS, SIDE = 2, 4096  # matrix products a run, and their rows and columns
 REDUCED = 16 << 20  # elements of an all-reduce, bf16
+SLOW = 3  # times as long as on streams a graph may take where ranks share a GPU
 
 
 def main(options: argparse.Namespace) -> int:
@@ -23,12 +25,14 @@ def main(options: argparse.Namespace) -> int:
     print(f"{options.runs} runs each beside products and all-reduces; {options.room} multiprocessors left to them")
     begun, bad, total, first = time.monotonic(), 0, len(left), True
     while left:
-        given = [f"--{name}={getattr(options, name)}" for name in ("backend", "ranks", "runs", "room", "limit")]
+        names = ("backend", "ranks", "ranks_per_gpu", "runs", "room", "limit")
+        given = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
         said, why = run([f"--child={','.join(left)}", "foreign", *given], options.limit * len(left) + 120 * first)
         first = False
         for one in said:
             bad += bool(one.error)
-            print(f"{one.name:28} {one.runs:4} runs  {one.seconds:5.1f} s  {one.error or 'right'}", flush=True)
+            times = "  streams {:.2f} ms, graph {:.2f} ms".format(*one.times) if one.times else ""
+            print(f"{one.name:28} {one.runs:4} runs  {one.seconds:5.1f} s  {one.error or 'right'}{times}", flush=True)
         left = left[len(said) :]
         if left and (why or not said):  # it is the next one's doing
             bad += 1
@@ -40,26 +44,35 @@ def main(options: argparse.Namespace) -> int:
 
 def child(options: argparse.Namespace, names: Sequence[str]) -> int:
     limited(options.limit + 90)  # PyTorch, NCCL and the first kernels
-    machine = discover(options.backend, options.ranks)
-    load = Load(options.ranks)
+    machine, each = discover(options.backend, options.ranks, options.ranks_per_gpu), options.ranks_per_gpu
+    load = Load(options.ranks, each)
     load.add()
     load.wait()
     for number, name in enumerate(names):
         limited(options.limit + (60 if number == 0 else 0))
         begun, error = time.monotonic(), ""
+        times: tuple[list[float], list[float]] = [], []  # on streams, and as a graph
         try:
             plan = plan_for(name, machine, options.ranks, options.room)
-            subject = Subject(plan, options.backend, machine, options.limit / 2)
+            subject = Subject(plan, options.backend, machine, options.limit / 2, ranks_per_gpu=each)
             with subject.executor as executor:
                 for i in range(options.runs):
+                    before = time.perf_counter()
                     load.add()
                     subject.run(graph=i % 2 == 0, streams=load.streams)
+                    if each > 1:
+                        executor.synchronize()
+                        times[i % 2 == 0].append(1e3 * (time.perf_counter() - before))
+                        load.wait()
                 executor.synchronize()
                 load.wait()
                 subject.check()
         except ERRORS as found:
             error = str(found)
-        tell(Told(name, options.runs, time.monotonic() - begun, error))
+        medians = tuple(median(taken) for taken in times if taken)
+        if not error and len(medians) > 1 and medians[1] > SLOW * medians[0]:
+            error = f"a graph takes more than {SLOW} times as long as streams"
+        tell(Told(name, options.runs, time.monotonic() - begun, error, medians))
         if error:  # what it has left on the GPUs is not for the next one: the parent goes on in another process
             break
     return 0
@@ -68,15 +81,14 @@ def child(options: argparse.Namespace, names: Sequence[str]) -> int:
 class Load:
     """Products on a stream of each GPU, an all-reduce on another, and a third one for the runs."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, each: int) -> None:
         import torch
         import torch.cuda.nccl
 
         self._torch: Any = torch
-        devices = [torch.device("cuda", i) for i in range(ranks)]
-        self.streams, self._of_products, self._of_reduces = (
-            [torch.cuda.Stream(device) for device in devices] for _ in range(3)
-        )
+        devices = [torch.device("cuda", i) for i in range(ranks // each)]
+        self.streams = [torch.cuda.Stream(devices[rank // each]) for rank in range(ranks)]
+        self._of_products, self._of_reduces = ([torch.cuda.Stream(device) for device in devices] for _ in range(2))
         self._factors = [torch.randn(SIDE, SIDE, device=device, dtype=torch.bfloat16) for device in devices]
         self._products = [torch.empty_like(factor) for factor in self._factors]
         self._reduced = [torch.ones(REDUCED, device=device, dtype=torch.bfloat16) for device in devices]

@@ -37,8 +37,10 @@ def plan_for(name: str, machine: Machine, ranks: int, room: int = 0) -> Plan:
 class Subject:
     """See the module. Made and verified alone; `check` compares with that in every bit."""
 
-    def __init__(self, plan: Plan, backend: DriverName, machine: Machine, timeout: float, seed: int = 0) -> None:
-        self.executor = Executor(plan, backend, machine=machine, timeout=timeout)
+    def __init__(
+        self, plan: Plan, backend: DriverName, machine: Machine, timeout: float, seed: int = 0, ranks_per_gpu: int = 1
+    ) -> None:
+        self.executor = Executor(plan, backend, machine=machine, timeout=timeout, ranks_per_gpu=ranks_per_gpu)
         try:
             result = verified_run(self.executor, seed=seed, values="exact")
             if not result.ok:
