@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ..arguments import of_kind, whole
 from ..driver.api import (
@@ -47,6 +48,9 @@ from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .device_arrays import host_array
 from .order import host_order
+
+if TYPE_CHECKING:
+    from ..device.run_plan import RunPlan
 
 TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
 
@@ -275,6 +279,14 @@ class Executor:
         """
         self._open()
         self.driver.check()
+
+    def run_plan(self) -> RunPlan:
+        """The driver calls of the last run of this process, in their order; `str` prints them.
+
+        Raises UsageError (the executor is closed, nothing has run yet, or the host driver makes no such calls).
+        """
+        self._open()
+        return self.driver.run_plan()
 
     @property
     def duration(self) -> float:
