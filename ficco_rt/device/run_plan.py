@@ -344,23 +344,25 @@ def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, pro
                     yield Enter(device)
                 yield Issued(device, call, number, needs)
 
-    body = [plan.body]
     frame = plan.called if manner.called else plan.own
     begin, end = ([a for a in actions if manner.has(a.when)] for actions in (frame.begin, frame.end))
     graphs = plan.mode in GRAPHS
     return RunPlan(
         plan, process, run, number, manner, (), (),
-        tuple(steps([begin, *([] if graphs else body), end], captured=False)),
-        tuple(steps(body, captured=True)) if graphs else (),
+        tuple(steps([begin, () if graphs else plan.body, end], captured=False)),
+        tuple(steps([plan.body], captured=True)) if graphs else (),
         mine if uploads(plan) else (),
-        with_words(plan, mine),
+        tuple(device for device in mine if any(word.device == device for word in plan.words)),
     )  # fmt: skip
 
 
-def with_words(plan: DevicePlan, devices: Iterable[int]) -> tuple[int, ...]:
-    """Devices that have words, so that a given-up run raises them there."""
-    have = {word.device for word in plan.words}
-    return tuple(device for device in devices if device in have)
+def first_runs(plan: DevicePlan) -> Iterator[RunPlan]:
+    """The run plan of each process for a run before which there was none; or for its part of callers' graphs."""
+    embedded = plan.mode == "embedded"
+    manner = Manner(called=embedded, behind=embedded, timed=not embedded, others=True, replays=embedded)
+    number = plan.sets if embedded and plan.sets > 1 else 0
+    for process in sorted({plan.placement.process(device) for device in plan.placement.ordinals}):
+        yield expected(plan, None if embedded else 0, number, manner, process)
 
 
 # ---------------------------------------------------------------- text
