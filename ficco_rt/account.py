@@ -35,7 +35,8 @@ class RankUse:
 
     compute: float  # at least one stream computed
     moving: float  # at least one stream moved data
-    exposed: float  # data moved, nothing computed
+    exposed: float  # copies and collectives moved data, nothing computed
+    peer_bytes: int = 0  # what computes reads and writes in other ranks' memory itself: no time of its own is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class StageUse:
     waited: float  # its streams waited, or blocks of its launches: on the rank where that is most
     bytes: int
     flops: int
+    peer_bytes: int = 0  # of what computes: in other ranks' memory, among `bytes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Account:
     side: LongerSide
     time: float
     parts: tuple[Spent, ...]
+    peer_bytes: int = 0  # that what computes on the rank moves between ranks itself, as a part of computing
 
 
 # ---------------------------------------------------------------- of ranks and stages
@@ -92,8 +95,13 @@ def rank_uses(trace: Trace) -> tuple[RankUse, ...]:
     for spans in by_rank.values():
         computing, moving = _times(spans, COMPUTE_KINDS), _times(spans, MOVE_KINDS)
         compute = length(union(computing))
-        uses.append(RankUse(compute, length(union(moving)), length(union(computing + moving)) - compute))
+        exposed = length(union(computing + moving)) - compute
+        uses.append(RankUse(compute, length(union(moving)), exposed, _between(spans)))
     return tuple(uses)
+
+
+def _between(spans: Iterable[TraceSpan]) -> int:
+    return sum(span.peer_bytes for span in spans if span.kind in COMPUTE_KINDS)
 
 
 def stage_uses(trace: Trace) -> tuple[StageUse, ...]:
@@ -128,6 +136,7 @@ def _stage(name: str, spans: Sequence[TraceSpan]) -> StageUse:
         waited=max(waited.values(), default=0.0),
         bytes=sum(span.bytes for span in works),
         flops=sum(span.flops for span in works),
+        peer_bytes=_between(works),
     )
 
 
@@ -158,7 +167,7 @@ def account(trace: Trace, plan: Plan, machine: Machine, compute_alone: float, co
         "launch": trace.duration - told,
     }
     made = tuple(Spent(name, time) for name, time in parts.items())
-    return Account(rank, side, trace.duration, made)
+    return Account(rank, side, trace.duration, made, _between(spans))
 
 
 def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:

@@ -20,6 +20,7 @@ __all__ = [
     "DeviceError",
     "Diagnostic",
     "InternalError",
+    "LeftError",
     "Note",
     "NumbersError",
     "PlanError",
@@ -27,6 +28,7 @@ __all__ = [
     "SizesError",
     "Span",
     "UsageError",
+    "cause_words",
     "exit_code",
 ]
 
@@ -47,12 +49,25 @@ class DeviceError(Exception):
     """A device, a driver or its memory failed, or a run did not end."""
 
 
+class LeftError(DeviceError):
+    """Another process of the group goes on no more, or has given a run up. The text has its number and the cause."""
+
+
 class NumbersError(Exception):
     """A verified run gave wrong numbers."""
 
 
 class InternalError(Exception):
     """A rule of ours was broken by ourselves. Carries what is needed to report it."""
+
+
+def cause_words(error: BaseException) -> str:
+    """Why something has ended, for those who have not seen the error."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if exit_code(error) < 5 and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 _EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (

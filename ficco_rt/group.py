@@ -13,24 +13,20 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .errors import DeviceError, UsageError
+from .errors import DeviceError, LeftError, UsageError, cause_words
 from .transports import Transport, started, transport_of
 
 TIMEOUT = 60.0  # seconds that processes wait for each other, if nothing else is said
 # The pause between two looks, in seconds and of the time waited. NOTE processes wait for each other in turn: a pause as
 # long as the wait before it would grow from exchange to exchange.
 _NAP, _LONGEST, _SHARE = 0.0002, 0.02, 1 / 8
-_DATA, _LEFT = b"d", b"l"
+_DATA, _LEFT, _PASSED = b"d", b"l", b"p"  # data; this process has left; what another one has told of leaving
 _END = b"\0"
 _LENGTH = struct.Struct("<Q")  # of a message's data
-
-
-class LeftError(DeviceError):
-    """Another process has told that it goes on no more, and why."""
 
 
 class Group:
@@ -119,23 +115,24 @@ class Group:
                 message = self._transport.take(self._number, place)
                 if message is not None:
                     self._early[place] = message
-        told = [(place, text[1:].decode()) for place, text in self._early.items() if text[:1] == _LEFT]
-        return f"process {told[0][0]} of {self.size} has left: {told[0][1]}" if told else ""
+        return next((why for place, text in self._early.items() if (why := self._departure(place, text))), "")
 
     def barrier(self, timeout: float | None, step: str = "") -> None:
         """Return when all processes have called it. Raises DeviceError and UsageError, as `exchange` does."""
         self.exchange(b"", timeout, step)
 
-    def leave(self, why: str) -> None:
-        """Tell the others that this process goes on no more: their next exchange raises a LeftError.
+    def leave(self, why: str | BaseException) -> None:
+        """Tell the others that this process goes on no more: their next exchange raises a LeftError with the text, or
+        with the error's. A LeftError is passed on as it is.
 
         Raises nothing.
         """
-        if self.size == 1 or self._over == why:
+        text = why if isinstance(why, str) else cause_words(why)
+        if self.size == 1 or self._over == text:
             return
-        self._over = why
+        self._over = text
         with suppress(DeviceError):  # of a store or a launcher that is gone
-            self._transport.post(self._number, _LEFT + why.encode())
+            self._transport.post(self._number, (_PASSED if isinstance(why, LeftError) else _LEFT) + text.encode())
             self._number += 1
 
     def abandon(self, code: int) -> None:
@@ -167,8 +164,8 @@ class Group:
                 message = early[place] if place in early else self._transport.take(number, place)
                 if message is not None:
                     found[place] = message
-                    if message[:1] == _LEFT:
-                        raise LeftError(f"process {place} of {self.size} has left: {message[1:].decode()}")
+                    if why := self._departure(place, message):
+                        raise LeftError(why)
             if len(found) == len(others):
                 return
             waited = time.monotonic() - begun
@@ -176,9 +173,16 @@ class Group:
                 missing = [place for place in others if place not in found]
                 what = f" for {step}" if step else ""
                 raise DeviceError(
-                    f"process {self.rank} has waited {timeout:.3g} s{what}, and {_named(missing, self.size)} not come"
+                    f"process {self.rank} has waited {timeout:g} s{what}, and {_named(missing, self.size)} not come"
                 )
             time.sleep(min(max(_NAP, waited * _SHARE), _LONGEST))
+
+    def _departure(self, place: int, message: bytes) -> str:
+        """What a message tells of a process that has left; nothing: it holds data."""
+        kind, text = message[:1], message[1:]
+        if kind == _LEFT:
+            return f"process {place} of {self.size} has left: {text.decode()}"
+        return text.decode() if kind == _PASSED else ""
 
     def _data(self, place: int, message: bytes, step: str) -> bytes:
         theirs, _, data = message[1 + _LENGTH.size :].partition(_END)
@@ -201,16 +205,23 @@ def as_group(given: Any, timeout: float = TIMEOUT) -> Group:
 
 
 def agree(group: Group, facts: Mapping[str, str], timeout: float | None) -> None:
-    """Return if all processes give the same facts. UsageError names what differs, with both values."""
+    """Return if all processes give the same facts. UsageError names what differs, with both values, and the last fact
+    only where nothing else does: it may be a hash of all."""
     told = [json.loads(data) for data in group.exchange(json.dumps(dict(facts)).encode(), timeout, "the same facts")]
-    differ = [
-        f"{name} is {told[0].get(name)} in process 0 and {other.get(name)} in process {place}"
+    *_, last = told[0]
+    names = dict.fromkeys(name for said in told for name in said if name != last)
+    differ = _differing(told, names) or _differing(told, [last])
+    if differ:
+        raise UsageError(f"the processes do not run the same: {'; '.join(differ)}; give every process the same")
+
+
+def _differing(told: Sequence[Mapping[str, str]], names: Iterable[str]) -> list[str]:
+    return [
+        f"{name} is {told[0].get(name, 'not there')} in process 0 and {other.get(name, 'not there')} in process {place}"
         for place, other in enumerate(told)
-        for name in facts
+        for name in names
         if other.get(name) != told[0].get(name)
     ]
-    if differ:
-        raise UsageError("the processes do not run the same: " + "; ".join(differ))
 
 
 def processes(ranks: int, size: int) -> tuple[int, ...]:

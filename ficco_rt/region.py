@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -300,6 +300,12 @@ def way(dst: Region, src: Region, rank: int | None) -> str:
 def called(region: Region, rank: int | None) -> str:
     """The tensor as the rank sees it."""
     return region.tensor if region.rank == rank else f"{region.tensor}@{region.rank}"
+
+
+def between_ranks(rank: int, reads: Sequence[Region], writes: Sequence[Region]) -> Iterator[tuple[int, int, Region]]:
+    """What passes a link as the rank reads and writes these regions: from which rank, to which, and the region."""
+    yield from ((region.rank, rank, region) for region in reads if region.rank != rank)
+    yield from ((rank, region.rank, region) for region in writes if region.rank != rank)
 
 
 def peer_of(dst: Region, src: Region, rank: int) -> int | None:

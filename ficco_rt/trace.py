@@ -44,6 +44,7 @@ class TraceSpan(NamedTuple):  # a tuple: a run of many ranks has a hundred thous
     ops: tuple[int, ...] = ()  # the plan's: of what was done, or of a streamed launch's work that waited
     waited: float = 0.0  # of such a launch or wait: how long blocks waited for flags, the mean over all blocks
     within: float = 0.0  # of such a launch: its works' times may be off by so much against the other spans
+    peer_bytes: int = 0  # of products, sums and kernels: what they read and write in other ranks' memory themselves
 
 
 @dataclass(frozen=True, slots=True)

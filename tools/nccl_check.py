@@ -2,12 +2,19 @@
 
     python tools/nccl_check.py                       # needs two NVIDIA GPUs, nccl4py and PyTorch; some four minutes
     python tools/nccl_check.py --parts right errors --gpus 4
+    python tools/nccl_check.py --parts alone --repeats 20                    # one GPU is enough
+    LD_PRELOAD=libc_malloc_debug.so.0 MALLOC_CHECK_=3 python tools/nccl_check.py --parts errors --repeats 20
+
+The last one looks for a broken heap (glibc before 2.34 needs no LD_PRELOAD).
 
 Parts, each in a process of its own with a time limit, so that one that hangs leaves the others:
 
     right    all_gather, all_reduce, reduce_scatter and all_to_all in bf16, fp16 and fp32, on random data and on
              integers: on streams, traced, and 50 times as graphs, one a GPU; with `ctas = 8` and with `ctas = 0`
     kernels  which kernels of NCCL PyTorch's profiler sees in a run, and the communicators in the holdings
+    alone    on one GPU: a communicator of one rank is opened without blocking, sends to itself, is captured, replayed,
+             and is aborted while its graph lives; is destroyed; is aborted in the midst of a send; and one whose second
+             rank never comes is given up
     errors   a peer that never comes, and an asynchronous error: told with the schedule's line, and the next run right
     times    of each collective: ours by NCCL on streams and in graphs, ours by copies and sums, and torch.distributed
 
@@ -44,7 +51,7 @@ DTYPES = ("bf16", "fp16", "fp32")
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 COLUMNS = 1024
 ROWS = {"64 KiB": 32, "4 MiB": 2048, "64 MiB": 32768}  # of what a rank gives, in bf16
-LIMITS = {"right": 240, "kernels": 120, "errors": 120, "times": 300}  # seconds of a part
+LIMITS = {"alone": 120, "right": 240, "kernels": 120, "errors": 120, "times": 300}  # seconds of a part
 ROUNDS = 30
 
 EVERY = """schedule every
@@ -134,6 +141,87 @@ def kernels(gpus: int, driver: str) -> bool:
     return held == gpus and bool(seen)
 
 
+def alone(gpus: int, driver: str) -> bool:
+    """The steps of a communicator's life, as `driver.gpu.collectives` makes them."""
+    import threading
+
+    import torch
+
+    from ficco_rt.driver.cuda.nccl import Nccl
+    from ficco_rt.driver.gpu.collective_library import PENDING, Member
+    from ficco_rt.driver.gpu.owner import OWNER
+    from ficco_rt.graph.ir import CollectiveSettings
+
+    library, stream = Nccl(), torch.cuda.Stream()
+    given, taken = torch.arange(1 << 20, device="cuda", dtype=torch.float32), torch.zeros(1 << 20, device="cuda")
+
+    def opened(ranks: int) -> Any:
+        made: list[Any] = []
+
+        def make() -> None:
+            torch.cuda.set_device(0)
+            with library.group():
+                made.append(library.open(ranks, 0, library.unique(), CollectiveSettings()))
+
+        OWNER.do(make)
+        while ranks == 1 and library.state(made[0]) == PENDING:
+            pass
+        return made[0]
+
+    def send(communicator: Any, *, polls: bool = True) -> None:
+        size = given.numel()
+        member = Member(taken.data_ptr(), given.data_ptr(), size, "fp32", stream.cuda_stream, size, 0, 0)
+        with library.group():
+            library.call("send_recv", communicator, 0, 1, member)
+        while polls and library.state(communicator) == PENDING:
+            pass
+
+    def arrived() -> bool:
+        torch.cuda.synchronize()
+        same = bool(torch.equal(given, taken))
+        taken.zero_()
+        torch.cuda.synchronize()
+        return same
+
+    def aborted(communicator: Any) -> None:
+        with library.group():
+            library.abort(communicator)
+
+    found, times = {}, []
+    one = opened(1)
+    send(one)
+    found["a send"] = arrived()
+    for _ in range(200):
+        begun = time.perf_counter()
+        send(one)
+        times.append(1e6 * (time.perf_counter() - begun))
+    arrived()
+    graph = torch.cuda.CUDAGraph()
+    for mode in ("global", "thread_local"):
+        graph.reset()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode=mode):
+            send(one)
+        graph.replay()
+        found[f"a replay ({mode})"] = arrived()
+    leaving = OWNER.begin(lambda: aborted(one), lasts=True)
+    two = opened(1)  # by the thread that takes over
+    send(two)
+    found["another communicator beside an abort that waits"] = arrived() and not leaving.done.is_set()
+    graph.reset()
+    found["an abort ends with the graph"] = leaving.done.wait(10)
+    found["a destroy"] = OWNER.begin(lambda: library.close(two), lasts=True).done.wait(10)
+    three = opened(1)
+    send(three, polls=False)
+    found["an abort of what is in progress"] = OWNER.begin(lambda: aborted(three), lasts=True).done.wait(10)
+    four = opened(2)
+    found["an opening waits for the other rank"] = library.state(four) == PENDING
+    found["and is given up"] = OWNER.begin(lambda: aborted(four), lasts=True).done.wait(10)
+    left = sum(thread.name == "ficco communicators" for thread in threading.enumerate())
+    words = ", ".join(f"{what} {'right' if ok else 'WRONG'}" for what, ok in found.items())
+    print(f"a call takes the host {statistics.median(times):.1f} µs; {left} thread; {words}", flush=True)
+    return all(found.values())
+
+
 def errors(gpus: int, driver: str) -> bool:
     import torch
 
@@ -153,17 +241,17 @@ def errors(gpus: int, driver: str) -> bool:
                 streams = [torch.cuda.Stream(i) for i in range(gpus)]
                 with torch.cuda.stream(streams[-1]):  # the last rank's caller is busy for some four seconds
                     torch.cuda._sleep(int(4 * 1.7e9))
-                real, began = Nccl.error, time.monotonic()
-                if what.startswith("an"):
-                    Nccl.error = lambda *_: "ncclRemoteError"  # type: ignore[method-assign]
+                real, began = Nccl.state, time.monotonic()
                 try:
                     executor.run(streams=streams, **tensors)
+                    if what.startswith("an"):  # which the watchdog finds
+                        Nccl.state = lambda *_: "ncclRemoteError"  # type: ignore[method-assign]
                     executor.driver.synchronize()
                     told = "NOTHING WAS TOLD"
                 except DeviceError as error:
                     told = str(error)
                 finally:
-                    Nccl.error = real  # type: ignore[method-assign]
+                    Nccl.state = real  # type: ignore[method-assign]
                 took = time.monotonic() - began
                 for stream in streams:
                     stream.synchronize()
@@ -256,18 +344,26 @@ def times(gpus: int, driver: str) -> bool:
     return True
 
 
-PARTS: dict[str, Callable[[int, str], bool]] = {"right": right, "kernels": kernels, "errors": errors, "times": times}
+PARTS: dict[str, Callable[[int, str], bool]] = {
+    "alone": alone,
+    "right": right,
+    "kernels": kernels,
+    "errors": errors,
+    "times": times,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1, help="of each part, in processes of their own")
     parser.add_argument("--inside", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         return 0 if PARTS[options.inside](options.gpus, "cuda") else 4
-    if device_count("cuda") < options.gpus or options.gpus < 2:
+    one = options.parts == ["alone"]
+    if device_count("cuda") < (1 if one else options.gpus) or options.gpus < 2:
         sys.stderr.write(f"nccl_check: collectives of {options.gpus} GPUs need two NVIDIA GPUs or more, and as many\n")
         return 3
     from ficco_rt.driver.cuda.nccl import Nccl
@@ -278,7 +374,7 @@ def main() -> int:
         sys.stderr.write(f"nccl_check: {error}\n")
         return 3
     good = True
-    for part in options.parts:
+    for part in (part for part in options.parts for _ in range(options.repeats)):
         print(f"\n{part}", flush=True)
         command = [sys.executable, __file__, "--inside", part, "--gpus", str(options.gpus)]
         try:

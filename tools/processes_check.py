@@ -6,19 +6,22 @@
     torchrun --nproc-per-node 2 tools/processes_check.py    # the part `right` in processes that others have started
     mpirun -n 2 python tools/processes_check.py
     torchrun --nproc-per-node 2 tools/processes_check.py --parts capture ways    # NCCL in callers' graphs; 40 s
+    python tools/processes_check.py --quick --ranks-per-gpu 2    # one GPU, on which the processes take turns
 
 Parts, each with a time limit:
 
     right    every shipped schedule, on streams and as graphs, on fresh data and poisoned outputs: the claims hold, and
              two processes leave the same bits as one
-    kill     one process is killed at random moments of runs: the other ends with an error within its timeout, and the
-             next start works
+    kill     one process is killed, stopped for longer than the time limit, or interrupted, at random moments of runs:
+             no run that succeeds has other bits than the one before, each process ends with an error, and the next
+             start works
     groups   in one job: a group of each process alone, and a group of both in the other order of ranks
     flat     runs in their thousands: descriptors, memory, streams and events before and after
     capture  runs with NCCL's collectives and messages, and one without, in a caller's graph of each process, captured
              as PyTorch captures: right on fresh data, and the time of a replay beside that of plain runs
     ways     memory passes without sockets, too: by which way, and why not as fabric handles
 
+With --ranks-per-gpu 2 all parts but `capture` run: NCCL lets no two processes share a GPU.
 Under a launcher the parts are right, capture and ways. Without a launcher the processes are started here, by `spawn`,
 and find each other over pipes. Exit code 4 if anything is wrong or does not end, 3 without GPUs.
 `python -m tools.bench --processes` measures times.
@@ -31,6 +34,7 @@ import multiprocessing as mp
 import os
 import pickle
 import random
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -52,6 +56,7 @@ PARTS = ("right", "kill", "groups", "flat", "capture", "ways")
 LAUNCHED = ("right", "capture", "ways")  # of these the ones that run in processes that others have started
 CAPTURED = ((EVERY, 2), ("gemm_ar/serial", 2), ("ag_gemm/hierarchical", 1), ("gemm_rs/streamed", 2))  # ranks of a node
 LAUNCHERS = {"TORCHELASTIC_RUN_ID", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}  # one of them is set where there is one
+FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "interrupted": signal.SIGINT}
 IDLE = 300.0  # seconds that a launched process waits to be told something
 
 
@@ -115,7 +120,7 @@ class Launched(Several):
 class Sides(Several):
     """Processes that are started here."""
 
-    def __init__(self, count: int, driver: str) -> None:
+    def __init__(self, count: int, driver: str, ranks_per_gpu: int) -> None:
         context = mp.get_context("spawn")
         pipes: list[list[Connection | None]] = [[None] * count for _ in range(count)]
         for a in range(count):
@@ -125,7 +130,9 @@ class Sides(Several):
         self.processes = []
         for place in range(count):
             mine, theirs = context.Pipe()
-            started = context.Process(target=process, args=(place, pipes[place], theirs, driver), daemon=True)
+            started = context.Process(
+                target=process, args=(place, pipes[place], theirs, driver, ranks_per_gpu), daemon=True
+            )
             started.start()
             theirs.close()
             self.controls.append(mine)
@@ -142,9 +149,13 @@ class Sides(Several):
             control.send((name, arguments))
 
     def answers(self, limit: float) -> list[tuple[bool, Any]]:
+        return self.answers_of(range(len(self.controls)), limit)
+
+    def answers_of(self, places: Sequence[int], limit: float) -> list[tuple[bool, Any]]:
+        """As `answers`, of these places."""
         until = time.monotonic() + limit
         found: list[tuple[bool, Any]] = [(False, f"no answer within {limit:g} s")] * len(self.controls)
-        waiting = dict(enumerate(self.controls))
+        waiting = {place: self.controls[place] for place in places}
         while waiting and time.monotonic() < until:
             came = ready(list(waiting.values()), timeout=until - time.monotonic())
             for place in [p for p, control in waiting.items() if control in came]:
@@ -200,11 +211,12 @@ def right(both: Several, alone: Sides, options: argparse.Namespace) -> bool:
                     theirs: dict[Any, str] = {}
                     for found in both.ask("run", graph):
                         theirs |= found
-                    wrong = alone.ask("judged", seed, values)[0]
+                    wrong = [text for asked in (alone, both) for text in asked.ask("judged", seed, values) if text]
                     runs += 1
                     if wrong:
-                        told.append(f"one process is wrong: {wrong}")
-                    if theirs != wanted:
+                        told.append(f"wrong: {wrong[0]}")
+                    # one process shares multiprocessors out to both ranks of a GPU: sums have another order there
+                    if theirs != wanted and (options.ranks_per_gpu == 1 or values == "exact"):
                         differs = sorted(key for key in wanted if theirs.get(key) != wanted[key])
                         told.append(f"seed {seed}, graph {graph}: other bits in {differs}")
                     both.ask("poison")
@@ -231,13 +243,13 @@ def launched(options: argparse.Namespace) -> int:
     from ficco_rt.group import Group
 
     group = Group.from_env()
-    side = Side(group, prepared(options.driver, group.rank))
+    side = Side(group, prepared(options.driver, group.rank, options.ranks_per_gpu), options.ranks_per_gpu)
     if group.rank:
         Launched.obey(group, side)
         return 0
     both, good = Launched(group, side), True
     if "right" in options.parts:
-        alone = Sides(1, options.driver)
+        alone = Sides(1, options.driver, options.ranks_per_gpu)
         good = right(both, alone, options)
         alone.end()
     good = ("capture" not in options.parts or capture(both, options)) and good
@@ -304,34 +316,50 @@ def ways(both: Several, options: argparse.Namespace) -> bool:
 
 
 def kill(options: argparse.Namespace) -> bool:
-    """Each time: two fresh processes, and one dies at a random moment of their runs."""
-    draw, good, longest = random.Random(options.seed), True, 0.0
+    """Each time: two fresh processes, and something happens to one at a random moment of their runs."""
+    draw, good, slowest = random.Random(options.seed), True, dict.fromkeys(FAULTS, 0.0)
     names = options.schedules or ["ag_gemm/streamed", "gemm_rs/direct", "gemm_ar/streamed", "gemm_rs/ring"]
     for turn in range(options.kills):
-        both = Sides(RANKS, options.driver)
-        name, graph, dies = names[turn % len(names)], bool(turn // len(names) % 2), draw.randrange(RANKS)
+        both = Sides(RANKS, options.driver, options.ranks_per_gpu)
+        fault, name = list(FAULTS)[turn % len(FAULTS)], names[turn // len(FAULTS) % len(names)]
+        graph, dies = bool(turn // (len(FAULTS) * len(names)) % 2), draw.randrange(RANKS)
+        what = f"kill    turn {turn}, {fault}, {name}, graph {graph}"
         try:
             both.ask("open", name, sizes_of(name, options.scale), options.patience)
             both.ask("data", 0, "normal")
-            both.ask("run", graph)  # so the start after a kill works, too
+            both.ask("run", graph)  # so the start after a fault works, too
+            wrong = [text for text in both.ask("judged", 0, "normal") if text]
             both.tell("spin", graph, 60.0)
             time.sleep(draw.uniform(0.0, 0.5))
-            both.processes[dies].kill()
-            began = time.monotonic()
-            found = both.answers(options.patience + 15)[1 - dies]
-            longest = max(longest, time.monotonic() - began)
-            if found[0] or not str(found[1]).startswith("DeviceError"):
+            victim = both.processes[dies].pid or 0
+            os.kill(victim, FAULTS[fault])
+            began, limit = time.monotonic(), options.patience if fault == "stopped" else 0.0
+            found = both.answers_of([1 - dies], options.patience + 15)[1 - dies]
+            slowest[fault] = max(slowest[fault], time.monotonic() - began - limit)
+            told = [found]
+            if fault == "stopped":
+                os.kill(victim, signal.SIGCONT)
+            if fault != "killed":
+                told.append(both.answers_of([dies], options.patience + 15)[dies])
+            untold = [one for one in told if one[0] or not str(one[1]).startswith(("DeviceError", "KeyboardInterrupt"))]
+            if untold or wrong:
                 good = False
-                print(f"kill    turn {turn}, {name}, graph {graph}: {found}", flush=True)
-            elif turn == 0:
-                print("kill    it says: " + "\n        ".join(str(found[1]).splitlines()[:3]), flush=True)
+                print(f"{what}: {untold or wrong}", flush=True)
+            elif turn < len(FAULTS):
+                print(
+                    f"{what}: the other says\n        " + "\n        ".join(str(found[1]).splitlines()[:3]), flush=True
+                )
         except Failed as error:
             good = False
-            print(f"kill    turn {turn}, {name}: {error}", flush=True)
+            print(f"{what}: {error}", flush=True)
         finally:
             both.end()
-    state = "each ended with an error" if good else "NOT each ended with an error"
-    print(f"kill    {options.kills} kills: {state}, the slowest {longest:.1f} s after the kill", flush=True)
+    state = "each told every process" if good else "NOT each told every process"
+    times = ", ".join(f"{fault} {late:.1f} s" for fault, late in slowest.items())
+    print(
+        f"kill    {options.kills} faults: {state}, no wrong numbers; slowest answers behind the limit: {times}",
+        flush=True,
+    )
     return good
 
 
@@ -402,15 +430,19 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="(all; under a launcher: right)")
     parser.add_argument("--schedules", nargs="+", default=[], help="of the parts right, kill and flat (all; four; one)")
     parser.add_argument("--repeats", type=int, help="fresh data of each schedule (20; quick: 1)")
-    parser.add_argument("--kills", type=int, help="(50; quick: 1)")
+    parser.add_argument("--kills", type=int, help="faults of the part kill (50; quick: 1)")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds of a run where a process is killed (3)")
     parser.add_argument("--runs", type=int, help="of the part flat (10000; quick: 2000)")
     parser.add_argument("--scale", type=int, default=4, help="of the sizes: 1 is M = 256 (4)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks-per-gpu", type=int, choices=(1, 2), default=1, help="2: the processes share a GPU (1)")
     parser.add_argument("--driver", choices=("cuda", "stand-in"), default="cuda", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     started = bool(LAUNCHERS & os.environ.keys())
-    options.parts = options.parts or (["right"] if started else list(PARTS))
+    shared = options.ranks_per_gpu > 1
+    options.parts = options.parts or (["right"] if started else [p for p in PARTS if p != "capture" or not shared])
+    if shared and "capture" in options.parts:
+        parser.error("the part capture needs NCCL, which lets no two processes share a GPU")
     if started and not set(options.parts) <= set(LAUNCHED):
         parser.error(f"under a launcher the parts are {', '.join(LAUNCHED)}")
     few = {"repeats": 1, "kills": 1, "runs": 2000}
@@ -421,8 +453,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.driver == "cuda":
         from ficco_rt.driver.registry import device_count
 
-        if device_count("cuda") < RANKS:
-            sys.stderr.write(f"processes_check: {RANKS} processes need {RANKS} NVIDIA GPUs\n")
+        if device_count("cuda") * options.ranks_per_gpu < RANKS:
+            sys.stderr.write(f"processes_check: {RANKS} processes need {RANKS} NVIDIA GPUs, or --ranks-per-gpu 2\n")
             return 3
     if started:
         return launched(options)
@@ -435,11 +467,12 @@ def main(given: Sequence[str] | None = None) -> int:
         "ways": lambda both, alone: ways(both, options),
         "kill": lambda both, alone: kill(options),
     }
+    each = options.driver, options.ranks_per_gpu
     both: Sides | None = None
     alone: Sides | None = None
     for part in options.parts:
         began = time.monotonic()
-        both, alone = both or Sides(RANKS, options.driver), alone or Sides(1, options.driver)
+        both, alone = (sides or Sides(n, *each) for sides, n in ((both, RANKS), (alone, 1)))
         if not parts[part](both, alone):  # who has failed may be in the midst of something
             both.end()
             alone.end()

@@ -130,6 +130,12 @@ def explain(error: UnexpectedInput, text: str, at: int, path: str, before: int) 
     if "EQUAL" in accepted and getattr(stack[-1], "type", "") == "NAME" and _AFTER_NUMBER.search(text[:at]):
         return Diagnostic(builder.token_span(stack[-1]), f"unknown unit '{_shown(stack[-1])}'", help=_UNITS_HELP)
 
+    begun = text[text.rfind("\n", 0, at) + 1 : at]
+    if token.type in ("PLUS", "MINUS") and {"PARAM", "STAGE"} <= accepted and begun.lstrip().startswith("computes"):
+        help = (
+            "nothing is added in a claim: claim what is gathered, multiplied and reduced, or mark the output unproven"
+        )
+        return Diagnostic(span, f"a claim has no sum, found '{token}'", help=help)
     meant = _meant(token, span, stack, accepted)
     if meant is not None:
         return meant

@@ -29,6 +29,8 @@ from .nodes import (
 )
 from .vocabulary import BUILTINS, FUNCTIONS
 
+_RANGE = "a range is written 0..n: from 0 to n - 1, as range(n) of Python"
+
 MAX_MISTAKES = 100
 _MAX_CANDIDATES = 1000  # difflib is slow: no suggestions out of more names
 
@@ -183,9 +185,8 @@ class Uses:
     def _call(self, e: Call) -> None:
         function = FUNCTIONS.get(e.function)
         if function is None:
-            self.mistake(
-                spot(e.function, e.span), f"unknown function '{e.function}'", help=self.like(e.function, FUNCTIONS)
-            )
+            help = _RANGE if e.function == "range" else self.like(e.function, FUNCTIONS)
+            self.mistake(spot(e.function, e.span), f"unknown function '{e.function}'", help=help)
         else:
             least, most, form = function
             if len(e.arguments) < least or (most is not None and len(e.arguments) > most):

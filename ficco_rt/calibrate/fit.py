@@ -13,6 +13,7 @@ from ..kernels.vendor_cost import call_time
 from ..machine.cost import VENDOR_GEMMS, Overheads, VendorGemm, gemm_rate, overheads, vendor_gemm
 from ..machine.model import Machine
 from ..machine.tables import Measured
+from ..machine.units import figure
 from .measure import Point, Series
 from .probes import ROW, VENDOR_PRODUCT
 
@@ -356,13 +357,13 @@ def _source(constant: Constant, before: str) -> str:
     stored = f" ({before})" if before else ""
     if constant.noise is not None:
         value, error = constant.noise
-        what = "noise" if constant.usual is None else f"the {constant.usual:.3g} of two such GPUs"
-        told = f"{value:.3g} ± {error:.2g} {constant.unit}"
+        what = "noise" if constant.usual is None else f"the {figure(constant.usual)} of two such GPUs"
+        told = f"{figure(value)} ± {figure(error, 2)} {constant.unit}"
         return f"as stored{stored}: probe '{constant.probe}' cannot tell it from {what}, {told}"
     if constant.found is not None:
         return (
-            f"measured: probe '{constant.probe}' found {constant.found:.4g} {constant.unit}, which changes the stored "
-            f"figure{stored}"
+            f"measured: probe '{constant.probe}' found {figure(constant.found, 4)} {constant.unit}, which changes the "
+            f"stored figure{stored}"
         )
     how = "measured with the time of the host in it" if constant.host else "measured"
     return f"{how}: probe '{constant.probe}', times off by {100 * constant.residual:.1f} % in the median"

@@ -10,7 +10,7 @@ from ..arrows import arrows, path_times
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace import Trace
-from .drawing import signed_time
+from .drawing import show_bytes, signed_time
 
 _IDEAL = ("ideal", "The longer of computing alone and moving alone.")
 _WAVES = ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated).")
@@ -25,9 +25,10 @@ WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
         "waves": _WAVES,
         "slower": (
             "computing beyond the ideal",
-            "Smaller pieces, copies beside them, sums and kernels: the ideal counts none of these.",
+            "Smaller pieces, copies beside them, sums and kernels, and what these move between ranks themselves: the "
+            "ideal counts none of these.",
         ),
-        "exposed": ("exposed communication", "Data moved and nothing computed."),
+        "exposed": ("exposed communication", "Copies or collectives moved data and nothing computed."),
         "waiting": _WAITING,
         "launch": _LAUNCH,
     },
@@ -60,7 +61,13 @@ def time_records(
 def account_record(found: Account) -> dict[str, object]:
     """What --json says of an account."""
     parts = [{"name": part.name, "time_us": part.time} for part in found.parts]
-    return {"rank": found.rank, "side": found.side, "time_us": found.time, "parts": parts}
+    return {
+        "rank": found.rank,
+        "side": found.side,
+        "time_us": found.time,
+        "parts": parts,
+        "peer_bytes": found.peer_bytes,
+    }
 
 
 def stage_records(trace: Trace) -> list[dict[str, object]]:
@@ -83,6 +90,7 @@ def _stage_record(use: StageUse, path: float) -> dict[str, object]:
         "path_us": path,
         "bytes": use.bytes,
         "flops": use.flops,
+        "peer_bytes": use.peer_bytes,
     }
 
 
@@ -95,7 +103,13 @@ def lost_words(found: Account) -> str:
         for part in found.parts
         if part.name != "ideal" and abs(part.time) >= found.time / 1000
     ]
-    return f"{', '.join(lost)}; on rank {found.rank}, which ends last" if lost else "nothing"
+    moved = f"; {moved_words(found.peer_bytes)}, as part of computing" if found.peer_bytes else ""
+    return f"{', '.join(lost)}; on rank {found.rank}, which ends last{moved}" if lost else "nothing"
+
+
+def moved_words(peer_bytes: int) -> str:
+    """What launches that compute move."""
+    return f"launches move {show_bytes(peer_bytes)} between ranks themselves"
 
 
 def part_name(words: str, time: float) -> str:

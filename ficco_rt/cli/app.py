@@ -13,6 +13,7 @@ from .shared_options import (
     complete_machines,
     complete_operations,
     complete_schedules,
+    complete_words,
     gpus_option,
     json_option,
     machine_option,
@@ -86,8 +87,8 @@ def init(**options: Any) -> int:
 @trust_option
 @json_option
 def check(**options: Any) -> int:
-    """Prove schedules, check their plans, and warn of text that is right and probably slow, as a linter does. Nothing
-    runs. `-` is standard input."""
+    """Prove schedules, check their plans, and warn of text that is probably slow, or keeps partial sums in types too
+    narrow for them, as a linter does. Nothing runs. `-` is standard input."""
     from .check import check
 
     return check(**options)
@@ -153,7 +154,13 @@ def explain(**options: Any) -> int:
 
 @ficco.command("calibrate", short_help="Measure this machine's GPUs.", epilog=EXITS)
 @gpus_option("all GPUs, 8 at most")
-@click.option("--backend", default="auto", metavar="auto|cuda|hip", help="Whose GPUs are measured.  [default: auto]")
+@click.option(
+    "--backend",
+    default="auto",
+    metavar="auto|cuda|hip",
+    shell_complete=complete_words,
+    help="Whose GPUs are measured.  [default: auto]",
+)
 @click.option(
     "--seconds", type=whole_number(5, 3600), default=110, metavar="N", help="How long it may take.  [default: 110]"
 )
@@ -219,7 +226,13 @@ def choose(**options: Any) -> int:
 @click.argument("targets", nargs=-1, required=True, metavar="OPERATION|FILE...", shell_complete=complete_operations)
 @gpus_option("all GPUs")
 @set_option
-@click.option("--backend", default="auto", metavar="auto|cuda|hip", help="The GPUs to measure on.  [default: auto]")
+@click.option(
+    "--backend",
+    default="auto",
+    metavar="auto|cuda|hip",
+    shell_complete=complete_words,
+    help="The GPUs to measure on.  [default: auto]",
+)
 @click.option(
     "--ranks-per-gpu", type=whole_number(1, 1024), default=1, metavar="N", help="Ranks that share a GPU.  [default: 1]"
 )
@@ -388,6 +401,7 @@ def explore(**options: Any) -> int:
     "--backend",
     default="auto",
     metavar="auto|cuda|hip|sim",
+    shell_complete=complete_words,
     help="What measures; sim models.  [default: auto, GPUs if there are any]",
 )
 @machine_option

@@ -15,6 +15,7 @@ from ..driver.api import DriverName
 from ..errors import DeviceError
 from ..files import MACHINE, check_outputs
 from ..machine.model import Machine
+from ..machine.units import figure
 from .common import count
 from .console import Progress, Style, table
 from .report import print_json
@@ -127,7 +128,7 @@ def render(
     rows = [
         (
             name.replace("_", " "),
-            f"{c.value:.4g}",
+            figure(c.value, 4),
             c.unit,
             f"{100 * c.residual:.1f} %",
             c.probe + HOST * c.host + NOISE * (c.noise is not None) + FOUND * (c.found is not None),
@@ -145,7 +146,7 @@ def render(
     if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
         parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
     told = ", ".join(
-        f"{name.replace('_', ' ')} {c.noise[0]:.3g} ± {c.noise[1]:.2g} {c.unit}"
+        f"{name.replace('_', ' ')} {figure(c.noise[0])} ± {figure(c.noise[1], 2)} {c.unit}"
         for name, c in found.items()
         if c.noise is not None
     )
@@ -153,7 +154,8 @@ def render(
         parts.append(
             f"{NOISE.strip()} cannot be told from noise, so the figure is the one known before; measured: {told}"
         )
-    shown = ", ".join(f"{name.replace('_', ' ')} {c.found:.4g}" for name, c in found.items() if c.found is not None)
+    known = {name.replace("_", " "): c.found for name, c in found.items() if c.found is not None}
+    shown = ", ".join(f"{name} {figure(value, 4)}" for name, value in known.items())
     if shown:
         parts.append(
             f"{FOUND.strip()} the stored figure of {base.device.name}, which is of schedules, changed by as much as "

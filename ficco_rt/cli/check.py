@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 
-from ficco_dsl.diagnostics import Diagnostic
+from ficco_dsl.diagnostics import Diagnostic, Span
 
 from .. import files
-from ..errors import SizesError, exit_code
+from ..errors import PlanError, SizesError, exit_code
+from ..graph.noise import percent
 from ..plan.ir import Plan
+from ..types import TYPES
 from .common import (
     STDIN,
     Job,
@@ -87,14 +89,32 @@ def check(
 
 
 def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, object]:
-    """A stored device plan, checked from itself alone."""
+    """A stored device plan, checked from itself alone, and compared with what its plan gives."""
     from ..compiler import compilation
     from ..device import codec
+    from ..device.build import device_plan, layout_of
     from ..device.check import check
+    from ..device.contents import COMPILE, differences
+    from ..plan import codec as plan_codec
+    from ..plan.check import check as check_plan
 
+    text = files.decoded(source.data, source.name)
     with progress.step("reading and checking the device plan"), sourced(source.texts), compilation():
-        plan = codec.from_json(files.decoded(source.data, source.name), source.name)
+        plan = codec.from_json(text, source.name)
         check(plan)
+    stored = codec.source_of(text)
+    if stored is not None:
+        with progress.step("making the device plan again"), sourced(source.texts), compilation():
+            made_of = plan_codec.from_json(stored, source.name)
+            check_plan(made_of)
+            here = Span(source.name, 1, 1, 1, 1)
+            if made_of.ranks != len(plan.placement.devices):
+                ranks = f"{made_of.ranks} ranks, and its device plan for {len(plan.placement.devices)}"
+                raise PlanError((Diagnostic(here, f"the plan in the file is for {ranks}; {COMPILE}"),))
+            layout = layout_of(made_of, plan.device, plan.placement, plan.features, plan_codec.content_hash(made_of))
+            found = tuple(differences(plan, device_plan(layout, plan.mode)))
+            if found:
+                raise PlanError(found)
     return {
         "target": target,
         "schedule": plan.schedule,
@@ -106,13 +126,15 @@ def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, o
         "words": len(plan.words),
         "launches": len(plan.launches),
         "actions": len(plan.body),
+        "compared": stored is not None,
     }
 
 
 def _device_sentence(record: dict[str, object]) -> str:
     counted = ("ranks", "devices", "streams", "words", "launches", "actions")
     numbers = ", ".join(count(int(str(record[name])), name.removesuffix("s")) for name in counted)
-    return f"device plan, mode {record['mode']}: no race, no deadlock, runs stay apart; {numbers}"
+    plan = "as its plan has it" if record["compared"] else "not compared with its plan, which the file does not hold"
+    return f"device plan, mode {record['mode']}: no race, no deadlock, runs stay apart, {plan}; {numbers}"
 
 
 def _shown(target: str) -> str:
@@ -145,7 +167,22 @@ def _sentence(job: Job) -> str:
     plan = job.plan
     parts = [proof_words(job), "no race, no deadlock"]
     parts += [count(operations(plan), "operation"), count(len(plan.streams), "stream"), count(waits(plan), "wait")]
-    return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}"
+    return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}{short_words(job)}"
+
+
+def short_words(job: Job) -> str:
+    """Which partial sums may overflow where the result does not, after a semicolon; nothing if none may."""
+    short = job.short_sums
+    if not short:
+        return ""
+    types = {t.name: TYPES[t.dtype] for t in job.plan.tensors}
+    ends = join_words(dict.fromkeys(f"{types[name].name} ends at {types[name].largest:.5g}" for name in short))
+    return f"; partial sums in {join_words(short)} may overflow where the result does not ({ends})"
+
+
+def within_roundings(allowance: float) -> str:
+    """What is said of numbers in place of `correct` where roundings may take too much."""
+    return f"within its roundings, which may take {percent(allowance)} of a result of one sign"
 
 
 def _record(target: str, job: Job) -> dict[str, object]:
@@ -161,5 +198,6 @@ def _record(target: str, job: Job) -> dict[str, object]:
         "operations": operations(plan),
         "streams": len(plan.streams),
         "waits": waits(plan),
+        "short_sums": job.short_sums,
         "warnings": [diagnostic_record(d) for d in job.warnings],
     }

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from .. import files, library
 from ..arguments import VENDOR
 from ..errors import UsageError
-from .common import Job, count, machine_of
+from ..machine.profiles import is_file
+from .common import Job, count, joins_more, machine_of
 from .console import Progress, Style, show_path, table
 from .drawing import show_about, show_time
-from .report import print_json
+from .report import print_json, say
 from .settings import parse_settings, show_params
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def choose(
     as_json: bool,
 ) -> int:
     """Print which schedule an operation gets, and why."""
+    on = machine_of(machine, gpus)
     with Progress().step("choosing"):
-        made = chosen(operation, settings, machine_of(machine, gpus), by, candidates, measured)
+        made = chosen(operation, settings, on, by, candidates, measured)
+    if (more := joins_more(on)) is not None and not is_file(machine or ""):
+        say(f"warning: {more[0]}\n  help: {more[1]}")
     if as_json:
         print_json(record(made))
     else:

@@ -81,6 +81,17 @@ class Job:
         return unproven(self.plan)
 
     @property
+    def short_sums(self) -> tuple[str, ...]:
+        """The tensors that keep partial sums in a type that ends early."""
+        from ..graph.noise import short_sums
+        from ..graph.prove import meaning
+        from ..plan.check import walk
+        from ..plan.prove import steps
+
+        done = meaning(self.graph) if self.graph is not None else list(steps(self.plan, walk(self.plan)))
+        return short_sums(self.plan.tensors, self.plan.claims, done)
+
+    @property
     def proven(self) -> bool:
         """Whether the proof, which the plan has passed, covers everything that the plan computes. A plan without claims
         has no proof."""
@@ -172,12 +183,42 @@ def machine_of(name: str | None, gpus: int | None) -> Machine:
     return chosen(name, gpus)
 
 
+def joins_more(machine: Machine) -> tuple[str, str] | None:
+    """A stored machine that is taken for more ranks than it has: the fact, and the way out. None: it has as many."""
+    from ..machine.profiles import NAMES, stored
+
+    if machine.name not in NAMES or machine.ranks <= (known := stored(machine.name)).ranks:
+        return None
+    larger = [n for n in NAMES if stored(n).device == known.device and stored(n).ranks >= machine.ranks]
+    named = f"take --machine {larger[0]}, --gpus {known.ranks}" if larger else f"take --gpus {known.ranks}"
+    last = known.tiers[-1]
+    joins = f"its {last.kind} of tier '{last.name}'" if len(known.tiers) > 1 else f"its {last.kind}"
+    return (
+        f"machine {machine.name} has {known.ranks} GPUs; {machine.ranks} are modelled as if {joins} joined them all",
+        f"{named}, or a machine's file that says what joins {machine.ranks} (docs/machines.md)",
+    )
+
+
+def _too_few(source: Source, machine: Machine) -> tuple[Diagnostic, ...]:
+    """`joins_more` as a warning, at the schedule's name."""
+    from ficco_dsl.diagnostics import Diagnostic, Span
+
+    more = joins_more(machine)
+    if more is None:
+        return ()
+    lines = source.data.decode("utf-8", "replace").splitlines()
+    at = next((i for i, line in enumerate(lines) if line.startswith("schedule")), 0)
+    span = Span(source.name, at + 1, 1, at + 1, len(lines[at]) + 1)
+    return (Diagnostic(span, more[0], help=more[1]),)
+
+
 def compile_job(request: Request, progress: Progress, found: Callable[[int], Machine] | None = None) -> Job:
     """Everything from text (or stored plan) to a proven, checked plan; `found` as of `build_graph`."""
     if request.source.is_plan:
         return _stored(request, progress, found)
     from .. import compiler, kernel_files, library
     from ..graph.prove import prove
+    from ..machine.profiles import is_file
     from ..plan.check import check
     from ..plan.lower import lower
 
@@ -195,12 +236,15 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
             check(plan)
     title = library.title(source.data.decode("utf-8", "replace"))
     warnings = compiler.lint(graph, machine)
+    if found is None and not is_file(request.machine or ""):
+        warnings = (*_too_few(source, machine), *warnings)
     return Job(source.name, title, machine, plan, graph, warnings, source.texts, proof_time, built.given)
 
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
     from ..compiler import checked_plan, compilation
-    from ..plan.prove import prove
+    from ..graph.noise import coarse
+    from ..plan.prove import prove, steps
 
     source = request.source
     if source.is_device_plan:
@@ -225,7 +269,8 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
             "compile it again, or leave out --machine"
         )
     machine = plan.target if found is None else found(plan.ranks)
-    return Job(source.name, "", machine, plan, None, (), {}, proof_time)
+    found_coarse = {d.span: d for d in coarse(plan.tensors, plan.claims, list(steps(plan, order)))}
+    return Job(source.name, "", machine, plan, None, tuple(found_coarse.values()), {}, proof_time)
 
 
 def describe_params(schedule: Schedule, texts: Mapping[str, str]) -> str:

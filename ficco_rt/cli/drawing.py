@@ -169,7 +169,9 @@ def about(trace: Trace) -> str:
     if uses and trace.duration:
         busy = sum(u.compute for u in uses) / len(uses) / trace.duration
         words += f" · computing {100 * busy:.0f} % of the time"
-        if any(u.moving for u in uses):
+        if moved := sum(u.peer_bytes for u in uses):
+            words += f" · exposed communication not told apart: launches move {show_bytes(moved)} themselves"
+        elif any(u.moving for u in uses):
             words += f" · exposed communication {show_time(max(u.exposed for u in uses))}"
     return words
 

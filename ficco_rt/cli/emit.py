@@ -59,6 +59,7 @@ def emit(options: Options) -> int:
 def _emit_device_plan(job: Job, options: Options) -> None:
     """Print the device plan for the devices of the machine, with so many ranks on each device and in each process; or
     the calls by which each process makes a first run."""
+    from .. import kernel_files
     from ..compiler import compilation
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
@@ -99,8 +100,10 @@ def _emit_device_plan(job: Job, options: Options) -> None:
         made = checked(device_plan(layout, mode))
     if options.emit == "run-plan":
         sys.stdout.write("\n".join(map(str, first_runs(made))))
+    elif options.emit == "device-plan":
+        sys.stdout.write(text.to_text(made))
     else:
-        sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
+        sys.stdout.write(codec.to_json(made, kernel_files.relative(job.plan, Path())))
 
 
 def refuse_device_plan_options(options: Options) -> None:

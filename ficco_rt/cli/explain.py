@@ -90,6 +90,9 @@ def _stage_lines(facts: Facts) -> list[str]:
 
 def _doing(does: Facts) -> str:
     kind, a_rank = does["kind"], does["a_rank"]
+    far = [(way, does.get(f"bytes_{way}_others")) for way in ("from", "to")]
+    verbs = {"from": "read from", "to": "written to"}
+    between = "".join(f", {_spread_of(size, show_bytes)} {verbs[way]} other ranks" for way, size in far if size)
     if kind == "copy":
         ways = does["ways"]
         verb = join_words(
@@ -108,16 +111,16 @@ def _doing(does: Facts) -> str:
         of_them = "" if library == a_rank else f"{_spread_of(library, str)} of them "
         by = f", {of_them}by the vendor's library" if library[1] else ""
         flops = _spread_of(does["flops_a_rank"], show_flops)
-        return f"{_spread(a_rank, 'GEMM')} of {shapes} (m × n × k){adding}, {flops}{by}"
+        return f"{_spread(a_rank, 'GEMM')} of {shapes} (m × n × k){adding}, {flops}{by}{between}"
     if kind == "reduce":
         shapes = _some(" × ".join(map(str, s)) for s in does["shapes"])
-        return f"{_spread(a_rank, 'sum')} of {_terms(does)} of {shapes}"
+        return f"{_spread(a_rank, 'sum')} of {_terms(does)} of {shapes}{between}"
     if kind == "collective":
         each = _some(show_bytes(b) for b in does["bytes_each"])
         if does["collectives"] == ["send_recv"]:
             return f"{_spread(a_rank, 'message')} sent to one rank, as one of another rank is received, {each} each"
         return f"{_spread(a_rank, 'call')} of {join_words(does['collectives'])}, {each} each"
-    return f"{_spread(a_rank, 'launch')} of {join_words(does['kernels'])} (not seen by the proof)"
+    return f"{_spread(a_rank, 'launch')} of {join_words(does['kernels'])} (not seen by the proof){between}"
 
 
 def _terms(does: Facts) -> str:
@@ -168,6 +171,10 @@ def _traffic_lines(facts: Facts) -> list[str]:
             which = f"each {kind} that is used" if tier["links_even"] else f"the busiest {kind} ({busiest['link']})"
             name = f"{tier['topology']} of tier {tier['name']}" if several else tier["topology"]
             lines.append(f"  {name}: {which} carries {load}")
+    if traffic["by_launches"]:
+        lines.append(
+            f"  of this, launches read and write {show_bytes(traffic['by_launches'])} themselves, over all ranks"
+        )
     if traffic["within_ranks"]:
         lines.append(f"  copies within ranks: {show_bytes(traffic['within_ranks'])} over all ranks")
     calls = [d for s in facts["stages"] for d in s["does"] if d["kind"] == "collective"]

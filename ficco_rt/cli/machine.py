@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..machine.model import Device, Links, Machine
 from ..machine.rules import hints, is_table, unit_of
 from ..machine.tables import TITLES
-from ..machine.units import Unit
+from ..machine.units import Unit, figure
 from .common import count
 from .console import Style, table
 from .drawing import show_bytes
@@ -220,11 +220,11 @@ def _value(number: Number) -> str:
         case "bytes":
             return show_bytes(number.value)
         case "bytes a microsecond":
-            return f"{number.value * 1e-3:.4g} GB/s"
+            return f"{figure(number.value * 1e-3, 4)} GB/s"
         case "operations a microsecond":
-            return f"{number.value * 1e-6:.4g} TFLOP/s"
+            return f"{figure(number.value * 1e-6, 4)} TFLOP/s"
         case "microseconds":
-            return f"{number.value:.4g} µs"
+            return f"{figure(number.value, 4)} µs"
     return "all" if number.name == "ranks" and not number.value else str(number.value)
 
 
@@ -237,10 +237,10 @@ def _row(found: Any) -> tuple[str, ...]:
         first, last = found.points[0], found.points[-1]
         value = f"{count(len(found.points), 'point')}, {_point(first)} … {_point(last)}"
     else:
-        value = f"{found.time:.4g} µs" if "time" in fields else f"{found.factor:.4g}"
+        value = f"{figure(found.time, 4)} µs" if "time" in fields else figure(found.factor, 4)
     return " ".join(told), ", ".join(said), value, found.source
 
 
 def _point(point: tuple[float, ...]) -> str:
     *sizes, value = point
-    return f"{' × '.join(f'{size:g}' for size in sizes)}: {value:.4g}"
+    return f"{' × '.join(f'{size:.15g}' for size in sizes)}: {figure(value, 4)}"

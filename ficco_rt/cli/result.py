@@ -11,8 +11,8 @@ from .. import __version__
 from ..account import Account, account, rank_uses
 from ..concurrent import Concurrent, overlap_rate
 from ..errors import NumbersError
-from .account import SERIAL, lost_words, time_records
-from .check import proof_words
+from .account import SERIAL, lost_words, moved_words, time_records
+from .check import proof_words, short_words, within_roundings
 from .choosing import reasons
 from .choosing import record as choice_record
 from .common import Job, count, join_words
@@ -62,12 +62,23 @@ class Result:
         return median(self.times)
 
     @property
-    def exposed(self) -> float:
+    def exposed(self) -> float | None:
         """How much longer the timed runs took than computing alone, where that was measured. Else, of the trace:
-        communication with no computation at the same time, on the rank that has most of it."""
+        communication with no computation at the same time, on the rank that has most of it. None: launches that
+        compute move data between ranks themselves, and no trace tells the two apart."""
         if self.yardsticks.measured:
             return max(0.0, self.time - self.yardsticks.compute_alone)
+        return None if self.peer_bytes else self.exposed_copies
+
+    @property
+    def exposed_copies(self) -> float:
+        """Of the trace: copies and collectives with no computation at the same time, on the rank with most of it."""
         return max((use.exposed for use in rank_uses(self.trace)), default=0.0)
+
+    @property
+    def peer_bytes(self) -> int:
+        """What launches that compute move between ranks themselves, all ranks together."""
+        return sum(use.peer_bytes for use in rank_uses(self.trace))
 
     @property
     def exposed_of(self) -> str:
@@ -86,7 +97,7 @@ class Result:
         y = self.yardsticks
         if not y.iterations:
             return None
-        overlap = overlap_rate(rank_uses(self.trace))
+        overlap = None if self.peer_bytes else overlap_rate(rank_uses(self.trace))
         return Concurrent(y.iterations, self.time, y.serial, y.compute_alone, y.collectives_alone, overlap)
 
     @property
@@ -96,8 +107,11 @@ class Result:
             return None
         if v.integers is False:
             return NumbersError(f"{v.worst} (on integers that nothing rounds, seed {self.seed})")
+        data, of = "", v
+        if v.one_signed is not None and not v.one_signed.ok:
+            data, of = "on data of one sign: ", v.one_signed
         return NumbersError(
-            f"{v.worst} (relative error {v.rel_err:.2e}, tolerance {v.tolerance:.2e}, seed {self.seed})"
+            f"{v.worst} ({data}relative error {of.rel_err:.2e}, tolerance {of.tolerance:.2e}, seed {self.seed})"
         )
 
 
@@ -123,7 +137,8 @@ def record(result: Result) -> dict[str, object]:
         "params": dict(plan.params),
         "given": {g.param: {"value": g.value, "rule": g.rule, "why": g.why} for g in job.given},
         "choice": None if job.choice is None else choice_record(job.choice),
-        "verified": compared.ok if compared else None,
+        # neither right nor wrong: within roundings that may take too much
+        "verified": None if compared is None or (compared.ok and not compared.correct) else compared.ok,
         "integers": compared.integers if compared else None,
         "proven": job.proven,
         "why": reasons(job),
@@ -131,6 +146,9 @@ def record(result: Result) -> dict[str, object]:
         "unproven": job.unproven,
         "rel_err": compared.rel_err if rounded and compared else None,
         "tolerance": compared.tolerance if rounded and compared else None,
+        "one_signed": _one_signed(compared),
+        "allowance": compared.allowance if compared else None,
+        "short_sums": job.short_sums,
         "seed": result.seed,
         "order": result.order,
         "iters": len(result.times),
@@ -146,7 +164,7 @@ def record(result: Result) -> dict[str, object]:
         "serial_by": yardsticks.serial_by or None,
         "ideal_by": yardsticks.ideal_by or None,
         "share_of_ideal": result.share_of_ideal,
-        "exposed_ms": result.exposed / 1e3,
+        "exposed_ms": None if result.exposed is None else result.exposed / 1e3,
         "exposed_of": result.exposed_of,
         "concurrent": None if result.concurrent is None else result.concurrent.record(),
         **_times(result, result.trace, yardsticks),
@@ -159,6 +177,12 @@ def record(result: Result) -> dict[str, object]:
     if result.error:
         facts["error"] = error_record(result.error)
     return facts
+
+
+def _one_signed(found: Verification | None) -> dict[str, object] | None:
+    if found is None or found.one_signed is None:
+        return None
+    return {"rel_err": found.one_signed.rel_err, "tolerance": found.one_signed.tolerance}
 
 
 def _times(result: Result, trace: Trace, yardsticks: Yardsticks) -> dict[str, object]:
@@ -268,9 +292,12 @@ def _at_once(result: Result, found: Concurrent) -> str:
 
 
 def _exposed(result: Result) -> str:
-    time = show_time(result.exposed)
+    time = show_time(result.exposed_copies if result.exposed is None else result.exposed)
     if result.yardsticks.measured:
         return f"{time} more than computing alone"
+    if result.exposed is None:
+        copies = f"{time} of copies with no computing beside them, and more: " if result.exposed_copies else ""
+        return f"{copies}not told apart, as {moved_words(result.peer_bytes)}"
     traced = ", in a run with timestamps" if result.exposed_of == "traced run" else ""
     return f"{time} of communication with no computing beside it{traced}"
 
@@ -309,6 +336,12 @@ def _numbers(result: Result, style: Style) -> str:
             normal = "random data not run"
         elif not found.rel_err and not found.tolerance:
             normal = "random data equal"
-        words = [style("correct", "green") if found.ok else style("WRONG", "red"), f"{integers}, {normal}"]
+        verdict = style("correct", "green") if found.ok else style("WRONG", "red")
+        if found.ok and not found.correct:
+            verdict = style(within_roundings(found.allowance), "yellow")
+        one_signed = ""
+        if (signed := found.one_signed) is not None:
+            one_signed = f"data of one sign off by {signed.rel_err:.1e} of {signed.tolerance:.1e} allowed, "
+        words = [verdict, f"{integers}, {one_signed}{normal}"]
     unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""
-    return ": ".join(words) + unproven
+    return ": ".join(words) + unproven + short_words(result.job)

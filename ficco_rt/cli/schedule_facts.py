@@ -12,9 +12,10 @@ from ..device.features import usual
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
 from ..device.room_table import room_table, table_facts
-from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, Op, Reduce
+from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, KernelCall, Op, Reduce
 from ..machine.model import Machine, Port
 from ..plan.ir import Plan, SignalFlag
+from ..region import between_ranks
 from ..trace import base_name
 from ..types import TYPES
 from .check import operations, proof_words, waits
@@ -127,6 +128,14 @@ def _does(graph: Graph, kind: type[Body], ops: Sequence[Op]) -> Facts:
         facts["bytes_each"] = _distinct(max(_bytes(graph, call.dst), _bytes(graph, call.src)) for call in bodies)
     else:
         facts["kernels"] = sorted({call.kernel for call in bodies})
+    if kind not in (Copy, Collective):
+        far = [(op.where.rank, *between) for op in ops for between in _between(graph, op)]
+        for name, own in (("bytes_from_others", 2), ("bytes_to_others", 1)):
+            moved: Counter[int] = Counter()
+            for entry in far:
+                moved[entry[0]] += entry[3] if entry[own] == entry[0] else 0
+            if far and any(moved.values()):
+                facts[name] = least_and_most(moved[r] for r in range(graph.ranks))
     return facts
 
 
@@ -182,17 +191,17 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
     """Bytes by (from, to), and what that means for the busiest link."""
     n = graph.ranks
     pairs: Counter[tuple[int, int]] = Counter()
-    local = 0
+    local = launched = 0
     for op in graph.ops:
         match op.body:
             case Copy(dst=dst, src=src) if src.rank == dst.rank:
                 local += _bytes(graph, dst)
-            case Copy(dst=dst, src=src):
-                pairs[src.rank, dst.rank] += _bytes(graph, dst)
             case Collective(kind="send_recv", src=src, to=to):
                 pairs[src.rank, to] += _bytes(graph, src)
-            case Gemm(out=out) if out.rank != op.where.rank:
-                pairs[op.where.rank, out.rank] += _bytes(graph, out)
+            case Copy() | Gemm() | Reduce() | KernelCall():
+                for source, target, size in _between(graph, op):
+                    pairs[source, target] += size
+                    launched += 0 if isinstance(op.body, Copy) else size
     load: Counter[Port] = Counter()
     for (a, b), size in pairs.items():
         for port in machine.ports(a, b):
@@ -201,6 +210,7 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
         "out": [sum(pairs[r, p] for p in range(n)) for r in range(n)],
         "in": [sum(pairs[p, r] for p in range(n)) for r in range(n)],
         "within_ranks": local,
+        "by_launches": launched,
         "pairs": [[pairs[a, b] for b in range(n)] for a in range(n)] if n <= MATRIX else None,
         **_busiest(machine, load, machine.links.kind),
         "tiers": [
@@ -310,6 +320,12 @@ def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]
         for name in names:
             shared[name] |= names - {name}
     return found, shared
+
+
+def _between(graph: Graph, op: Op) -> list[tuple[int, int, int]]:
+    """What an operation reads and writes on other ranks: from which rank, to which, how many bytes."""
+    found = between_ranks(op.where.rank, op.reads, op.writes)
+    return [(source, target, _bytes(graph, region)) for source, target, region in found]
 
 
 def _bytes(graph: Graph, region: Any) -> int:

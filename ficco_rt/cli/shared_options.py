@@ -67,6 +67,12 @@ def complete_machines(_context: click.Context, _parameter: click.Parameter, begu
     return [*(CompletionItem(name) for name in NAMES if name.startswith(begun)), CompletionItem(begun, type="file")]
 
 
+def complete_words(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may complete an option to whose words its metavar lists."""
+    words = str(getattr(parameter, "metavar", "")).split("|")
+    return [CompletionItem(word) for word in words if word.startswith(begun)]
+
+
 set_option = click.option(
     "--set",
     "settings",
@@ -121,6 +127,7 @@ run_options = all_of(
         "--backend",
         default="auto",
         metavar="auto|cuda|hip|host|sim",
+        shell_complete=complete_words,
         help="What runs it; auto takes GPUs if there are any, sim models time alone.  [default: auto]",
     ),
     click.option(

@@ -265,6 +265,8 @@ def _details(span: TraceSpan) -> str:
     if span.bytes:
         rate = f", {span.bytes / length / 1e3:.0f} GB/s" if length > 0 else ""
         lines.append(show_bytes(span.bytes) + rate)
+    if span.peer_bytes:
+        lines.append(f"{show_bytes(span.peer_bytes)} of it in other ranks' memory")
     if span.flops:
         rate = f", {span.flops / length / 1e6:.0f} TFLOP/s" if length > 0 else ""
         lines.append(show_flops(span.flops) + rate)

@@ -12,9 +12,9 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import DeviceError, UsageError, exit_code
+from ..errors import DeviceError, LeftError, UsageError, exit_code
 from ..graph.budget import one_meter
-from ..group import Group, LeftError
+from ..group import Group
 from ..transports import launched
 from .common import DEFAULT_GPUS, PLAN_SUFFIX, join_words
 from .options import Options
@@ -48,7 +48,7 @@ def together(options: Options) -> int:
     except Exception as error:  # noqa: BLE001  as in `main`: every error becomes words and a code
         ours = as_ours(error)
         outcome = Outcome(exit_code(ours), error_text(ours, PROGRAM), error_record(ours), isinstance(ours, LeftError))
-        group.leave(str(ours))
+        group.leave(ours)
     try:
         told = ends.exchange(json.dumps([getattr(outcome, n) for n in Outcome.__slots__]).encode(), GOODBYE, "the end")
     except DeviceError as error:

@@ -74,8 +74,12 @@ def from_json(text: str, path: str) -> Trace:
     other = data.get("otherData") if isinstance(data, dict) else None
     if not isinstance(other, dict) or other.get("format") != FORMAT:
         raise UsageError(f"{path}: is not a trace of ours; `ficco-run --trace FILE` writes one")
-    if other.get("version") not in _READ:
-        raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads versions 1 to 3")
+    number = other.get("version")
+    if type(number) is not int or number not in _READ:
+        raise UsageError(
+            f"{path}: is a trace of version {json.dumps(number)[:20]}; this ficco reads versions 1 to 3: let "
+            "`ficco-run --trace FILE` write it again"
+        )
     read = _TraceReader(path)
     ranks = read.field(other, "ranks", _count)
     lanes = tuple(_lane(read, entry, ranks) for entry in read.field(other, "lanes", _list))
@@ -128,6 +132,8 @@ def _event(span: TraceSpan, thread: int) -> dict[str, object]:
         args["launched"] = asdict(span.launched)
     if span.peer is not None:
         args["peer"] = span.peer
+    if span.peer_bytes:
+        args["peer_bytes"] = span.peer_bytes
     if span.ops:
         args["ops"] = list(span.ops)
     for name, time in (("waited", span.waited), ("within", span.within)):
@@ -255,6 +261,7 @@ def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> Tra
         peer=read.field(args, "peer", _count) if "peer" in args else None,
         launched=_launched(read, read.field(args, "launched", _record)) if "launched" in args else None,
         ops=tuple(read.field(args, "ops", _counts)) if "ops" in args else (),
+        peer_bytes=read.field(args, "peer_bytes", _count) if "peer_bytes" in args else 0,
         waited=read.field(args, "waited", _number) if "waited" in args else 0.0,
         within=read.field(args, "within", _number) if "within" in args else 0.0,
     )

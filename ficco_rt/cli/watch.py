@@ -19,6 +19,7 @@ from .run import SKETCHED
 from .timeline import sketch
 
 EVERY = 0.25  # seconds between two looks at the file
+GONE = 4  # looks for which it is not there, until that is told: editors take a moment to put a new one there
 _CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 Stamp = tuple[int, int, int]  # of a file: time of its last change, size, inode
@@ -36,9 +37,15 @@ def watch(
     seen: Stamp | None = None
     last: Result | None = None  # of the last schedule that was right
     first = True
+    absent = 0
     while True:
         stamp = _stamp(Path(file))
-        if stamp is not None and stamp != seen:  # None: an editor is about to put the new file there
+        absent = 0 if stamp is not None else absent + 1
+        if absent == GONE:
+            seen = None  # the same file may come back
+            gone = UsageError(f"{target}: the file is gone; the watch goes on when it is back, Ctrl-C ends it")
+            _tell_wrong(target, gone, last, output)
+        if stamp is not None and stamp != seen:
             seen = stamp
             try:
                 last = _draw(target, _modelled(target, gpus, settings, machine), last, output)

@@ -208,6 +208,7 @@ class _Builder:
             called=frames.frame(called=True) if framed else Frame((), ()),
             communicators=self.layout.communicators,
             sets=1 if self.mode == "embedded" else self.layout.sets,
+            between=frames.between() if framed else Frame((), ()),
         )
 
     def _written(self) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """The check of a device plan, from it alone: well-formed (`rules`), no deadlock, no race, runs apart from each other.
 
-Several runs in a row are walked through, as callers may make them: among callers' streams, behind a run of the same
-callers, behind one of others, and on nobody's streams; and callers' graphs that hold runs are replayed.
+Several runs in a row are walked through, as callers may make them: on nobody's streams, until the host has seen the end
+and uses the tensors; among callers' streams, behind a run of the same callers, behind one of others, behind a run of
+another mode; and before and behind replays of callers' graphs.
 
 The first walk is abstract and finds deadlocks. The second has vector clocks and finds races: each access of memory, of
 a word as of a tensor, must know the end of the conflicting accesses before it, in the same run or in the one before.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from ficco_dsl.diagnostics import Diagnostic, Note
 
@@ -33,35 +34,61 @@ from .ir import (
     CopyMemory,
     DevicePlan,
     LaunchKernel,
+    Manner,
     Meet,
     RecordEvent,
     ResetWords,
 )
 from .races import Races
 from .rules import RULES
-from .sequence import Holder, Node, RunCase, RunSequence
+from .sequence import Holder, Node, Other, RunCase, RunSequence, Seen, Step
 
 MOST_MISTAKES = 20
 
-_OWN = RunCase(None, behind=False, timed=True)
-_CALLED = RunCase(0, behind=False, uses=(True, True))
-_BEHIND = RunCase(0, behind=True, uses=(True, False))
-_BEHIND_OTHERS = RunCase(1, behind=True, others=True, timed=True)
-_REPLAYS = [_CALLED, RunCase(0, behind=True, uses=(False, True)), _BEHIND]
-_OWN_BEHIND = RunCase(None, behind=True, others=True, timed=True)
+_CALLED = RunCase(Manner(True, behind=False, timed=False), uses=(True, True))
+_LIKE = RunCase(Manner(True, behind=True, timed=False), uses=(True, False))
+_REPLAY = Manner(True, behind=True, timed=False, others=True, replays=True)
+_PLAIN: tuple[Step, ...] = (
+    RunCase(Manner(False, behind=False, timed=True)),
+    RunCase(Manner(False, behind=True, timed=True)),
+    Seen(),
+    _CALLED,
+    _LIKE,
+    Other(),
+    RunCase(Manner(True, behind=True, timed=True, others=True), callers=1),
+    RunCase(Manner(False, behind=True, timed=True, others=True)),
+    Seen(),
+)
+_BESIDE_REPLAYS: tuple[Step, ...] = (  # behind what stands in `_PLAIN`
+    Other(replay=True),
+    RunCase(Manner(True, behind=True, timed=False, others=True, replays=True), uses=(True, False)),
+    Other(replay=True),
+    RunCase(Manner(False, behind=True, timed=True, others=True, replays=True)),
+    Seen(replays=True),
+)
+_REPLAYS: tuple[Step, ...] = (
+    RunCase(_REPLAY, uses=(True, True)),
+    Other(replays=True),
+    RunCase(_REPLAY, uses=(False, True)),
+    RunCase(_REPLAY, uses=(True, False)),
+    Other(called=False, replays=True),
+    Seen(replays=True),
+)
 
 
 def check(plan: DevicePlan) -> None:
     """Raises PlanError with every mistake found (at most 20)."""
     for rule in RULES:
-        mistakes = tuple(rule(plan))
+        mistakes = tuple(islice(rule(plan), MOST_MISTAKES))
         if mistakes:
-            raise PlanError(mistakes[:MOST_MISTAKES])
-    several = [[_CALLED, _BEHIND, _BEHIND_OTHERS, _OWN_BEHIND], [_OWN]]
+            raise PlanError(mistakes)
+    several: list[tuple[Step, ...]] = [_REPLAYS]
+    if plan.mode != "embedded":
+        several = [(*_PLAIN, *_BESIDE_REPLAYS) if plan.features.embeds else _PLAIN]
     if plan.sets > 1:  # each set more than once, behind runs of the same callers
-        several.append([_CALLED, _BEHIND, _BEHIND, _BEHIND])
-    for runs in [_REPLAYS] if plan.mode == "embedded" else several:
-        _check_runs(RunSequence(plan, runs))
+        several.append((_CALLED, _LIKE, _LIKE, _LIKE))
+    for steps in several:
+        _check_runs(RunSequence(plan, steps))
 
 
 def checked(plan: DevicePlan) -> DevicePlan:
@@ -128,7 +155,10 @@ class _Walk:
                 self._wake(nodes[self.at[q]], ready)
                 self.at[q] += 1
         stuck = [q for q, nodes in enumerate(self.runs.queues) if self.at[q] < len(nodes)]
-        if stuck:
+        if stuck:  # NOTE what is outside of the plan is stuck behind what is in it
+            stuck.sort(
+                key=lambda q: (self.runs.queues[q][self.at[q]].action is None, self.runs.queues[q][self.at[q]].run)
+            )
             raise PlanError(tuple(self._deadlock(q) for q in stuck[:MOST_MISTAKES]))
         return self.order
 
@@ -264,6 +294,8 @@ class _Walk:
                 text = "a node"
                 if isinstance(what.action, RecordEvent):
                     text = f"{what.action.event} of {self.runs.names[what.queue][0]}"
+                elif what.touches is not None:
+                    text = what.touches.who
                 elif node.begins or node.action is None:
                     text = "a graph"
             case ("word", int(word)):

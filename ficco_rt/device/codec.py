@@ -1,22 +1,29 @@
-"""Device plans as versioned JSON with a content hash, and back to the same value; the form is that of `plan.codec`."""
+"""Device plans as versioned JSON with a content hash, and back to the same value; the form is that of `plan.codec`.
+The plan that a device plan was made of stands in the same document, so that a reader can make the device plan again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 
+from ..plan import codec as plan_codec
 from ..plan.codec import encode, layout, read_document
+from ..plan.ir import Plan
 from .ir import VERSION, Action, DevicePlan
 
 _UNIONS = (Action,)
+_SOURCE = "source"
 _BY_LINE = ("streams", "words", "launches", "body")
 
 
-def to_json(plan: DevicePlan) -> str:
-    """The device plan as JSON text. `from_json` gives an equal one."""
+def to_json(plan: DevicePlan, source: Plan | None = None) -> str:
+    """The device plan as JSON text, with the plan that it was made of. `from_json` gives an equal one."""
     path = plan.tensors[0].origin.path if plan.tensors else "device plan"
     head = {"ficco_device_plan": VERSION, "hash": content_hash(plan), "path": path}
-    return layout({**head, **encode(plan, spans=True, unions=_UNIONS)}, _BY_LINE) + "\n"
+    text = layout({**head, **encode(plan, spans=True, unions=_UNIONS)}, _BY_LINE)
+    if source is not None:
+        text = f"{text.removesuffix('}').rstrip()},\n{json.dumps(_SOURCE)}: {plan_codec.to_json(source).rstrip()}\n}}"
+    return text + "\n"
 
 
 def content_hash(plan: DevicePlan) -> str:
@@ -27,6 +34,12 @@ def content_hash(plan: DevicePlan) -> str:
 
 def from_json(text: str, path: str = "device-plan.json") -> DevicePlan:
     """Read a device plan back. Raises PlanError for what is none, is of another version, or was changed by hand."""
-    plan = read_document(text, path, DevicePlan, "device plan", VERSION, content_hash, _UNIONS)
+    plan = read_document(text, path, DevicePlan, "device plan", VERSION, content_hash, _UNIONS, aside=(_SOURCE,))
     assert isinstance(plan, DevicePlan)
     return plan
+
+
+def source_of(text: str) -> str | None:
+    """The text of the plan that a document, which `from_json` reads, holds beside its device plan."""
+    data = json.loads(text).get(_SOURCE)
+    return None if data is None else json.dumps(data)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 from ..graph.budget import Budget
@@ -100,6 +101,16 @@ class Frames:
         if self.mode == "embedded":
             return self._paid(self._embed_graphs(), self._behind_embedded()) if called else Frame((), ())
         return self._paid(self._begin(called), self._end(called))
+
+    def between(self) -> Frame:
+        """How plain runs stand among replays; of the mode `embedded`."""
+        if self.mode != "embedded":
+            return Frame((), ())
+        begin = (
+            self._await(StreamName("control", i), self._replays(i), "behind replays") for i in self.placement.ordinals
+        )
+        end = (self._before_replays(rank) for rank in range(self.plan.ranks))
+        return self._paid(chain.from_iterable(begin), chain.from_iterable(end))
 
     def _paid(self, begin: Iterable[Action], end: Iterable[Action]) -> Frame:
         """A frame, whose actions the budget counts as they are made."""
@@ -176,10 +187,11 @@ class Frames:
             yield RecordEvent(control, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
             device = self.placement.devices[rank]
-            if self.placement.others(device):
-                yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
-            else:
-                yield from self._before_replays(rank)
+            mine = EventName("completion", device)
+            apart = bool(self.placement.others(device))
+            if apart:
+                yield AwaitEvent(StreamName("caller", rank), mine, END)
+            yield from (a for a in self._before_replays(rank) if not apart or a.event != mine)
         if self.latch is not None:
             yield self.latch.raised()
 
@@ -193,7 +205,7 @@ class Frames:
         away = self.placement.others(device)
         return [EventName("replayed", other) for other in self.placement.ordinals if other not in away]
 
-    def _before_replays(self, rank: int) -> Iterator[Action]:
+    def _before_replays(self, rank: int) -> Iterator[AwaitEvent]:
         """A replay on a caller's stream stands behind all of the run, its words and its scratch too."""
         completions = self._completions(self.placement.devices[rank])
         yield from self._await(StreamName("caller", rank), completions, "behind replays", END)
@@ -210,7 +222,7 @@ class Frames:
     @staticmethod
     def _await(
         stream: StreamName, events: Sequence[EventName], when: When = "always", cause: Cause = BEGIN
-    ) -> Iterator[Action]:
+    ) -> Iterator[AwaitEvent]:
         for event in events:
             yield AwaitEvent(stream, event, cause, when)
 

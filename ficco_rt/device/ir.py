@@ -22,8 +22,9 @@ What orders what:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
@@ -34,7 +35,7 @@ from ..machine.model import Device
 from ..plan.ir import Work
 from ..region import Region
 
-VERSION = 5
+VERSION = 6
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
 # callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `latched`, as
@@ -491,7 +492,9 @@ class Frame:
 class DevicePlan:
     """See the module. `own` is the frame of a run that nobody's streams wait for, `called` that of a run among the
     callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's. `sets`: so many sets of
-    words and scratch there are, which runs in a row take by turns."""
+    words and scratch there are, which runs in a row take by turns. `between`, of `embedded` alone: what the runs of
+    every other mode wait for at their begin and their end, so that they stand behind replays and replays behind them;
+    nobody issues it."""
 
     version: int
     schedule: str
@@ -510,6 +513,7 @@ class DevicePlan:
     called: Frame
     communicators: tuple[Communicator, ...] = ()
     sets: int = 1
+    between: Frame = Frame((), ())
 
     def __repr__(self) -> str:
         return (
@@ -528,6 +532,12 @@ class DevicePlan:
     def actions(self) -> Iterator[Action]:
         """All of them: of both frames, and the body."""
         yield from (*self.own.begin, *self.called.begin, *self.body, *self.own.end, *self.called.end)
+        yield from (*self.between.begin, *self.between.end)
+
+    def frame(self, manner: Manner) -> Frame:
+        """What a run of a manner issues before the body and after it."""
+        frame = self.called if manner.called else self.own
+        return Frame(manner.of(frame.begin), manner.of(frame.end))
 
     @property
     def has_latch(self) -> bool:
@@ -559,7 +569,7 @@ def crowded(placement: Placement, streams: Iterable[DeviceStream], features: Fea
 
 
 def issued(when: When, *, behind: bool, timed: bool, others: bool, replays: bool) -> bool:
-    """Whether an action of a frame takes part in a run."""
+    """Whether an action of a frame takes part in a run. `manners` lists the combinations that a driver makes."""
     match when:
         case "always":
             return True
@@ -575,3 +585,49 @@ def issued(when: When, *, behind: bool, timed: bool, others: bool, replays: bool
             return behind and others
         case "behind replays":
             return replays
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a run is made: `called` among callers' streams, or on nobody's; the other fields are what `issued` asks."""
+
+    called: bool
+    behind: bool
+    timed: bool
+    others: bool = False
+    replays: bool = False
+
+    def __str__(self) -> str:
+        if not self.behind:
+            where = ["alone"]
+        else:
+            where = ["behind others" if self.others else "behind its like"] + ["behind replays"] * self.replays
+        return ", ".join(["called" if self.called else "own", *where, *["timed"] * (self.called and self.timed)])
+
+    def of(self, actions: Iterable[Action]) -> tuple[Action, ...]:
+        """The actions of a frame that take part."""
+        return tuple(
+            action
+            for action in actions
+            if action.when == "always"
+            or issued(action.when, behind=self.behind, timed=self.timed, others=self.others, replays=self.replays)
+        )
+
+
+def manners(plan: DevicePlan) -> tuple[Manner, ...]:
+    """Every manner in which a driver makes runs of the plan: modes and conditions in one table.
+
+    | | behind | timed | others | replays |
+    |---|---|---|---|---|
+    | a part of a callers' graph (`embedded`) | yes | no | yes | yes |
+    | alone: the host has seen the end of the run before | no | own or traced: yes; else either | no | no |
+    | behind a run of the same callers and the same mode | yes | same | no | either, if the driver embeds graphs |
+    | behind any other run | yes | same | yes | same |
+    """
+    if plan.mode == "embedded":
+        return (Manner(True, behind=True, timed=False, others=True, replays=True),)
+    behind = [Manner(False, behind=False, timed=True)]
+    for others, replays in product((False, True), (False, True) if plan.features.embeds else (False,)):
+        behind.append(Manner(False, behind=True, timed=True, others=others, replays=replays))
+    times = (True,) if plan.mode == "traced" else (False, True)
+    return (*behind, *(replace(manner, called=True, timed=timed) for timed in times for manner in behind))

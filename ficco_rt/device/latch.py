@@ -33,6 +33,7 @@ from .ir import (
     StreamName,
     Word,
     WordChange,
+    manners,
 )
 
 MOST = 400  # actions of a run's body on a stream: a hardware queue holds some thousand calls
@@ -75,7 +76,7 @@ def latches_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:
         return
     if not short(plan.body) or plan.crowded:
         yield _at(None, f"a latch, and {'a device is crowded' if plan.crowded else 'a stream has too many actions'}")
-    for frame in (plan.own, plan.called):
+    for frame in dict.fromkeys(map(plan.frame, manners(plan))):
         actions = (*frame.begin, *plan.body, *frame.end)
         last = actions[-1] if actions else None
         if not isinstance(last, ChangeWords) or {c.word for c in last.changes if c.raises} != latches:

@@ -42,7 +42,7 @@ def opening_of(plan: Plan, placement: Placement, features: Features) -> Opening 
     """None: all devices tell each other the end of each run, since others do more than to write what is read here, or
     since no multiplication could begin earlier. So it is, too, where a word cannot change without a multiprocessor,
     for these may all be held by what waits; and in one process, whose devices share events in most modes."""
-    if not placement.processes or not features.word_batches:
+    if len(set(placement.processes)) < 2 or not features.word_batches:
         return None
     if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
         return None

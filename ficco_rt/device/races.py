@@ -26,7 +26,7 @@ from .ir import (
     ResetWords,
 )
 from .rules import writes
-from .sequence import Holder, Node, RunSequence
+from .sequence import Footprint, Holder, Node, RunSequence
 
 
 class Races:
@@ -49,7 +49,13 @@ class Races:
         self.later: dict[tuple[int, int], Region] = {}  # by id of a region, and set
         words, sets = self.plan.sets * len(self.plan.words), range(self.plan.sets)
         shapes = {_in_set(t.name, i): t.shapes for t in self.plan.tensors for i in sets}
-        shapes[_WORD.tensor] = ((1,),) * words
+        self.words = [_WORD.on(word) for word in range(words)]
+        self.names: dict[tuple[int, str], str] = {}  # by queue and cause
+        self.whole = {
+            (name, rank): whole(name, rank, shape)
+            for name, of_ranks in shapes.items()
+            for rank, shape in enumerate(of_ranks)
+        }
         self.bound = {
             rank: [whole(t.name, rank, t.shapes[rank]) for t in self.plan.tensors if t.kind != "scratch"]
             for rank in range(len(self.plan.placement.devices))
@@ -57,7 +63,6 @@ class Races:
         written = chain(
             (self._region(region, i) for region in writes(self.plan) for i in sets),
             chain.from_iterable(self.bound.values()),
-            map(_word, range(words)),
         )
         made = {_in_set(t.name, i) for t in self.plan.tensors if t.kind != "input" for i in sets}
         self.ledger = Ledger(shapes, written, self._tell, made)
@@ -99,6 +104,8 @@ class Races:
                 me = Toucher(q, node.position, -1, node.place, f"the caller of rank {node.uses}", run=-1)
                 for region in self.bound[node.uses]:
                     self.ledger.write(region, self.clocks[q], me)
+            case None if node.touches is not None:
+                self._touch(node, node.touches)
             case ChangeWords(changes=changes):
                 change = changes[part]
                 word = self.runs.word(node, change.word)
@@ -110,7 +117,7 @@ class Races:
                 else:
                     self.clocks[q] = self._see(word, self.clocks[q], me)
                 if change.takes:
-                    self.ledger.write(_word(word), self.clocks[q], me)
+                    self.ledger.write_point(self._word(word), self.clocks[q], me)
                 self.clocks[q] = self.clocks[q].with_work(bit)
             case Meet():
                 self._meet(node, action, part)
@@ -126,11 +133,30 @@ class Races:
             case ResetWords():
                 me = self._me(node, -1)
                 for word in self.runs.reset(node, action):
-                    self.ledger.write(_word(word), self.clocks[q], me)
+                    self.ledger.write_point(self._word(word), self.clocks[q], me)
             case LaunchKernel(launch=number):
                 self._work(node, number, part)
             case CallCollective():
                 self._call(node, action, part)
+
+    def _touch(self, node: Node, touches: Footprint) -> None:
+        """Nothing says which elements, nor in which order."""
+        clock, turn = self.clocks[node.queue], self.runs.turn(node)
+        me = Toucher(node.queue, node.position, -1, node.place, touches.who, node.run)
+        for tensor, rank in touches.tensors:
+            name = _in_set(tensor, turn) if tensor in self.scratch else tensor
+            if (name, rank) in self.whole:
+                self.ledger.touch(self.whole[name, rank], clock, me, last=touches.last)
+        for word in touches.words:
+            self.ledger.touch_point(self._word(self.runs.word(node, word)), clock, me, last=touches.last)
+        for launch in touches.launches:
+            self.ledger.touch_point(self._memory(launch, turn), clock, me)
+
+    def _word(self, word: int) -> Region:
+        return self.words[word]
+
+    def _memory(self, launch: int, turn: int) -> Region:
+        return _MEMORY.on(launch + turn * len(self.plan.launches))
 
     def _meet(self, node: Node, meet: Meet, part: int) -> None:
         """One step. It knows those before it. NOTE words that tell of runs cannot race: one device alone raises such a
@@ -143,16 +169,16 @@ class Races:
         me = self._me(node, bit)
         tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
         runs = self.runs.word(node, meet.runs)
-        self.ledger.read(_word(runs), self.clocks[q], me)
+        self.ledger.read_point(self._word(runs), self.clocks[q], me)
         for word in (self.runs.word(node, number) for number in step.words):
             if step.does == "raise":
                 self.told[word, self.counts[runs]] = tells
                 self.memory.spend(len(self.clocks) + self.bits // 32, me.origin)
             elif step.does == "count":
-                self.ledger.write(_word(word), self.clocks[q], me)
+                self.ledger.write_point(self._word(word), self.clocks[q], me)
                 self.counts[word] += 1
             elif step.does == "reset":
-                self.ledger.write(_word(word), self.clocks[q], me)
+                self.ledger.write_point(self._word(word), self.clocks[q], me)
             else:
                 self.clocks[q] = self.clocks[q].join(self.told[word, self.counts[runs]])
         self.clocks[q] = self.clocks[q].with_work(bit)
@@ -180,6 +206,7 @@ class Races:
         q, launch, groups = node.queue, self.plan.launches[number], self.runs.groups[number]
         if part == 0:
             self.base[q] = self.clocks[q]
+            self.ledger.write_point(self._memory(number, self.runs.turn(node)), self.clocks[q], self._me(node, -1))
             if launch.spins:
                 self.holders.append(Holder(node, launch.sms, self.clocks[q]))
         group = groups[part]
@@ -203,24 +230,27 @@ class Races:
         self.clocks[q] = self.clocks[q].join(clock).with_work(bit)
         if part == len(groups) - 1:
             for word in self.runs.words(node, launch.config.resets):
-                self.ledger.write(_word(word), self.clocks[q], self._me(node, -1))
+                self.ledger.write_point(self._word(word), self.clocks[q], self._me(node, -1))
 
     # ---- words
 
     def _raise(self, word: int, clock: Clock, me: Toucher, tells: Clock) -> None:
-        self.ledger.write(_word(word), clock, me)
+        self.ledger.write_point(self._word(word), clock, me)
         self.raised[word] = tells
         self.memory.spend(len(self.clocks) + self.bits // 32, me.origin)
 
     def _see(self, word: int, clock: Clock, me: Toucher) -> Clock:
         """The clock of who has seen the word up."""
         tells = clock.join(self.raised[word])
-        self.ledger.read(_word(word), tells, me)
+        self.ledger.read_point(self._word(word), tells, me)
         return tells
 
     def _me(self, node: Node, bit: int, origin: Span | None = None, order: tuple[int, int] = (0, 0)) -> Toucher:
         assert node.action is not None
-        who = f"{node.action.cause.text} ({self.runs.names[node.queue][0]})"
+        text = node.action.cause.text
+        who = self.names.get((node.queue, text))
+        if who is None:
+            who = self.names[node.queue, text] = f"{text} ({self.runs.names[node.queue][0]})"
         return Toucher(node.queue, node.position, bit, origin or node.place, who, node.run, order)
 
     def _tell(self, found: Race | Unwritten) -> None:
@@ -228,6 +258,9 @@ class Races:
         where = f"{named}@{rank} {describe(found.box)}"
         if named == _WORD.tensor:
             named = where = self.runs.purpose(rank)
+        elif named == _MEMORY.tensor:
+            turn, number = divmod(rank, len(self.plan.launches))
+            named = where = f"the memory of launch {number}" + (f" of set {turn}" if turn else "")
         if isinstance(found, Unwritten):
             message = f"{found.reader.what} reads {where}, which nothing has written in the run"
             key = (found.reader.origin, found.reader.origin, named)
@@ -253,14 +286,11 @@ def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:
     return (*((work.body.left,) if left else ()), *((work.body.right,) if right else ()))
 
 
-# NOTE a tensor of the ledger, a word a rank: no schedule has a tensor with a space in its name
+# NOTE tensors of the ledger, a word or a launch a rank: no schedule has a tensor with a space in its name
 _WORD = whole("a word", 0, (1,))
+_MEMORY = whole("a launch", 0, (1,))  # counters, partial sums, a library's workspace: nothing else is there
 
 
 def _in_set(tensor: str, turn: int) -> str:
     """The ledger's name of a tensor in a set."""
     return f"{tensor} of set {turn}" if turn else tensor
-
-
-def _word(word: int) -> Region:
-    return _WORD.on(word)

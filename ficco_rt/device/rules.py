@@ -6,8 +6,8 @@ What passes them all, and then `check`, a driver can issue as it stands.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic
@@ -22,6 +22,7 @@ from ..plan.ir import Work
 from ..plan.kernel_works import kernel_work, symbolic
 from ..region import BoxMap, Region
 from .collectives import collectives_are_called_together
+from .contents import all_is_there, launches_are_asked_for, regions_lie_inside, works_fit
 from .ir import (
     GRAPHS,
     PLACELESS,
@@ -42,7 +43,7 @@ from .ir import (
     RecordEvent,
     ResetWords,
     StreamName,
-    issued,
+    manners,
 )
 from .latch import latches_open_last
 from .nodes import nodes_share_messages_alone
@@ -137,26 +138,32 @@ def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
     graph = plan.mode in GRAPHS
     completions = {EventName("completion", device) for device in plan.placement.ordinals}
     replayed = {EventName("replayed", device) for device in plan.placement.ordinals}
+    made = {action.event for action in plan.body if isinstance(action, RecordEvent)}
+    needs = list(_unrecorded(plan.body, set()))  # of what stands before the body
     if graph:
-        yield from _unrecorded(plan.body, set())
-    for frame in (plan.own, plan.called):
-        for behind, timed, others, replays in product((False, True), repeat=4):
-            actions = [
-                action
-                for action in (*frame.begin, *(() if graph else plan.body), *frame.end)
-                if issued(action.when, behind=behind, timed=timed, others=others, replays=replays)
-            ]
-            before = (completions if behind else set()) | (replayed if replays else set())
-            yield from _unrecorded(actions, before)
+        yield from map(_before_it, needs)
+    for manner in manners(plan):
+        frame = plan.frame(manner)
+        recorded = (completions if manner.behind else set()) | (replayed if manner.replays else set())
+        yield from map(_before_it, _unrecorded(frame.begin, recorded))
+        recorded |= {action.event for action in frame.begin if isinstance(action, RecordEvent)}
+        if not graph:
+            yield from (_before_it(action) for action in needs if action.event not in recorded)
+            recorded |= made
+        yield from map(_before_it, _unrecorded(frame.end, recorded))
 
 
-def _unrecorded(actions: Iterable[Action], recorded: set[EventName]) -> Iterator[Diagnostic]:
+def _before_it(action: AwaitEvent) -> Diagnostic:
+    return _at(action, f"{action.stream} waits for {action.event}, which nothing records before it")
+
+
+def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> Iterator[AwaitEvent]:
     recorded = set(recorded)
     for action in actions:
         if isinstance(action, RecordEvent):
             recorded.add(action.event)
         elif isinstance(action, AwaitEvent) and action.event not in recorded:
-            yield _at(action, f"{action.stream} waits for {action.event}, which nothing records before it")
+            yield action
 
 
 def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -401,9 +408,13 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
             if flag not in waits[launch.stream, launch.command]:
                 yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
     places, devices = words_in_order(plan), _devices(plan)
-    frames = (("own", plan.own), ("called", plan.called))
-    for name, frame in frames[plan.mode == "embedded" :]:
-        actions = (*frame.begin, *plan.body, *frame.end)
+    raised.update(word for action in plan.body for word in _raised(action))
+    awaited.update(word for action in plan.body for word in _awaited(action))
+    resets.update(word for action in plan.body for word in _reset(action, places, devices))
+    wrong: set[tuple[int, str]] = set()  # each is told of one manner
+    for manner in manners(plan):
+        frame = plan.frame(manner)
+        actions = [a for a in (*frame.begin, *frame.end) if isinstance(a, ChangeWords | CopyMemory | ResetWords | Meet)]
         ups = raised + Counter(word for action in actions for word in _raised(action))
         waiters = awaited | {word for action in actions for word in _awaited(action)}
         downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
@@ -411,23 +422,26 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
             used = word.used_in(plan.mode)
             if word.counts_runs:
                 continue
-            if ups[i] != used or (i in waiters) != used:
+            if (ups[i] != used or (i in waiters) != used) and (i, "raised") not in wrong:
+                wrong.add((i, "raised"))
                 yield Diagnostic(
                     PLACELESS,
-                    f"word {i} ({word.purpose}) is raised {ups[i]} times in a run ({name}), for whoever waits",
+                    f"word {i} ({word.purpose}) is raised {ups[i]} times in a run ({manner}), for whoever waits",
                 )
-            if downs[i] != (used and not word.tells_runs):
-                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {downs[i]} times in a run ({name})")
+            if downs[i] != (used and not word.tells_runs) and (i, "reset") not in wrong:
+                wrong.add((i, "reset"))
+                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {downs[i]} times in a run ({manner})")
 
 
 def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A device that meets others counts each run once, in its own word, before it tells or awaits anything of the run.
     Nothing but meetings raises, awaits or counts in words that tell of runs, and meetings do so in no other words."""
     devices = _devices(plan)
-    frames = (("own", plan.own), ("called", plan.called))
-    for name, frame in frames[plan.mode == "embedded" :]:
+    body = [action for action in plan.body if isinstance(action, ChangeWords | CopyMemory | Meet)]
+    for manner in manners(plan):
+        frame = plan.frame(manner)
         counted: Counter[int] = Counter()
-        for action in (*frame.begin, *plan.body, *frame.end):
+        for action in (*frame.begin, *body, *frame.end):
             if not isinstance(action, Meet):
                 for number in (*_raised(action), *_awaited(action)):
                     if plan.words[number].tells_runs:
@@ -447,26 +461,39 @@ def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
                     yield _at(action, f"{action.stream} meets others before it has counted the run, or counts it twice")
         for i, word in enumerate(plan.words):
             if word.counts_runs and counted[i] != word.used_in(plan.mode):
-                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) counts {counted[i]} times in a run ({name})")
+                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) counts {counted[i]} times in a run ({manner})")
 
 
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """With graphs each frame launches every device's graph once, all before the end; else there are none. Embedded
+    """With graphs each run launches every device's graph once, all before the end; else there are none. Embedded
     graphs are replayed by callers alone."""
     devices = _devices(plan)
     if plan.mode == "embedded" and not plan.features.embeds:
         yield Diagnostic(PLACELESS, "graphs in callers' graphs, and the driver has no such")
     if plan.mode == "embedded" and (plan.own.begin or plan.own.end):
         yield Diagnostic(PLACELESS, "a run on nobody's streams in the mode 'embedded'")
-    for frame in (plan.own, plan.called):
-        found = Counter(a.device for a in frame.begin if isinstance(a, LaunchGraph))
-        there = plan.mode == "graph" or (plan.mode == "embedded" and frame is plan.called)
-        wanted = Counter(plan.placement.ordinals) if there else Counter()
-        if found != wanted or any(isinstance(a, LaunchGraph) for a in (*plan.body, *frame.end)):
-            yield Diagnostic(PLACELESS, "a frame launches each device's graph once, and only in modes with graphs")
-        for action in frame.begin:
-            if isinstance(action, LaunchGraph) and devices[action.stream] != action.device:
+    if any(isinstance(a, LaunchGraph) for a in (*plan.body, *plan.own.end, *plan.called.end)):
+        yield Diagnostic(PLACELESS, "a graph is launched behind the begin of a run")
+    wanted = Counter(plan.placement.ordinals) if plan.mode in GRAPHS else Counter[int]()
+    for manner in manners(plan):
+        launches = [a for a in plan.frame(manner).begin if isinstance(a, LaunchGraph)]
+        if Counter(a.device for a in launches) != wanted:
+            text = "a run launches each device's graph once, and only in modes with graphs"
+            yield Diagnostic(PLACELESS, f"{text} ({manner})")
+            return
+        for action in launches:
+            if devices[action.stream] != action.device:
                 yield _at(action, f"the graph of device {action.device} on a stream of another one")
+
+
+def replays_are_awaited(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """What stands between replays and runs of other modes waits, and does nothing else; other modes have their own."""
+    if plan.mode != "embedded" and (plan.between.begin or plan.between.end):
+        yield Diagnostic(PLACELESS, f"replays of callers' graphs in the mode '{plan.mode}'")
+    for side, kind, stream in ((plan.between.begin, "replayed", "control"), (plan.between.end, "completion", "caller")):
+        for action in side:
+            if not isinstance(action, AwaitEvent) or action.event.kind != kind or action.stream.kind != stream:
+                yield _at(action, f"{action.stream} between runs and replays does not wait for the event '{kind}'")
 
 
 def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -587,8 +614,11 @@ def _at(action: Action, message: str) -> Diagnostic:
 
 RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier
     version_is_known,
+    all_is_there,
     processes_have_devices,
     streams_are_known,
+    regions_lie_inside,
+    works_fit,
     words_lie_apart,
     nodes_share_messages_alone,
     events_are_recorded,
@@ -597,6 +627,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     processes_share_no_events,
     launches_stand_once,
     launches_fit,
+    launches_are_asked_for,
     library_calls_are_the_works,
     early_starts_are_safe,
     batches_have_no_order,
@@ -605,6 +636,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     runs_are_counted,
     collectives_are_called_together,
     graphs_are_launched,
+    replays_are_awaited,
     graphs_are_whole,
     crowded_graphs_are_chains,
     latches_open_last,

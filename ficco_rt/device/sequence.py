@@ -1,8 +1,16 @@
-"""Runs of a device plan, one behind the other, as queues of nodes: what the check of a device plan walks through."""
+"""Runs of a device plan, one behind the other, as queues of nodes: what the check of a device plan walks through.
+
+A device plan is one mode's, and a driver mixes modes. So the runs of other modes, and replays of callers' graphs, are
+walked through too, each as an `Other`: nothing is known of it but what it may touch, and what the frames of every mode
+promise. It begins on a device when it knows the completions of all devices of its process and the callers whose tensors
+the device touches; a replay knows its callers' streams alone. It is over on a device when that device is through, and
+those are whose writes the device reads; where devices tell their exits, when all these are. What holds before and
+behind an `Other` holds before and behind a run of any mode.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,50 +25,82 @@ from .ir import (
     PLACELESS,
     Action,
     AwaitEvent,
+    CallCollective,
+    Cause,
+    ChangeWords,
+    CopyMemory,
     DeviceLaunch,
     DevicePlan,
+    EventKind,
     EventName,
     Frame,
     LaunchGraph,
+    LaunchKernel,
+    Manner,
+    Mode,
     RecordEvent,
     ResetWords,
     StreamName,
-    issued,
+    WordChange,
 )
 from .rules import words_in_order
 
 
 @dataclass(frozen=True, slots=True)
 class RunCase:
-    """How a run is made. `callers` numbers sets of callers' streams; none: nobody's. `uses`: the callers touch their
-    tensors before it, and after it. NOTE other callers have other tensors: these use theirs in none of the runs."""
+    """A run of the plan. `callers` numbers sets of callers' streams. `uses`: the callers touch their tensors before it,
+    and after it. NOTE other callers have other tensors: these use theirs in none of the runs."""
 
-    callers: int | None
-    behind: bool
-    others: bool = False
-    timed: bool = False
+    manner: Manner
+    callers: int = 0
     uses: tuple[bool, bool] = (False, False)
 
 
-# Where a node stands: a stream; one of a set of callers' streams; a stream inside a graph.
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A run of another mode on the streams of the callers 0, or on nobody's (`called`), or a replay on theirs.
+    `replays`: replays may be under way before it and may follow it."""
+
+    replay: bool = False
+    called: bool = True
+    replays: bool = False
+
+    def __str__(self) -> str:
+        return "a replay of a caller's graph" if self.replay else "a run of another mode"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The host of each process waits for the end of all its devices. Then it uses every tensor, and may give memory
+    back. `replays`: it waits for replays, too."""
+
+    replays: bool = False
+
+
+Step: TypeAlias = RunCase | Other | Seen
+
+# Where a node stands: a stream; one of a set of callers' streams; a stream inside a graph; where it is outside of the
+# plan: an `Other`, by kind, or the host.
 QueueName: TypeAlias = tuple[StreamName, int]
-_OUTSIDE, _GRAPH = -1, -2
+_OUTSIDE, _GRAPH, _OTHER, _REPLAY, _HOST = -1, -2, -3, -4, -5
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An action of a run in its queue; without one the caller's own work (`uses` the tensors of a rank), or the begin
-    or the end of a graph. It waits for the node `awaits`; at the begin of a graph that is all that is known."""
+    """An action of a run in its queue; without one something outside of the plan: the caller's own work (`uses` the
+    tensors of a rank), what an `Other` or the host may touch, a wait, or the begin or the end of a graph. It waits for
+    the node `awaits`; at the begin of a graph that is all that is known."""
 
     queue: int
     position: int  # in its queue, from 1
-    place_of_issue: int  # on its device, from 0
+    place_of_issue: int  # on its device, from 0; -1: it takes no place in a hardware queue
     run: int
     action: Action | None
     place: Span
     awaits: Node | None = None
     begins: bool = False
     uses: int | None = None
+    touches: Footprint | None = None
     awaited: bool = False
     done: int = 0  # words or works, while the queue stands here
     over: bool = False
@@ -71,10 +111,33 @@ class Node:
             self.awaits, other.awaited = other, True
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What an `Other`, or the host, touches: tensors of ranks, words of the plan, memory of launches. `last`: who gives
+    it back, so that nobody touches it later."""
+
+    who: str
+    tensors: frozenset[tuple[str, int]]
+    words: frozenset[int] = frozenset()
+    launches: frozenset[int] = frozenset()
+    last: bool = False
+
+
+@dataclass(slots=True)
+class _Device:
+    """What a run may touch on behalf of a device. `feeds`: those whose writes it reads, or for whose words it waits."""
+
+    written: set[tuple[str, int]]
+    read: set[tuple[str, int]]
+    raised: set[int]
+    launches: set[int]
+    feeds: set[int]
+
+
 class RunSequence:
     """Runs of a device plan, one behind the other, as queues of nodes."""
 
-    def __init__(self, plan: DevicePlan, runs: Sequence[RunCase]) -> None:
+    def __init__(self, plan: DevicePlan, steps: Sequence[Step]) -> None:
         self.plan = plan
         self.queues: list[list[Node]] = []
         self.names: list[QueueName] = []
@@ -82,20 +145,33 @@ class RunSequence:
         self.of_streams = {s.name: s for s in plan.streams}
         self.groups = [groups_of(launch) for launch in plan.launches]
         self.issued: dict[int, list[Node]] = {device: [] for device in plan.placement.ordinals}
+        self.bound = {t.name for t in plan.tensors if t.kind != "scratch"}
         self._numbers: dict[QueueName, int] = {}
         self._recorded: dict[EventName, Node] = {}  # the record that was issued last
         self._in_order = words_in_order(plan)
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
         self._budget = Budget(NODES, PlanError)
+        self._seen: dict[int, Node] = {}  # by process, the host's last node
+        self._behind_host: set[int] = set()  # queues of which something was issued since
+        self._others: dict[int, _Device] | None = None
         self._run = 0
-        for self._run, run in enumerate(runs):
-            self._add(run)
+        self._turns: list[int] = []  # by step: plain runs before it
+        runs = 0
+        for self._run, step in enumerate(steps):
+            self._turns.append(runs)
+            if isinstance(step, RunCase):
+                self._add(step)
+            elif isinstance(step, Other):
+                self._other(step)
+            else:
+                self._see(step)
+            runs += isinstance(step, RunCase) or (isinstance(step, Other) and not step.replay)
 
     # ---- words: those of later sets are numbered behind those of the first
 
     def turn(self, node: Node) -> int:
         """The number of the set that the node's run takes."""
-        return node.run % self.plan.sets
+        return self._turns[node.run] % self.plan.sets
 
     def word(self, node: Node, number: int) -> int:
         """A word of the plan, in the set that the node's run takes."""
@@ -117,19 +193,19 @@ class RunSequence:
     # ---- the queues
 
     def _add(self, run: RunCase) -> None:
-        frame = self.plan.own if run.callers is None else self.plan.called
+        frame = self.plan.frame(run.manner)
         before, after = run.uses
-        self._use(run.callers, before)
-        for action in _taking_part(frame.begin, run):
+        self._use(run, before)
+        for action in frame.begin:
             self._outside(action, run)
         if self.plan.mode in GRAPHS:
             self._graphs(frame, run)
         else:
             for action in self.plan.body:
                 self._outside(action, run)
-        for action in _taking_part(frame.end, run):
+        for action in frame.end:
             self._outside(action, run)
-        self._use(run.callers, after)
+        self._use(run, after)
 
     def _graphs(self, frame: Frame, run: RunCase) -> None:
         """The graphs' insides. Whoever launched a graph goes on when the graph's control stream is through."""
@@ -149,13 +225,15 @@ class RunSequence:
             control = self._queue((StreamName("control", device), _GRAPH), device)
             self._append(node.queue, None, PLACELESS).wait_for(self.queues[control][-1])
 
-    def _use(self, callers: int | None, uses: bool) -> None:
+    def _use(self, run: RunCase, uses: bool) -> None:
         """The callers' own work with their tensors."""
-        if not uses or callers is None:
+        if not uses or not run.manner.called:
             return
-        for rank, device in enumerate(self.plan.placement.devices):
-            queue = self._queue((StreamName("caller", rank), callers), device)
-            self._append(queue, None, PLACELESS).uses = rank
+        for rank in range(len(self.plan.placement.devices)):
+            self._append(self._caller(rank, run.callers), None, PLACELESS).uses = rank
+
+    def _caller(self, rank: int, callers: int = 0) -> int:
+        return self._queue((StreamName("caller", rank), callers), self.plan.placement.devices[rank])
 
     def _outside(self, action: Action, run: RunCase) -> None:
         self._node(self._of(action, run), action)
@@ -163,7 +241,7 @@ class RunSequence:
     def _of(self, action: Action, run: RunCase) -> int:
         """The queue of an action outside of graphs."""
         stream = self.of_streams[action.stream]
-        among = run.callers if stream.name.kind == "caller" and run.callers is not None else _OUTSIDE
+        among = run.callers if stream.name.kind == "caller" else _OUTSIDE
         return self._queue((stream.name, among), stream.device)
 
     def _node(self, queue: int, action: Action) -> None:
@@ -173,13 +251,203 @@ class RunSequence:
         elif isinstance(action, AwaitEvent):
             node.wait_for(self._recorded.get(action.event))
 
-    def _append(self, queue: int, action: Action | None, place: Span) -> Node:
+    def _append(self, queue: int, action: Action | None, place: Span, *, apart: bool = False) -> Node:
+        """`apart`: it takes no place in a hardware queue."""
         self._budget.spend(1, place)
-        issued = self.issued[self.devices[queue]]
-        node = Node(queue, len(self.queues[queue]) + 1, len(issued), self._run, action, place)
-        self.queues[queue].append(node)
-        issued.append(node)
+        device, nodes = self.devices[queue], self.queues[queue]
+        if self._seen and queue not in self._behind_host:
+            self._behind_host.add(queue)
+            nodes.append(Node(queue, len(nodes) + 1, -1, self._run, None, place))
+            nodes[-1].wait_for(self._seen[self.plan.placement.process(device)])
+        issued = self.issued[device]
+        node = Node(queue, len(nodes) + 1, -1 if apart else len(issued), self._run, action, place)
+        nodes.append(node)
+        if not apart:
+            issued.append(node)
         return node
+
+    def _behind(self, queue: int, others: Iterable[Node | None]) -> Node:
+        """Nodes outside of the plan that wait for others."""
+        node = None
+        for other in others:
+            if other is not None:
+                node = self._append(queue, None, PLACELESS, apart=True)
+                node.wait_for(other)
+        return node or self._append(queue, None, PLACELESS, apart=True)
+
+    def _last(self, queue: int) -> Node | None:
+        return self.queues[queue][-1] if self.queues[queue] else None
+
+    # ---- what is outside of the plan
+
+    def _see(self, step: Seen) -> None:
+        plan, placement = self.plan, self.plan.placement
+        # NOTE elsewhere other processes may still touch what is no caller's (`double`, `opening`)
+        frees = plan.sets == 1 and not any(w.reset == "taken" for w in plan.words)
+        seen: dict[int, Node] = {}
+        for process, first in {placement.process(device): device for device in reversed(placement.ordinals)}.items():
+            mine = self._mine(first)
+            queue = self._queue((StreamName("control", mine[0]), _HOST), mine[0])
+            events = [EventName("completion", device) for device in mine]
+            events += [EventName("replayed", device) for device in mine if step.replays]
+            self._behind(queue, map(self._recorded.get, events))
+            touches = {
+                (tensor.name, rank)
+                for device in mine
+                for rank in placement.ranks(device)
+                for tensor in plan.tensors
+                if frees and tensor.kind == "scratch"
+            }
+            words = {i for i, w in enumerate(plan.words) if frees and w.device in mine and not w.tells_runs}
+            node = self._append(queue, None, PLACELESS, apart=True)
+            node.touches = Footprint(f"the host of process {process}", frozenset(touches), frozenset(words), last=True)
+            for rank in (rank for device in mine for rank in placement.ranks(device)):
+                self._append(queue, None, PLACELESS, apart=True).uses = rank
+            seen[process] = self.queues[queue][-1]
+        self._seen, self._behind_host = seen, set()
+
+    def _other(self, step: Other) -> None:
+        """NOTE it counts no runs, and tells no entries: it knows what these would tell it."""
+        plan, placement = self.plan, self.plan.placement
+        if self._others is None:
+            self._others = self._footprints()
+        mode: Mode = "embedded" if step.replay else "streams"
+        made = {t.name for t in plan.tensors if t.kind != "input"}
+        # runs in callers' graphs have a set of their own, where there are several
+        shared = made & self.bound if step.replay and plan.sets > 1 else made
+        ends: dict[int, Node] = {}
+        sent: dict[int, Node] = {}
+        queues = {
+            device: self._queue((StreamName("control", device), _REPLAY if step.replay else _OTHER), device)
+            for device in placement.ordinals
+        }
+        begun: dict[int, Node] = {}
+        for device, queue in queues.items():
+            ranks = self._needed(device, placement.others(device) if not step.replay else placement.ordinals)
+            before = [self._append(self._caller(r), None, PLACELESS, apart=True) for r in ranks if step.called]
+            begun[device] = self._behind(queue, [*(() if step.replay else self._known(step, device)), *before])
+        for device, queue in queues.items():  # entries
+            near = () if step.replay else self._mine(device)
+            touched = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
+            self._behind(queue, (begun[e] for e in sorted(touched)))
+        for device, queue in queues.items():
+            does = self._others[device]
+            words = {
+                i
+                for i, word in enumerate(plan.words)
+                if (word.device == device or i in does.raised)
+                and (word.used_in("embedded") if step.replay else word.used != "embedded")
+                and word.reset != "taken"
+                and (not word.tells_runs or word.counts_runs)
+                and not (step.replay and plan.sets > 1)
+            }
+            here = {(t, r) for t, r in does.written if t in shared and placement.devices[r] == device}
+            here |= {(t, r) for t, r in does.read if t in shared and placement.devices[r] == device}
+            there = {(t, r) for t, r in does.written if t in shared and placement.devices[r] != device}
+            mine = {i for i in words if plan.words[i].device == device}
+            launches = frozenset() if step.replay and plan.sets > 1 else frozenset(does.launches)
+            node = self._append(queue, None, PLACELESS, apart=True)
+            node.touches = Footprint(f"{step} on device {device}", frozenset(here), frozenset(mine), launches)
+            opens = self._opens(device, mode)
+            if opens and not (step.replay and plan.sets > 1):
+                cause = Cause(f"{step} on device {device}")
+                self._append(queue, ChangeWords(StreamName("control", device), opens, cause), PLACELESS, apart=True)
+            sent[device] = self._append(queue, None, PLACELESS, apart=True)
+            sent[device].touches = Footprint(f"{step} on device {device}", frozenset(there), frozenset(words - mine))
+        for device, queue in queues.items():
+            does = self._others[device]
+            self._behind(queue, (sent[e] for e in sorted(does.feeds)))
+            there = {(t, r) for t, r in does.read if t in shared and placement.devices[r] != device}
+            ends[device] = self._append(queue, None, PLACELESS, apart=True)
+            ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there))
+        for device, queue in queues.items():
+            points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
+            exits = [point.number for point in points if point is not None and point.kind == "exit"]
+            through = self._behind(queue, (ends[e] for e in exits))
+            self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
+        for rank, device in enumerate(placement.devices) if step.called else ():
+            self._behind(self._caller(rank), self._freed(step, rank, device, queues))
+
+    def _known(self, step: Other, device: int) -> Iterator[Node | None]:
+        """What a run of another mode knows of the runs before it."""
+        if self.plan.mode == "embedded":  # says it of replays, which are all that is walked through
+            for action in self.plan.between.begin:
+                if isinstance(action, AwaitEvent) and self.of_streams[action.stream].device == device:
+                    yield self._recorded.get(action.event)
+            return
+        kinds: tuple[EventKind, ...] = ("completion", "replayed") if step.replays else ("completion",)
+        for other in self._mine(device):
+            yield from (self._recorded.get(EventName(kind, other)) for kind in kinds)
+
+    def _freed(self, step: Other, rank: int, device: int, queues: Mapping[int, int]) -> Iterator[Node | None]:
+        """What a rank's caller knows behind an `Other`."""
+        if step.replay:
+            yield self._last(queues[device])
+            return
+        if self.plan.mode == "embedded":
+            for action in self.plan.between.end:
+                if isinstance(action, AwaitEvent) and action.stream == StreamName("caller", rank):
+                    yield self._recorded.get(action.event)
+        for other in self._mine(device):
+            if other == device or self._touches(other, rank) or (step.replays and self.plan.mode != "embedded"):
+                yield self._last(queues[other])
+
+    def _mine(self, device: int) -> list[int]:
+        """The devices of a device's process."""
+        placement = self.plan.placement
+        return [other for other in placement.ordinals if placement.process(other) == placement.process(device)]
+
+    def _needed(self, device: int, away: Collection[int] = ()) -> list[int]:
+        """A device's ranks, and those whose callers' tensors it touches, but for ranks of devices that are `away`."""
+        devices = self.plan.placement.devices
+        mine = {rank for rank, owner in enumerate(devices) if owner == device}
+        return sorted(mine | {r for r, owner in enumerate(devices) if owner not in away and self._touches(device, r)})
+
+    def _touches(self, device: int, rank: int) -> bool:
+        """Whether a device touches the tensors of a rank's caller."""
+        assert self._others is not None
+        does = self._others[device]
+        return any(r == rank and t in self.bound for t, r in (*does.written, *does.read))
+
+    def _opens(self, device: int, mode: Mode) -> tuple[WordChange, ...]:
+        """The words by which a device says that it is ready, and those that it takes (`opening`)."""
+        ready = [(i, w) for i, w in enumerate(self.plan.words) if w.reset == "taken" and w.used_in(mode)]
+        raised = [WordChange(i, True) for i, w in ready if w.point is not None and w.point.number == device]
+        return (*raised, *(WordChange(i, False, takes=True) for i, w in ready if w.device == device))
+
+    def _footprints(self) -> dict[int, _Device]:
+        """By device, what its actions of a run may touch."""
+        plan = self.plan
+        found = {device: _Device(set(), set(), set(), set(), set()) for device in plan.placement.ordinals}
+        waits: dict[int, set[int]] = {device: set() for device in found}
+        for action in plan.body:
+            device = self.of_streams[action.stream].device
+            does = found[device]
+            match action:
+                case CopyMemory(moves=moves, words=words):
+                    does.written |= {(m.dst.tensor, m.dst.rank) for m in moves}
+                    does.read |= {(m.src.tensor, m.src.rank) for m in moves}
+                    does.raised |= set(words)
+                case CallCollective():
+                    does.written |= {(r.tensor, r.rank) for r in action.writes}
+                    does.read |= {(r.tensor, r.rank) for r in action.reads}
+                    does.feeds |= found.keys() - {device}
+                case LaunchKernel(launch=number):
+                    does.launches.add(number)
+                    for work in plan.launches[number].works:
+                        does.written |= {(r.tensor, r.rank) for r in work.writes}
+                        does.read |= {(r.tensor, r.rank) for r in work.reads}
+                    for group in self.groups[number]:
+                        does.raised |= {self._of_flags[f] for f in group.signals if f in self._of_flags}
+                        waits[device] |= {self._of_flags[f] for f in group.waits if f in self._of_flags}
+                case ChangeWords(changes=changes):
+                    does.raised |= {c.word for c in changes if c.raises}
+                    waits[device] |= {c.word for c in changes if not c.raises and not c.takes}
+        for device, does in found.items():
+            for other, theirs in found.items():
+                if other != device and (does.read & theirs.written or waits[device] & theirs.raised):
+                    does.feeds.add(other)
+        return found
 
     def _queue(self, key: QueueName, device: int) -> int:
         if key not in self._numbers:
@@ -188,12 +456,6 @@ class RunSequence:
             self.names.append(key)
             self.devices.append(device)
         return self._numbers[key]
-
-
-def _taking_part(actions: Sequence[Action], run: RunCase) -> Iterator[Action]:
-    for action in actions:
-        if issued(action.when, behind=run.behind, timed=run.timed, others=run.others, replays=False):
-            yield action
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,9 +104,9 @@ class Driver(Protocol):
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         """A caller's array as a buffer, by reference; the executor has checked shape and dtype."""
 
-    def reuse(self, memory: Memory) -> None:
-        """Buffers that were adopted and bound before are to be run again, at the addresses that they have had: what is
-        there may have been allocated anew."""
+    def reuse(self, memory: Memory) -> bool:
+        """Buffers that were adopted and bound before are to be run again, at the addresses that they have had. False:
+        what is there has been allocated anew, and has to be bound again."""
 
     def free(self, buffer: Buffer) -> None:
         """Give a buffer back (a caller's: forget it). Calls bound to it must not be issued any more."""
@@ -159,6 +159,9 @@ class Driver(Protocol):
         """The last completed run's record, ordered by stream and start; nothing where the clock is virtual. A driver
         that is `Traceable` has one only of runs that were issued while `tracing` was set. In a group it is of all
         processes, which ask for it at the same step."""
+
+    def leave(self, error: BaseException) -> None:
+        """This process runs no more, because of an error: tell the others of the group. Raises nothing."""
 
     def holdings(self) -> Holdings:
         """What is held now; running a plan again and again adds nothing to it."""

@@ -85,7 +85,7 @@ def symmetric(
 
         mine, _ = own_devices(vendor, 1, 0 if group is None else group.rank, agreed)
         if not mine:
-            raise DeviceError("no GPU is left for this process: the others have all that it sees")
+            raise DeviceError("no GPU is left for this process: the others have all that it sees; name one (device=0)")
         device = mine[0]
     return SymmetricTensor(vendor, device, sides, kind)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -14,14 +13,14 @@ from ..errors import UsageError
 from ..graph.ir import Tensor
 from ..plan.ir import Plan
 from ..types import numpy_dtype
-from .device_arrays import host_array, look
+from .device_arrays import GAPS, host_array, look
 
 
 def checked(plan: Plan, given: Mapping[str, object], ranks: Sequence[int]) -> dict[tuple[str, int], Array]:
     """The caller's arrays by (tensor, rank), one for each of `ranks`, or a UsageError that says which one is wrong and
     what fits."""
     bound = {key: _array(tensor, key[1], array) for key, tensor, array in _matched(plan, given, "arrays", ranks)}
-    _no_overlap({t.name: t for t in plan.tensors}, bound)
+    _apart(plan, {key: DeviceArray(array.ctypes.data, array.shape) for key, array in bound.items()})
     return bound
 
 
@@ -37,7 +36,7 @@ def checked_on_device(
         if seen.dtype != tensor.dtype or seen.shape != tensor.shapes[key[1]]:
             raise UsageError(f"{wanted()}; given {seen.dtype} of shape {list(seen.shape)}")
         if not seen.dense:
-            raise UsageError(f"{wanted()}; given one with gaps or another order of dimensions: take .contiguous()")
+            raise UsageError(f"{wanted()}; {GAPS}")
         if tensor.kind == "output" and seen.read_only:
             raise UsageError(f"{wanted()}; given a tensor that cannot be written")
         bound[key] = DeviceArray(seen.address, seen.shape)
@@ -94,34 +93,8 @@ def _array(tensor: Tensor, rank: int, given: object) -> Array:
     array = host_array(given, lambda: wanted)
     if array.dtype != dtype or array.shape != shape:
         raise UsageError(f"{wanted}; given {array.dtype} of shape {list(array.shape)}")
+    if not array.flags.c_contiguous:
+        raise UsageError(f"{wanted}; {GAPS}")
     if tensor.kind == "output" and not array.flags.writeable:
         raise UsageError(f"{wanted}; given an array that cannot be written")
     return array
-
-
-def _no_overlap(tensors: Mapping[str, Tensor], bound: Mapping[tuple[str, int], Array]) -> None:
-    """Refuse an output that shares memory with another array: no rank's write may change the data of another."""
-    extents = sorted(
-        (*_extent(array), key) for key, array in bound.items() if array.size
-    )  # by address; only neighbours whose extents meet need a closer look
-    active: list[tuple[int, tuple[str, int]]] = []
-    for start, stop, key in extents:
-        active = [(end, other) for end, other in active if end > start]
-        for _, other in active:
-            if "output" in (tensors[key[0]].kind, tensors[other[0]].kind) and np.shares_memory(
-                bound[key], bound[other]
-            ):
-                (a, ra), (b, rb) = sorted((key, other))
-                raise UsageError(f"{a} of rank {ra} and {b} of rank {rb} share memory; an output needs its own")
-        active.append((stop, key))
-
-
-def _extent(array: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """First and last address + 1."""
-    start = stop = array.__array_interface__["data"][0]
-    for n, stride in zip(array.shape, array.strides, strict=True):
-        if stride < 0:
-            start += (n - 1) * stride
-        else:
-            stop += (n - 1) * stride
-    return start, stop + array.itemsize

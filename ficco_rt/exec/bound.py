@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..driver.api import Array, Binding, Buffer, DeviceArray, Driver, Memory
-from ..errors import DeviceError
+from ..errors import DeviceError, UsageError
 from ..plan.ir import Plan
 
 KEPT = 8  # sets of tensors on GPUs; of numpy arrays one, as what is kept keeps them alive
@@ -39,12 +39,19 @@ class Bindings:
     def get(self, given: Given, owned: Memory) -> Bound:
         """The plan on these arrays, and on `owned` buffers for what is not given."""
         key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
-        found = self._kept.pop(key, None)
+        found = self._kept.get(key)
+        if found is not None and not self._driver.reuse(found.memory):
+            if found.pinned is not None:
+                raise UsageError(
+                    "these tensors lie in other memory than when they were bound, and what bind() made, or a caller's "
+                    "graph, still has the old one: release that, or close the executor, before their memory is freed"
+                )
+            self.release(found)
+            found = None
         if found is None:
             self._make_room()
             found = self._bind(key, given, owned)
-        elif found.pinned is None:  # what is pinned was not freed meanwhile
-            self._driver.reuse(found.memory)
+        self._kept.pop(key, None)  # the last used one stands last
         self._kept[key] = found
         return found
 

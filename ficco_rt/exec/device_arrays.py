@@ -23,6 +23,10 @@ from ..types import TYPES, numpy_dtype
 
 _ON_HOST = 1  # DLDeviceType
 _ON_GPU = {2: "cuda", 10: "rocm", 13: "cuda"}  # DLDeviceType: CUDA, ROCM, CUDA managed
+GAPS = (
+    "given one with gaps or another order of dimensions: take .contiguous(), of a numpy array "
+    "numpy.ascontiguousarray(…)"
+)
 NO_SYNC = -1  # the caller's stream carries the order
 
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -66,7 +70,7 @@ def host_array(array: Any, wanted: Callable[[], str]) -> Array:
     if seen.dtype not in TYPES:
         raise UsageError(f"{wanted()}; given {type(array).__name__} of {seen.dtype}")
     if not seen.dense:
-        raise UsageError(f"{wanted()}; given one with gaps or another order of dimensions: take .contiguous()")
+        raise UsageError(f"{wanted()}; {GAPS}")
     dtype = numpy_dtype(seen.dtype)
     if 0 in seen.shape:
         return np.empty(seen.shape, dtype)

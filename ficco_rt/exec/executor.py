@@ -12,14 +12,17 @@ All that can be decided is decided when arrays are bound; a run then is a walk o
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import wraps
+from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ..arguments import of_kind, whole
 from ..driver.api import (
@@ -38,7 +41,7 @@ from ..errors import DeviceError, UsageError
 from ..graph.ir import Tensor
 from ..group import Group, agree, as_group
 from ..machine.profiles import AnyMachine, chosen
-from ..plan.codec import content_hash
+from ..plan.codec import plan_facts
 from ..plan.ir import Plan
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
@@ -52,7 +55,27 @@ from .order import host_order
 if TYPE_CHECKING:
     from ..device.run_plan import RunPlan
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
+
+
+def _alone(method: Callable[Concatenate[Executor, P], T]) -> Callable[Concatenate[Executor, P], T]:
+    """What one thread at a time does with an executor. UsageError: another thread is in the midst of something."""
+
+    @wraps(method)
+    def entered(self: Executor, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        me, before = get_ident(), self._user
+        if before and before != me:
+            raise self._in_use()
+        try:  # as in `run`
+            self._user = me
+            return method(self, *args, **kwargs)
+        finally:
+            self._user = before
+
+    return entered
 
 
 class Executor:
@@ -73,7 +96,8 @@ class Executor:
     and `read` are of its own ranks. All processes make the same calls in the same order. A run on the host is then
     given up, too, when no process moves for `timeout` seconds.
 
-    Executors of a process may be used in different threads, each by one thread at a time. Their runs have one order,
+    Executors of a process may be used in different threads, each by one thread at a time: a second one that enters
+    meanwhile gets a UsageError. Their runs have one order,
     the same on all GPUs, and are on a GPU at the same time as far as they leave each other room. An executor on GPUs
     that nobody closed is closed when Python frees it, with a ResourceWarning.
 
@@ -104,8 +128,7 @@ class Executor:
         if driver is None or isinstance(driver, str):
             order = host_order(order, plan)
             if self.group is not None:
-                facts = {"ficco": __version__, "driver": driver or "host", "plan": content_hash(plan)}
-                agree(self.group, facts, timeout)
+                agree(self.group, {"ficco": __version__, "driver": driver or "host", **plan_facts(plan)}, timeout)
             driver = open_driver(
                 driver or "host",
                 plan,
@@ -119,6 +142,8 @@ class Executor:
         self._recorder = driver if isinstance(driver, Traceable) else None  # NOTE not to be asked by each run: slow
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
         self._closed = False
+        self._around = sys.exception()  # what is handled where the executor is made is no reason to close it
+        self._user = 0  # the thread that is in a call; 0: none is
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
         self._bound: Bound | None = None  # what the last run ran
@@ -153,12 +178,14 @@ class Executor:
         if error is None:
             self.close()
             return
-        with suppress(DeviceError):  # the first error is the one to tell
+        with suppress(DeviceError, UsageError):  # the first error is the one to tell
             self.close()
 
+    @_alone
     def close(self) -> None:
         """Give everything back; may be called twice. The caller's arrays stay as they are. A caller's graph that holds
-        runs of the executor must not be replayed any more.
+        runs of the executor must not be replayed any more. In a group, where it is closed because of an error or of
+        Ctrl-C, in a `with` or a `finally`, the other processes are told, and hear of it in their next run.
 
         Raises DeviceError (the devices still run something that does not end, or refuse to give something back).
         """
@@ -170,7 +197,17 @@ class Executor:
             self._bound = None
             self._bindings.clear()
             self._owned.clear()
+            error = sys.exception()
+            ends = isinstance(error, SystemExit) and not error.code
+            if self.group is not None and error is not None and error is not self._around and not ends:
+                self.driver.leave(error)
             self.driver.close()
+
+    def _in_use(self) -> UsageError:
+        return UsageError(
+            f"another thread is using the executor of schedule '{self.plan.schedule}', which takes one thread at a "
+            "time: make an executor for each thread, or keep threads apart by a threading.Lock"
+        )
 
     def _open(self) -> None:
         if self._closed:
@@ -178,7 +215,8 @@ class Executor:
 
     # ---- running
 
-    def bind(self, **tensors: object) -> Bound:
+    @_alone
+    def bind(self, /, **tensors: object) -> Bound:
         """Bind arrays, as `run` takes them, ahead of runs: `run(bound)` is then free of all checks. They stay alive
         and bound until `release`.
 
@@ -189,6 +227,7 @@ class Executor:
         bound.pinned = tensors
         return bound
 
+    @_alone
     def release(self, bound: Bound) -> None:
         """Give back what `bind` made, when its last run is over. What is given back already is passed over.
 
@@ -223,7 +262,7 @@ class Executor:
         follow each other; a replay comes after the runs and the replays that stand before it on its streams.
 
         `tensors`: for each input and output that is bound a sequence of one array a rank of this process, of exactly
-        the plan's shape and dtype, bound by reference and written in place: a numpy array, or a contiguous tensor in
+        the plan's shape and dtype, contiguous, bound by reference and written in place: a numpy array, or a tensor in
         host memory that gives DLPack; on GPUs a tensor there. Or `bound`, what `bind` made of
         them. An input that is not given must have been set with `write`; an output that is not given is read with
         `read`.
@@ -232,34 +271,42 @@ class Executor:
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock, a failing user kernel).
         """
-        self._open()
-        if bound is None:
-            bound = self._bind(tensors)
-        elif tensors or not self._bindings.holds(bound):
-            what = "arrays beside it" if tensors else "one that is released, or another executor's"
-            raise UsageError(f"run takes what bind() made, alone; given {what}")
-        assert bound.binding is not None
-        graph = self.graph and not self.traced
-        if graph:
-            self.driver.capture(bound.binding)
-        before = self._ran, self._trace, self._bound
-        self._ran, self._trace, self._bound = False, None, bound
-        begun = time.perf_counter()
-        try:
-            embedded = self.driver.run(bound.binding, streams or (), graph=graph)
-        except UsageError:  # nothing ran: the run before is still the last one
-            self._ran, self._trace, self._bound = before
-            raise
-        self.issued_in = (time.perf_counter() - begun) * 1e6
-        if embedded:  # a replay of the caller's graph needs the executor and its bound buffers
-            self._ran, self._trace, _ = before
-            bound.pinned = bound.pinned or tensors
-            _EMBEDDED.add(self)
-            return
-        if streams is None:
-            self.driver.synchronize(progress)
-        self._ran = True
+        me, before = get_ident(), self._user
+        if before and before != me:
+            raise self._in_use()
+        try:  # NOTE a Ctrl-C may come at any call: none stands between the question and the answer
+            self._user = me
+            self._open()
+            if bound is None:
+                bound = self._bind(tensors)
+            elif tensors or not self._bindings.holds(bound):
+                what = "arrays beside it" if tensors else "one that is released, or another executor's"
+                raise UsageError(f"run takes what bind() made, alone; given {what}")
+            assert bound.binding is not None
+            graph = self.graph and not self.traced
+            if graph:
+                self.driver.capture(bound.binding)
+            last = self._ran, self._trace, self._bound
+            self._ran, self._trace, self._bound = False, None, bound
+            begun = time.perf_counter()
+            try:
+                embedded = self.driver.run(bound.binding, streams or (), graph=graph)
+            except UsageError:  # nothing ran: the run before is still the last one
+                self._ran, self._trace, self._bound = last
+                raise
+            self.issued_in = (time.perf_counter() - begun) * 1e6
+            if embedded:  # a replay of the caller's graph needs the executor and its bound buffers
+                self._ran, self._trace, _ = last
+                bound.pinned = bound.pinned or tensors
+                _EMBEDDED.add(self)
+                return
+            if streams is None:
+                self.driver.synchronize(progress)
+            self._ran = True
+        finally:
+            self._user = before
 
+    @_alone
     def synchronize(self) -> None:
         """Wait for the last run's end.
 
@@ -268,6 +315,7 @@ class Executor:
         self._open()
         self.driver.synchronize()
 
+    @_alone
     def check(self) -> None:
         """Return if no run has been given up since the last `synchronize` or `check`; without waiting for anything.
 
@@ -280,6 +328,7 @@ class Executor:
         self._open()
         self.driver.check()
 
+    @_alone
     def run_plan(self) -> RunPlan:
         """The driver calls of the last run of this process, in their order; `str` prints them.
 
@@ -339,6 +388,7 @@ class Executor:
         return self._recorder is not None and self._recorder.held
 
     @property
+    @_alone
     def trace(self) -> Trace:
         """The record of the last run that ended, in microseconds: a span for each thing that a stream did. In a group
         on GPUs it holds the spans of all processes on one clock, and all processes ask for it at the same step.
@@ -382,6 +432,7 @@ class Executor:
 
     # ---- tensors that the executor owns
 
+    @_alone
     def write(self, tensor: str, rank: int, array: object) -> None:
         """Set the executor's own copy of an input, for runs that are not given one: from a numpy array, or a contiguous
         tensor in host memory that gives DLPack.
@@ -403,6 +454,7 @@ class Executor:
         self.driver.write(self._owned[tensor, rank], seen)
         self._filled.add((tensor, rank))
 
+    @_alone
     def read(self, tensor: str, rank: int) -> Array:
         """A copy of a tensor as the executor holds it: of the caller's array where the last run was given one. It is a
         numpy array of the tensor's shape on that rank. Scratch is that of the last run that was issued, and not of a
@@ -413,13 +465,15 @@ class Executor:
         self._open()
         rank = whole(rank, "rank")
         found = self._tensor(tensor, rank)
-        buffer = None if self._bound is None else self._bound.memory.get((tensor, rank))
+        kept = self._bound is not None and self._bindings.holds(self._bound)
+        buffer = self._bound.memory.get((tensor, rank)) if self._bound is not None and kept else None
         if buffer is None:
             self._own([found])
             buffer = self._owned[tensor, rank]
         return self.driver.read(buffer)
 
     @property
+    @_alone
     def holdings(self) -> Holdings:
         """What the executor has made and not given back: the same after any number of runs on the same tensors, once
         there have been two of each kind.
@@ -429,6 +483,7 @@ class Executor:
         self._open()
         return self.driver.holdings()
 
+    @_alone
     def poison(self) -> None:
         """Fill the executor's scratch and outputs with NaN, so that what is never written shows. In a group, all
         processes call this before the same run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt, log
+from math import ceil, isqrt, log, log2
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..plan.ir import Plan
 from ..types import TYPES, numpy_dtype
 from .reference import extent
 
-InputValues: TypeAlias = Literal["normal", "exact"]
+InputValues: TypeAlias = Literal["normal", "exact", "one-signed"]
 
 # How often, at most, chance may make a right run look wrong.
 CHANCE = 1e-9
@@ -64,9 +64,28 @@ def exact_limit(plan: Plan) -> int:
     return min((TYPES[t.dtype].exact for t in plan.tensors), default=1)
 
 
+def largest_one_signed(plan: Plan) -> float:
+    """The largest of one-signed inputs: 1, or where a claimed result would pass the end of its type, the power of two
+    that keeps it below."""
+    types = {t.name: TYPES[t.dtype] for t in plan.tensors}
+    beyond = [
+        log2(extent(c.value).terms / types[c.targets[0].tensor].largest) / factors(c.value)
+        for c in plan.claims
+        if extent(c.value).terms
+    ]
+    return 2.0 ** -ceil(max(0.0, *beyond)) if beyond else 1.0
+
+
+def factors(value: ClaimValue) -> int:
+    """How many inputs are multiplied in a term."""
+    return sum(1 for _ in _operands(value))
+
+
 def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> dict[str, list[Array]]:
-    """Random inputs: of the normal distribution, with the deviation `scale`, or the `integers` of the plan."""
+    """Random inputs: of the normal distribution, with the deviation `scale`, or the `integers` of the plan, or spread
+    evenly over the upper quarter of what is up to `largest_one_signed`."""
     chosen = integers(plan) if values == "exact" else None
+    most = largest_one_signed(plan) if values == "one-signed" else 0.0
     inputs: dict[str, list[Array]] = {}
     for number, tensor in enumerate(plan.tensors):
         if tensor.kind != "input":
@@ -77,6 +96,9 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> d
             rng = np.random.default_rng((seed, number, rank))
             if chosen is not None:
                 table = _table(chosen.bound, chosen.density if tensor.name in chosen.sparse else 1.0, dtype)
+                arrays.append(table[rng.integers(0, table.size, shape, np.uint16)])
+            elif most:
+                table = _upper_quarter(most, dtype)
                 arrays.append(table[rng.integers(0, table.size, shape, np.uint16)])
             else:
                 array = rng.standard_normal(shape, np.float32)
@@ -94,6 +116,14 @@ def _table(bound: int, density: float, dtype: np.dtype[Any]) -> Array:
     drawn = max(len(signed), round(density * table.size))
     table[:drawn] = np.resize(np.array(signed, np.int8), drawn)
     made = table.astype(dtype)
+    made.flags.writeable = False
+    return made
+
+
+@lru_cache(4)
+def _upper_quarter(most: float, dtype: np.dtype[Any]) -> Array:
+    """65,536 values, evenly from three quarters of `most` to all of it."""
+    made = np.linspace(0.75 * most, most, 2**16, dtype=np.float32).astype(dtype)
     made.flags.writeable = False
     return made
 

@@ -1,8 +1,10 @@
 """Does a run compute what the schedule claims? Fresh inputs, poisoned buffers, an independent reference.
 
-Two runs are compared. One is on integers with which nothing rounds, so that the result must be equal: a missing or
-doubled term has nothing to hide behind. One is on normal random data, whose error must stay within what the plan's own
-roundings add up to.
+Runs are compared on up to three kinds of data. Integers with which nothing rounds: the result must be equal, so that a
+missing or doubled term has nothing to hide behind. Normal random data: the error must stay within what the plan's own
+roundings add up to. Where the plan rounds partial sums, data of one sign: partial sums that stop growing, or pass the
+end of their type, show there. A plan whose roundings may take more than the share `USEFUL` of the result may be off by
+no more than this share.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import numpy as np
 from ..driver.api import Array, OnProgress
 from ..errors import NumbersError
 from ..graph.ir import Claim
+from ..graph.noise import USEFUL
 from ..plan.ir import Plan
 from ..region import Box, Region, describe
 from .executor import Executor
-from .inputs import InputValues, exact_limit, fresh_inputs
+from .inputs import InputValues, exact_limit, factors, fresh_inputs, largest_one_signed
 from .projection import project, times, vectors
 from .reference import DOUBLE_OPERATIONS, Inputs, evaluate, extent, take
-from .rounding import tolerances
+from .rounding import Allowance, allowances
 
 RUNNING = 0.6  # of the time of a verified run on the host, about; the rest is comparing
 
@@ -61,7 +64,18 @@ class Verification:
     worst: Worst | None  # None if nothing was compared element by element
     unproven: tuple[str, ...]
     integers: bool | None = None  # whether the run on integers gave what is claimed; None: there was none
-    alone: InputValues | None = None  # the one run that was asked for; None: both, or the one that there is
+    alone: InputValues | None = None  # the one run that was asked for; None: all, or the one that there is
+    one_signed: Verification | None = None  # the run on data of one sign; None: there was none
+    allowance: float = (
+        0.0  # the share of a result that roundings may take on data of one sign, of all claims the most; 0
+    )
+    # if integers alone were run
+
+    @property
+    def correct(self) -> bool:
+        """Whether the numbers are right. They are not called so if roundings may take more than `USEFUL`: an error
+        within such an allowance says nothing."""
+        return self.ok and self.allowance <= USEFUL
 
 
 def verified_run(
@@ -70,8 +84,8 @@ def verified_run(
     """Run the executor's plan on fresh inputs in the executor's own buffers, and compare.
 
     Outputs and scratch are filled with NaN before: what is never written, or read too early, shows.
-    There are two runs, on the plan's integers and then on normal data (see `fresh_inputs`); `values` asks for one
-    of them alone, "exact" or "normal". Where nothing is claimed, there is one, on normal data.
+    There are runs on the plan's integers, on data of one sign if the plan rounds partial sums, and on normal data
+    (see `fresh_inputs`); `values` asks for one of them alone. Where nothing is claimed, there is one, on normal data.
 
     In a group each process looks at its own ranks, and all get the verdict of all.
 
@@ -81,10 +95,18 @@ def verified_run(
         found = _one_run(executor, seed, values or "normal", progress)
         integers = found.ok if values == "exact" and executor.plan.claims else None
         return replace(found, integers=integers, alone=values)
-    exact = _one_run(executor, seed, "exact", _part(progress, 0.0, 0.5))
-    normal = _one_run(executor, seed, "normal", _part(progress, 0.5, 1.0))
-    shown = normal if exact.ok else replace(normal, worst=exact.worst)
-    return replace(shown, ok=exact.ok and normal.ok, integers=exact.ok)
+    allowed = allowances(executor.plan)
+    kinds: list[InputValues] = ["exact", "normal"]  # the last one is the run that counts as the timed one
+    if any(allowance.partial for allowance in allowed):
+        kinds.insert(1, "one-signed")
+    runs = {
+        kind: _one_run(executor, seed, kind, _part(progress, i / len(kinds), (i + 1) / len(kinds)), allowed)
+        for i, kind in enumerate(kinds)
+    }
+    worst = next((run.worst for run in runs.values() if not run.ok), runs["normal"].worst)
+    ok = all(run.ok for run in runs.values())
+    one_signed = runs.get("one-signed")
+    return replace(runs["normal"], ok=ok, worst=worst, integers=runs["exact"].ok, one_signed=one_signed)
 
 
 def _part(progress: OnProgress | None, start: float, stop: float) -> OnProgress | None:
@@ -92,7 +114,13 @@ def _part(progress: OnProgress | None, start: float, stop: float) -> OnProgress 
     return None if progress is None else lambda part: progress(start + (stop - start) * part)
 
 
-def _one_run(executor: Executor, seed: int, values: InputValues, progress: OnProgress | None) -> Verification:
+def _one_run(
+    executor: Executor,
+    seed: int,
+    values: InputValues,
+    progress: OnProgress | None,
+    allowed: Sequence[Allowance] | None = None,
+) -> Verification:
     plan = executor.plan
     inputs = fresh_inputs(plan, seed, values)
     for name, arrays in inputs.items():
@@ -111,7 +139,7 @@ def _one_run(executor: Executor, seed: int, values: InputValues, progress: OnPro
     mine = look(plan, inputs, outputs, values)
     if progress is not None:
         progress(1.0)
-    return verdict(plan, values, _of_all(executor, mine, time.monotonic() - begun))
+    return verdict(plan, values, _of_all(executor, mine, time.monotonic() - begun), allowed)
 
 
 def _of_all(executor: Executor, mine: Look, took: float = 0.0) -> list[Look]:
@@ -178,40 +206,81 @@ def look(plan: Plan, inputs: Inputs, outputs: Outputs, values: InputValues) -> L
     hole = next(_never_written(outputs), None)
     if hole is not None:
         return Look(hole, ())
-    return Look(None, tuple(_compared(plan, claim, inputs, outputs, values == "exact") for claim in plan.claims))
+    return Look(None, tuple(_compared(plan, claim, inputs, outputs, values) for claim in plan.claims))
 
 
-def verdict(plan: Plan, values: InputValues, looks: Sequence[Look]) -> Verification:
-    """The result of all ranks' outputs."""
+def verdict(
+    plan: Plan, values: InputValues, looks: Sequence[Look], allowed: Sequence[Allowance] | None = None
+) -> Verification:
+    """The result of all ranks' outputs; `allowed` are the `allowances` of the plan, where they are known."""
     claimed = {target.tensor for claim in plan.claims for target in claim.targets}
     unproven = tuple(t.name for t in plan.tensors if t.kind == "output" and t.name not in claimed)
     hole = next((seen.hole for seen in looks if seen.hole is not None), None)
     if hole is not None:
         return Verification(False, inf, 0.0, hole, unproven)
-    limits = [0.0] * len(plan.claims) if values == "exact" else tolerances(plan)
-    result = Verification(True, None, 0.0, None, unproven)
-    for number, limit in enumerate(limits):
-        found = _judged([seen.claims[number] for seen in looks], limit)
+    if values == "exact":  # whatever roundings allow
+        allowed = [Allowance(0.0, 0.0, partial=False)] * len(plan.claims)
+    elif allowed is None:
+        allowed = allowances(plan)
+    most = max((allowance.one_sign for allowance in allowed), default=0.0)
+    result = Verification(True, None, 0.0, None, unproven, allowance=most)
+    for number, (claim, allowance) in enumerate(zip(plan.claims, allowed, strict=True)):
+        limit = allowance.random
+        if values == "one-signed":
+            limit = allowance.one_sign * _all_largest(plan, claim)
+        capped = values == "one-signed" or allowance.one_sign > USEFUL
+        found = _judged([seen.claims[number] for seen in looks], limit, USEFUL if capped else inf)
         if result.rel_err is None or (result.ok, -_share(result)) > (found.ok, -_share(found)):
-            result = replace(found, unproven=unproven)
+            result = replace(found, unproven=unproven, allowance=most)
     return result
 
 
-def _judged(parts: Sequence[Compared], limit: float) -> Verification:
-    """A claim; `limit` is what |C − R| may be."""
+def _all_largest(plan: Plan, claim: Claim) -> float:
+    """The result where every one-signed input is as large as may be. No partial sum of others passes its part of it, so
+    that no rounding is larger than the one there."""
+    return float(extent(claim.value).terms * largest_one_signed(plan) ** factors(claim.value))
+
+
+def _judged(parts: Sequence[Compared], limit: float, most: float) -> Verification:
+    """A claim; `limit` is what |C − R| may be, but no more than the share `most` of max|R|."""
     compared = [part for part in parts if part.worst is not None]
     if not compared:
         return Verification(True, 0.0, 0.0, None, ())
     furthest = max(compared, key=lambda part: part.error)  # the first of these
     error, largest = furthest.error, max(part.largest for part in compared)
+    limit = min(limit, most * largest) if limit else 0.0
     relative = error / largest if largest else (inf if error else 0.0)
     return Verification(error <= limit, relative, limit / largest if largest else 0.0, furthest.worst, ())
 
 
-def _compared(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs, exact: bool) -> Compared:
-    if exact and extent(claim.value).operations > DOUBLE_OPERATIONS and _same_projected(plan, claim, inputs, outputs):
-        return Compared(0.0, 0.0, None)
+def _compared(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs, values: InputValues) -> Compared:
+    if extent(claim.value).operations > DOUBLE_OPERATIONS:
+        if values == "exact" and _same_projected(plan, claim, inputs, outputs):
+            return Compared(0.0, 0.0, None)
+        if values == "one-signed":
+            return _means(claim, inputs, outputs)
     return _worst(claim, inputs, outputs)
+
+
+def _means(claim: Claim, inputs: Inputs, outputs: Outputs) -> Compared:
+    """The means of the rows of a large result. What roundings take from elements of one sign they take from the mean
+    as well."""
+    shapes = extent(claim.value).shapes
+    wanted = project(claim.value, [np.full((s[-1], 1), 1 / max(1, s[-1])) for s in shapes], inputs)
+    error, largest = -1.0, 0.0
+    worst = Worst(claim.targets[0].tensor, 0, (), 0.0, 0.0)
+    for target, shape, mean in zip(claim.targets, shapes, wanted, strict=True):
+        if target.rank not in outputs[target.tensor] or not mean.size:
+            continue
+        got = times(take(outputs[target.tensor][target.rank], target), np.full((shape[-1], 1), 1 / shape[-1]))
+        off = np.abs(got - mean)
+        row = int(off.argmax())
+        largest = max(largest, float(mean.max()))
+        if float(off[row, 0]) > error:
+            error = float(off[row, 0])
+            index = _index(target, (row, 0))[:-1]
+            worst = Worst(target.tensor, target.rank, index, float(got[row, 0]), float(mean[row, 0]))
+    return Compared(max(error, 0.0), largest, worst)
 
 
 def _same_projected(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs) -> bool:

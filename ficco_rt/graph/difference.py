@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..region import Box, Interval, describe
@@ -58,6 +58,50 @@ def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, .
     return joined(out)
 
 
+def twice(value: Terms) -> Terms:
+    """The terms that are there more than once, once each."""
+    inputs = tuple((e, 1) for e, n in value.inputs if n > 1)
+    products = []
+    for term, intervals in value.products:
+        again = _subtract(intervals, _covered(intervals))
+        if again:
+            products.append((term, _covered(again)))
+    return Terms(inputs, tuple(products))
+
+
+def _covered(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
+    """The same parts of k, each once."""
+    out: list[Interval] = []
+    for i in sorted(intervals):
+        if out and i.start <= out[-1].stop:
+            out[-1] = Interval(out[-1].start, max(out[-1].stop, i.stop))
+        else:
+            out.append(i)
+    return tuple(out)
+
+
+def same(a: Terms, at: Box, b: Terms, there: Box) -> bool:
+    """Whether some term of `a`, for the elements of a box, is one of `b` for those of another."""
+    return any(
+        len(x) == len(y)
+        and all(p.tensor == q.tensor and p.rank == q.rank and _meet(s, t) for (p, s), (q, t) in zip(x, y, strict=True))
+        for x in _factors(a, at)
+        for y in _factors(b, there)
+    )
+
+
+def _factors(value: Terms, box: Box) -> Iterator[list[tuple[Element, Box]]]:
+    """The parts of inputs that each term is of, for the elements of a box."""
+    yield from ([(e, _read(e, box, None))] for e, _ in value.inputs)
+    for term, intervals in value.products:
+        for k in intervals:
+            yield [(e, _read(e, box, k)) for e in term]
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return all(p < s and r < q for p, q, r, s in zip(a.start, a.stop, b.start, b.stop, strict=True))
+
+
 def show(value: Terms, box: Box) -> str:
     """The terms of a sum for the elements of `box`, at most three."""
     texts = []
@@ -82,6 +126,13 @@ def summed_last(axis: int) -> int:
 
 def _source(e: Element, box: Box, k: Interval | None, order: Callable[[int], int]) -> str:
     """Where an element comes from; `.T` if its coordinates do not stand in the usual order."""
+    given = [order(c.axis) for c in e.coordinates if c.axis != FIXED]
+    turned = "" if given == sorted(given) else ".T"
+    return f"{e.tensor}@{e.rank}{turned} {describe(_read(e, box, k))}"
+
+
+def _read(e: Element, box: Box, k: Interval | None) -> Box:
+    """The part of its input that an element is of, for all elements of a box."""
     start, stop = [], []
     for c in e.coordinates:
         if c.axis == SUMMED:
@@ -93,6 +144,4 @@ def _source(e: Element, box: Box, k: Interval | None, order: Callable[[int], int
             low, high = box.start[c.axis], box.stop[c.axis]
         start.append(low + c.offset)
         stop.append(high + c.offset)
-    given = [order(c.axis) for c in e.coordinates if c.axis != FIXED]
-    turned = "" if given == sorted(given) else ".T"
-    return f"{e.tensor}@{e.rank}{turned} {describe(Box(tuple(start), tuple(stop)))}"
+    return Box(tuple(start), tuple(stop))

@@ -7,15 +7,16 @@ stored plan are taken in an order that the check has found (`plan/prove.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
 from ..region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box, whole
+from ..trace import base_name
 from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
-from .difference import Terms, difference, elements, show, terms
+from .difference import Terms, difference, elements, same, show, terms, twice
 from .rules import broken, misplaced, pairs_fit
 from .symbolic import (
     FIXED,
@@ -33,11 +34,13 @@ from .symbolic import (
     transposed,
 )
 from .text import body_text
-from .trail import Part, Step, Trails
+from .trail import MOST_LOOKS, Part, Step, Trails
 
 MOST_MISTAKES = 20
 MOST_NOTES = 6
 MOST_NAMED = 8  # ranks in a note
+MOST_BOXES = 3  # parts of a tensor in a note
+MOST_KEPT = 10_000  # of a statement, before only what they lie within is told
 
 
 def prove(graph: ir.Graph) -> None:
@@ -93,6 +96,8 @@ class Proof:
         self.mistakes: dict[Span, Diagnostic] = {}
         self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
         self.trails: Trails | None = None
+        self.at = 0  # the step that is taken
+        self.watch: Callable[[int, Region, Pieces], None] | None = None  # is told what each step stores
         self.state: dict[tuple[str, int], BoxMap[Value]] = {}
         for t in tensors:
             for rank, shape in enumerate(t.shapes):
@@ -115,6 +120,7 @@ class Proof:
             if len(self.mistakes) >= MOST_MISTAKES:
                 return
             self.algebra.origin = step.origin
+            self.at = i
             body = step.body
             match body:
                 case ir.Collective():
@@ -158,6 +164,8 @@ class Proof:
 
     def _write(self, region: Region, pieces: Pieces, step: Step) -> None:
         values = self.state[region.tensor, region.rank]
+        if self.watch is not None:
+            self.watch(self.at, region, pieces)
         dtype = self.tensors[region.tensor].dtype
         if dtype in self.noted:
             rounding = Rounding(dtype, step.origin, region.tensor, step.stage)
@@ -181,7 +189,7 @@ class Proof:
             origin,
             f"stage '{step.stage}' on rank {step.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
             "which nothing has written by then",
-            self._told_writers(region.tensor, region.rank),
+            self._told_writers(region.tensor, region.rank, self.at, box),
         )
 
     # -- ops
@@ -330,7 +338,10 @@ class Proof:
             parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
             told = [f"{words} {show(part, box)}" for words, part in parts if part.inputs or part.products]
             message = f"{place}: {'; '.join(told)}"
-            notes += self._brought(last, Part(target.tensor, target.rank, box), extra, lacks)
+            part = Part(target.tensor, target.rank, box)
+            twice_there = again.inputs or again.products
+            guilty = self._doubled(again, box, last) if twice_there and not (lacks.inputs or lacks.products) else None
+            notes += self._brought(last, part, extra, lacks) if guilty is None else guilty
         self.mistakes[origin] = Diagnostic(origin, message, notes, help)
 
     def _brought(self, writer: int, part: Part, extra: Terms, lacks: Terms) -> tuple[Note, ...]:
@@ -345,6 +356,46 @@ class Proof:
             if notes:
                 return notes[:MOST_NOTES]
         return ()
+
+    def _doubled(self, again: Terms, box: Box, last: int) -> tuple[Note, ...] | None:
+        """Where the terms first came together with themselves: the sum, and the copies that brought it what it has
+        already. None: it was not found."""
+        found: list[tuple[int, Part, Terms, Box]] = []
+        looks = 0
+
+        def watch(at: int, region: Region, pieces: Pieces) -> None:
+            nonlocal looks
+            adds = not isinstance(self.steps[at].body, ir.Copy)
+            for logical, value in pieces if adds and not found and looks < MOST_LOOKS else ():
+                there = terms(proof.algebra, value)
+                looks += len(there.inputs) + len(there.products)
+                repeated = twice(there)
+                if (repeated.inputs or repeated.products) and same(repeated, logical, again, box):
+                    tensor_box, within = next((t, w) for t, w in region.logical_boxes() if logical.meet(w) is not None)
+                    met = logical.meet(within)
+                    assert met is not None
+                    part = Part(region.tensor, region.rank, to_tensor_box(region, met, tensor_box, within))
+                    found.append((at, part, repeated, logical))
+
+        proof = Proof(tuple(self.tensors.values()), self.claims, self.steps[: last + 1])
+        proof.watch = watch
+        try:
+            proof.run()
+        except ScheduleError:  # too many values: the first proof had just come through
+            return None
+        if not found:
+            return None
+        at, part, repeated, logical = found[0]
+        step = self.steps[at]
+        text = f"stage '{step.stage}' on rank {step.rank} adds {show(repeated, logical)} once too often here"
+        notes = (Note(text, step.origin),)
+        reads = step.body.reads
+        if len(set(reads)) < len(reads):  # it takes one part twice: no copy is to blame
+            return notes
+        if self.trails is None:
+            self.trails = Trails(self.steps, self.tensors)
+        brought = self.trails.told(at, part, {(e.tensor, e.rank) for e in elements(repeated)})
+        return (*notes, *brought)[:MOST_NOTES]
 
     def _see_written(self, tensor: ir.Tensor) -> None:
         for rank, shape in enumerate(tensor.shapes):
@@ -362,11 +413,15 @@ class Proof:
         hull = _hull(missing)
         return hull if hull.elements == sum(b.elements for b in missing) else box
 
-    def _told_writers(self, tensor: str, rank: int) -> tuple[Note, ...]:
-        """Who writes other parts of a tensor; if nobody does, who writes it on other ranks."""
-        notes = []
-        for step, hull in self._writers(tensor, rank):
-            notes.append(Note(f"stage '{step.stage}' writes within {describe(hull)} here", step.origin))
+    def _told_writers(
+        self, tensor: str, rank: int, before: int | None = None, missing: Box | None = None
+    ) -> tuple[Note, ...]:
+        """Who writes other parts of a tensor, by a step; and who writes what is missing then, but later. If nobody
+        does, who writes it on other ranks."""
+        notes = [
+            Note(f"stage '{stage}' writes {words}", origin)
+            for origin, stage, words in self._writers(tensor, rank, before, missing)
+        ]
         if not notes:
             for step, there in self._writers_elsewhere(tensor):
                 text = f"stage '{step.stage}' writes {tensor} on {_named(there)} here, and not on rank {rank}"
@@ -375,18 +430,47 @@ class Proof:
             notes[MOST_NOTES - 1 :] = [Note(f"{len(notes) - MOST_NOTES + 1} more write {tensor}")]
         return tuple(notes)
 
-    def _writers(self, tensor: str, rank: int) -> list[tuple[Step, Box]]:
-        """The statements that write a tensor, the first place of each, and the hull of all that it writes."""
-        first: dict[Span, Step] = {}
-        hulls: dict[Span, Box] = {}
-        for step in self.steps:
+    def _writers(self, tensor: str, rank: int, before: int | None, missing: Box | None) -> list[tuple[Span, str, str]]:
+        """The statements that write a tensor: the place of each, its stage, and what it writes, in words."""
+        first: dict[Span, str] = {}
+        early: dict[Span, dict[Box, str]] = {}  # with the iteration of the stage
+        late: dict[Span, dict[Box, str]] = {}
+        for number, step in enumerate(self.steps):
             for region in step.body.writes:
-                if (region.tensor, region.rank) == (tensor, rank):
-                    origin = step.origin
-                    first.setdefault(origin, step)
-                    known = [hulls[origin]] if origin in hulls else []
-                    hulls[origin] = _hull([*known, *region.boxes])
-        return [(step, hulls[origin]) for origin, step in first.items()]
+                if (region.tensor, region.rank) != (tensor, rank):
+                    continue
+                first.setdefault(step.origin, step.stage)
+                kept = early if before is None or number < before else late
+                for box in region.boxes:
+                    met = box if missing is None or kept is early else box.meet(missing)
+                    if met is not None:
+                        kept.setdefault(step.origin, {}).setdefault(met, step.stage)
+        found = []
+        for origin, stage in first.items():
+            then, later = early.get(origin, {}), late.get(origin, {})
+            stages = {*then.values(), *later.values()}
+            name = base_name(stage) if len(stages) > 1 else next(iter(stages), stage)
+            words = [f"{self._listed(tensor, rank, list(then))} here"] if then else []
+            if later:
+                when = "" if len(stages) == 1 else f", in '{next(iter(later.values()))}'"
+                words.append(
+                    f"{self._listed(tensor, rank, list(later))}{'' if then else ' here'}, but only later{when}"
+                )
+            if words:
+                found.append((origin, name, ", and ".join(words)))
+        return found
+
+    def _listed(self, tensor: str, rank: int, boxes: Sequence[Box]) -> str:
+        """Parts of a tensor, joined where they touch."""
+        hull = _hull(boxes)
+        if len(boxes) > MOST_KEPT:
+            return f"within {describe(hull)}"
+        written = BoxMap(self.tensors[tensor].shapes[rank], False)
+        for box in boxes:
+            written.update(box, lambda _: True)
+        parts = [box for box, is_there in written.items(hull) if is_there]
+        more = f" and {len(parts) - MOST_BOXES} more parts" if len(parts) > MOST_BOXES else ""
+        return " and ".join(map(describe, parts[:MOST_BOXES])) + more
 
     def _writers_elsewhere(self, tensor: str) -> list[tuple[Step, list[int]]]:
         """The statements that write a tensor, the first place of each, and the ranks that have what it writes."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import socket
 import sys
 from collections.abc import Generator
 from importlib.metadata import version
-from typing import Any
+from typing import Any, BinaryIO, cast
 from urllib.parse import unquote, urlparse
 
 from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException, JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
@@ -23,6 +26,7 @@ from .prover import Answer, Prover, Request
 
 RANKS = 4  # if the editor does not say
 MOST_RANKS = 1024
+LARGEST = 64 << 20  # bytes of a message
 _KINDS = {
     "param": lsp.SymbolKind.Constant,
     "type": lsp.SymbolKind.TypeParameter,
@@ -146,7 +150,26 @@ def _span(record: dict[str, Any]) -> Span:
     return Span(*(record[key] for key in ("path", "line", "column", "end_line", "end_column")))
 
 
+_ANSWERED = object()  # in place of a message that needs no handling any more
+
+
 class _Protocol(LanguageServerProtocol):
+    def structure_message(self, data: dict[str, Any]) -> Any:
+        """A message of the protocol. One whose params are not what its method takes is answered here, where pygls would
+        leave the editor without an answer."""
+        try:
+            return super().structure_message(data)
+        except JsonRpcException:
+            if not ("method" in data and isinstance(data.get("id"), int | str)):
+                raise
+            wrong = JsonRpcInvalidParams(f"the params are not those of {str(data['method'])[:60]}")
+            self._send_response(data["id"], None, wrong.to_response_error())
+            return _ANSWERED
+
+    def handle_message(self, message: Any) -> None:
+        if message is not _ANSWERED:
+            super().handle_message(message)
+
     @lsp_method(lsp.EXIT)
     def lsp_exit(self, *_: Any) -> Generator[Any, Any, None]:
         """Ends the loop. The process is left to the command, where pygls would end it by SystemExit, which asyncio
@@ -310,14 +333,43 @@ def _hover(analysis: Analysis, answer: Answer, line: int, column: int) -> list[s
     return told
 
 
+class _Input:
+    """What an editor writes, as pygls reads it: headers, then a message. It ends where a header gives no size: nobody
+    knows then where the next message begins."""
+
+    def __init__(self, file: BinaryIO, server: Server) -> None:
+        self._file, self._server = file, server
+        self.read = file.read
+
+    def readline(self) -> bytes:
+        line = self._file.readline(LARGEST)
+        name, colon, value = line.partition(b":")
+        if not colon or name.strip().lower() != b"content-length":
+            return line
+        size = value.strip()
+        if size.isdigit() and len(size) <= len(str(LARGEST)) and int(size) <= LARGEST:
+            return b"Content-Length: %d\r\n" % int(size)
+        self._server.code = 1
+        sys.stderr.write(
+            f"ficco lsp: a message has Content-Length: {size[:40].decode(errors='replace')}, not a size from 1 to "
+            f"{LARGEST} bytes; nothing behind it can be read: start the server again\n"
+        )
+        return b""
+
+
 def serve(tcp: int | None = None) -> int:
     """Answer on standard input and output, or to one editor on a port of this machine. The exit code: 1 if the editor
-    says `exit` without `shutdown` before."""
+    says `exit` without `shutdown` before, or writes what is no message."""
     server = make()
+    # the editor is told what is wrong with its message: a traceback of pygls says no more
+    logging.getLogger("pygls.protocol.json_rpc").addFilter(lambda told: not str(told.msg).startswith("Unable to des"))
     if tcp is None:
         # NOTE pygls closes the file that it writes to; standard output is still flushed when the command ends
         with open(os.dup(sys.stdout.fileno()), "wb") as output:
-            server.start_io(stdout=output)
-    else:
-        server.start_tcp("127.0.0.1", tcp)
+            server.start_io(cast(BinaryIO, _Input(sys.stdin.buffer, server)), output)
+        return server.code
+    with socket.create_server(("127.0.0.1", tcp)) as port:
+        editor, _ = port.accept()
+    with editor, editor.makefile("rb") as read, editor.makefile("wb") as write:
+        server.start_io(cast(BinaryIO, _Input(read, server)), write)
     return server.code

@@ -4,9 +4,29 @@ numbers; files are read and written by it, and `rules` judges every machine by i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from decimal import Decimal
+from string import Formatter
+from typing import Annotated, Any, TypeAlias
 
 MOST = 1e18  # of anything
+
+
+def figure(number: float, digits: int = 3) -> str:
+    """The number with so many digits that count, and without an exponent: `0.00123`, `2,320`."""
+    text = f"{number:.{digits}g}"
+    return f"{Decimal(text):,f}" if "e" in text else text
+
+
+class _Told(Formatter):
+    """A template's `{x:.3g}` as `figure` writes it."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec[:1] == "." and format_spec.endswith("g"):
+            return figure(value, int(format_spec[1:-1]))
+        return str(super().format_field(value, format_spec))
+
+
+TOLD = _Told()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # NOTE not frozen: a check makes hundreds of thousands
 class Clock:
     done: NDArray[np.int32]  # by stream
     works: int  # bit set

@@ -47,6 +47,14 @@ def content_hash(plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def plan_facts(plan: Plan) -> dict[str, str]:
+    """What tells plans apart for people, the hash last, which tells apart all that differ."""
+    params = {name: str(value) for name, value in plan.params}
+    facts = {"schedule": plan.schedule, "ranks": str(plan.ranks), "machine": plan.machine, **params}
+    short = {name: text if len(text) < _SHORT else f"{text[:_SHORT]}…" for name, text in facts.items()}
+    return short | {"plan": content_hash(plan)}
+
+
 def from_json(text: str, path: str = "plan.json") -> Plan:
     """Read a plan back. Raises PlanError for what is no plan, is of another version, or was changed by hand
     without its hash."""
@@ -71,9 +79,10 @@ def read_document(
     version: int,
     hashed: Callable[[Any], str],
     unions: Unions = (),
+    aside: Container[str] = (),
 ) -> Any:
     """The value of type `kind` that a file of ours holds under "ficco_NAME", its version, with the hash of its content
-    and the path of the schedule. Raises PlanError."""
+    and the path of the schedule. `aside`: what stands beside the value. Raises PlanError."""
     key = f"ficco_{name.replace(' ', '_')}"
     values = sum(map(text.count, ",[{"))
     Budget(VALUES, PlanError).spend(values, Span(path, 1, 1, 1, 1))
@@ -87,11 +96,17 @@ def read_document(
         raise _broken(path, f"this is no {name}: a number has thousands of digits") from None
     if not isinstance(data, dict) or key not in data:
         raise _broken(path, f"this JSON is no {name}: it has no '{key}' version")
-    if data[key] != version:
-        raise _broken(path, f"the {name} has version {data[key]}; this ficco reads version {version}")
     source = data.get("path")
+    if type(data[key]) is not int or data[key] != version:  # true is 1, too
+        found = json.dumps(data[key])[:20]
+        raise _broken(
+            path,
+            f"the {name} has version {found}; this ficco reads version {version}",
+            help=f"write the {name} again from {source if isinstance(source, str) else 'its schedule'}, with "
+            f"`{_WRITES[name]}`, or take the ficco that wrote this one",
+        )
     reader = Reader(path, source if isinstance(source, str) else path, unions)
-    body = {k: v for k, v in data.items() if k not in (key, "hash", "path")}
+    body = {k: v for k, v in data.items() if k not in (key, "hash", "path") and k not in aside}
     try:
         value = reader.read(kind, body, name)
         found = hashed(value)
@@ -102,8 +117,8 @@ def read_document(
     return value
 
 
-def _broken(path: str, message: str, line: int = 1, column: int = 1) -> PlanError:
-    return PlanError((Diagnostic(Span(path, line, column, line, column), message),))
+def _broken(path: str, message: str, line: int = 1, column: int = 1, help: str | None = None) -> PlanError:
+    return PlanError((Diagnostic(Span(path, line, column, line, column), message, help=help),))
 
 
 # ---------------------------------------------------------------- writing
@@ -131,6 +146,8 @@ def encode(value: Any, spans: bool, unions: Unions = ()) -> Any:
     return value
 
 
+_SHORT = 60  # characters of a param in a message
+_WRITES = {"plan": "ficco compile", "device plan": "ficco-run --emit device-plan"}
 _AS_THEY_ARE = frozenset((int, float, str, bool, type(None)))
 
 

@@ -14,7 +14,7 @@ from ..region import Box, BoxMap, Region
 from .clock import Clock
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # NOTE not frozen: a check makes hundreds of thousands
 class Toucher:
     """Who touches elements, and how others know that it is over: they know `position` entries of `stream`, or, of works
     that have no order among them, the bit `bit`."""
@@ -39,13 +39,14 @@ class Toucher:
         return done or (self.bit >= 0 and clock.works >> self.bit & 1 == 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Cell:
     writer: Toucher | None
     readers: tuple[Toucher, ...]
 
 
 _FRESH = _Cell(None, ())
+_POINT = Box((0,), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Ledger:
         self._told = told
         self._made = made
         self._cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
+        self._points: dict[tuple[str, int], _Cell] = {}  # of tensors of one element
         for region in written:
             key = (region.tensor, region.rank)
             if key not in self._cells:
@@ -101,24 +103,24 @@ class Ledger:
             renewed: dict[_Cell, _Cell] = {}
 
             def read(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
-                if cell.writer is not None:
-                    self._compare(region, box, cell.writer, "writes", me, "reads", clock)
-                if made and (cell.writer is None or cell.writer.run != me.run):
-                    self._told(Unwritten(region, box, me))
                 new = renewed.get(cell)
-                if new is not None:
-                    return new
-                if me.bit < 0 and any(r.stream == me.stream and r.position == me.position for r in cell.readers):
-                    return cell  # another copy of the batch: they end together, so one speaks for all
-                # an earlier reader on this stream is over when this one is
-                rest = tuple(
-                    r for r in cell.readers if r.stream != me.stream or (r.position == me.position and r is not me)
-                )
-                new = renewed[cell] = _Cell(cell.writer, (*rest, me))
-                self._left.spend(len(rest) // 8, me.origin)
+                if new is None:
+                    new = renewed[cell] = self._read(cell, region, box, clock, me, made)
                 return new
 
             self._left.spend(cells.update(box, read), me.origin)
+
+    def _read(self, cell: _Cell, region: Region, box: Box, clock: Clock, me: Toucher, made: bool) -> _Cell:
+        if cell.writer is not None:
+            self._compare(region, box, cell.writer, "writes", me, "reads", clock)
+        if made and (cell.writer is None or cell.writer.run != me.run):
+            self._told(Unwritten(region, box, me))
+        if me.bit < 0 and any(r.stream == me.stream and r.position == me.position for r in cell.readers):
+            return cell  # another copy of the batch: they end together, so one speaks for all
+        # an earlier reader on this stream is over when this one is
+        rest = tuple(r for r in cell.readers if r.stream != me.stream or (r.position == me.position and r is not me))
+        self._left.spend(len(rest) // 8, me.origin)
+        return _Cell(cell.writer, (*rest, me))
 
     def write(self, region: Region, clock: Clock, me: Toucher) -> None:
         cells = self._cells[region.tensor, region.rank]
@@ -126,14 +128,60 @@ class Ledger:
         for box in region.boxes:
 
             def write(cell: _Cell, box: Box = box) -> _Cell:
-                if cell.writer is not None:
-                    self._compare(region, box, cell.writer, "writes", me, "writes", clock)
-                self._left.spend(len(cell.readers) // 4, me.origin)
-                for reader in cell.readers:
-                    self._compare(region, box, reader, "reads", me, "writes", clock)
+                self._over(cell, region, box, clock, me)
                 return mine
 
             self._left.spend(cells.update(box, write), me.origin)
+
+    def _over(self, cell: _Cell, region: Region, box: Box, clock: Clock, me: Toucher) -> None:
+        """Whether all that has touched the elements is over."""
+        if cell.writer is not None:
+            self._compare(region, box, cell.writer, "writes", me, "writes", clock)
+        self._left.spend(len(cell.readers) // 4, me.origin)
+        for reader in cell.readers:
+            self._compare(region, box, reader, "reads", me, "writes", clock)
+
+    def touch(self, region: Region, clock: Clock, me: Toucher, *, last: bool = False) -> None:
+        """What may read and write the elements, beside others that touch them in the same run. They count as touched,
+        not as written; the `last` ones leave no trace."""
+        cells = self._cells.get((region.tensor, region.rank))
+        if cells is None:
+            return
+        for box in region.boxes:
+            renewed: dict[_Cell, _Cell] = {}
+
+            def touch(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
+                new = renewed.get(cell)
+                if new is None:
+                    new = renewed[cell] = self._touch(cell, region, box, clock, me, last)
+                return new
+
+            self._left.spend(cells.update(box, touch), me.origin)
+
+    def _touch(self, cell: _Cell, region: Region, box: Box, clock: Clock, me: Toucher, last: bool) -> _Cell:
+        if cell.writer is not None and cell.writer.run != me.run:
+            self._compare(region, box, cell.writer, "writes", me, "touches", clock)
+        for reader in cell.readers:
+            if reader.run != me.run:
+                self._compare(region, box, reader, "reads", me, "touches", clock)
+        rest = tuple(r for r in cell.readers if r.run == me.run)  # what is older it knows, or it is a race
+        return cell if last else _Cell(cell.writer, (*rest, me))
+
+    # ---- single elements: the same without boxes
+
+    def read_point(self, point: Region, clock: Clock, me: Toucher) -> None:
+        key = (point.tensor, point.rank)
+        made = self._read(self._points.get(key, _FRESH), point, _POINT, clock, me, False)
+        self._points[key] = made
+
+    def write_point(self, point: Region, clock: Clock, me: Toucher) -> None:
+        key = (point.tensor, point.rank)
+        self._over(self._points.get(key, _FRESH), point, _POINT, clock, me)
+        self._points[key] = _Cell(me, ())
+
+    def touch_point(self, point: Region, clock: Clock, me: Toucher, *, last: bool = False) -> None:
+        key = (point.tensor, point.rank)
+        self._points[key] = self._touch(self._points.get(key, _FRESH), point, _POINT, clock, me, last)
 
     def _compare(
         self, region: Region, box: Box, earlier: Toucher, did: str, me: Toucher, does: str, clock: Clock

@@ -1,4 +1,4 @@
-"""What is legal and probably slow: warnings with the reason and the way out."""
+"""What is legal, and probably slow or coarse: warnings with the reason and the way out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir
+from ..graph.noise import coarse
+from ..graph.prove import meaning
 from ..kernels.families import choose, reached, tensor_core_families, tuned
 from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
@@ -16,6 +18,7 @@ from ..kernels.target import compute_capability
 from ..kernels.vendor import VENDOR
 from ..machine.cost import behind_another
 from ..machine.model import Device, Machine
+from ..machine.units import figure
 from ..types import TYPES
 from .kernel_works import kernel_work, symbolic
 from .leave import Leaving, settled
@@ -96,8 +99,8 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         if size / links.rate < besides and copy.src.rank != copy.dst.rank:
             yield Diagnostic(
                 op.where.origin,
-                f"copies of {size / 1024:.4g} KiB take {size / links.rate:.2g} µs for their bytes and "
-                f"{besides:.2g} µs besides, where one follows another ({machine.name})",
+                f"copies of {figure(size / 1024, 4)} KiB take {figure(size / links.rate, 2)} µs for their bytes and "
+                f"{figure(besides, 2)} µs besides, where one follows another ({machine.name})",
                 help="take fewer, larger pieces, or copy in a streamed stage on multiprocessors",
             )
 
@@ -236,10 +239,16 @@ def _size(g: ir.Gemm) -> int:
     return 2 * m * n * k
 
 
+def partial_sums(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """Partial sums in types that are too narrow for them."""
+    yield from coarse(graph.tensors, graph.claims, meaning(graph))
+
+
 CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (
     incast,
     small_copies,
     long_way_on_a_ring,
     crowded_processors,
     slow_products,
+    partial_sums,
 )

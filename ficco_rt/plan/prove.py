@@ -21,7 +21,7 @@ from .ir import CollectiveCall, CopyAsync, Launch, Plan
 def prove(plan: Plan, order: Sequence[Happening]) -> None:
     """Show that every claimed output holds what is claimed, in the order that `check` gave for the plan. Raises
     PlanError."""
-    mistaken = Proof(plan.tensors, plan.claims, list(_steps(plan, order)), PlanError).mistaken()
+    mistaken = Proof(plan.tensors, plan.claims, list(steps(plan, order)), PlanError).mistaken()
     if mistaken:
         raise PlanError(mistaken)
 
@@ -44,7 +44,7 @@ def _claimed(plan: Plan | graph_ir.Graph, tensor: graph_ir.Tensor) -> bool:
     return True
 
 
-def _steps(plan: Plan, order: Sequence[Happening]) -> Iterator[Step]:
+def steps(plan: Plan, order: Sequence[Happening]) -> Iterator[Step]:
     """What is done, in the order found. The calls of a collective are one: all have begun when the first one ends."""
     calls: dict[int, list[Step]] = {}
     for stream, command in plan.commands():

@@ -122,11 +122,11 @@ def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
         if len(shape) != len(region.axes):
             yield Diagnostic(origin, f"{region} has {len(region.axes)} dimensions; the tensor has {len(shape)}")
             continue
-        if not _inside(region, shape) or (does and not region.boxes):
+        if not inside(region, shape) or (does and not region.boxes):
             yield Diagnostic(origin, f"{region} is outside its tensor, {' × '.join(map(str, shape))}")
 
 
-def _inside(region: Region, shape: tuple[int, ...]) -> bool:
+def inside(region: Region, shape: tuple[int, ...]) -> bool:
     for axis, extent in zip(region.axes, shape, strict=True):
         for start, stop in axis.segments:
             if not 0 <= start < stop <= extent:

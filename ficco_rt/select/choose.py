@@ -15,6 +15,7 @@ from ..kernels.families import tuned
 from ..machine.cost import vendor_source
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
+from ..machine.units import figure
 from ..plan.ir import Plan
 from . import memory, ranking, rules
 from .candidates import (
@@ -358,10 +359,10 @@ def _by_measured(asked: _Question, known: memory.Memory) -> Choice:
         options.setdefault(t.candidate, Option(t.candidate.schedule, t.candidate.params, t.median))
     why = [
         f"the fastest of {len(options)} that were measured on {best.driver}, {best.date[:10]}: median of {best.runs} "
-        f"runs, {best.least:.4g} to {best.most:.4g} µs"
+        f"runs, {figure(best.least, 4)} to {figure(best.most, 4)} µs"
     ]
     other = next((t for t in times if t.candidate == best.candidate and t.mode != best.mode), None)
     mode = f"{best.mode}, as measured"
     if other is not None:
-        mode += f": {best.median:.4g} µs beside {other.median:.4g}"
+        mode += f": {figure(best.median, 4)} µs beside {figure(other.median, 4)}"
     return asked.answer("measured", list(options.values()), (best.mode, mode), why, [best.driver], len(options))

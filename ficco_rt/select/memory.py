@@ -127,9 +127,10 @@ def load(path: Path | str) -> Memory:
         raise UsageError(f"{path}: is no file of measured times: no JSON ({str(error)[:80]})") from error
     if not isinstance(value, dict) or "ficco_measured" not in value:
         raise UsageError(f"{path}: is no file of measured times, as `ficco tune` writes it")
-    if value["ficco_measured"] != FORM:
+    if type(value["ficco_measured"]) is not int or value["ficco_measured"] != FORM:
         raise UsageError(
-            f"{path}: is of form {str(value['ficco_measured'])[:20]}; this version of ficco reads form {FORM}"
+            f"{path}: is of form {json.dumps(value['ficco_measured'])[:20]}; this version of ficco reads form {FORM}: "
+            "let `ficco tune` write another file"
         )
     entries = value.get("settings")
     if not isinstance(entries, list):

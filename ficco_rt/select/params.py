@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
+from ..machine.units import TOLD
 from .estimates import two_levels
 from .facts import Facts
 from .figures import BENCH, DRAW, FILLED, FINE, LONG, MOST, PAGE, PIECE, SMALL, TIGHT, TOO_SMALL, UNEVEN, Figure
@@ -30,7 +31,7 @@ class ParamRule:
 
     def why(self, f: Facts) -> str:
         """The sentence, with the facts' numbers."""
-        return self.says.format(f=f, more="1 more copy" if f.turns == 1 else f"{f.turns} more copies")
+        return TOLD.format(self.says, f=f, more="1 more copy" if f.turns == 1 else f"{f.turns} more copies")
 
 
 def filled(f: Facts, pieces: int) -> bool:

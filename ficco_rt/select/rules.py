@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..machine.model import TopologyKind
+from ..machine.units import TOLD
 from .facts import TILE, Facts
 from .figures import (
     BENCH,
@@ -50,7 +51,7 @@ class Rule:
 
     def why(self, f: Facts) -> str:
         """The sentence, with the facts' numbers."""
-        return self.says.format(f=f)
+        return TOLD.format(self.says, f=f)
 
 
 def _pushed(f: Facts) -> bool:

@@ -325,6 +325,7 @@ class LaunchRun:
                 peer=price.peer,
                 launched=self.clock.prices.launched(launch),
                 ops=(work.op,),
+                peer_bytes=price.peer_bytes,
             )
         )
         self.drawn = max(self.drawn, stop)

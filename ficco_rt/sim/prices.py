@@ -15,7 +15,7 @@ from ..kernels.pace import Pace
 from ..machine import cost
 from ..machine.model import Machine, Port
 from ..plan.ir import Work
-from ..region import Region, called, peer_of, summary
+from ..region import Region, between_ranks, called, peer_of, summary
 from ..trace import Launched, SpanKind
 from ..types import TYPES
 from .sharing import Supply
@@ -60,12 +60,13 @@ class Price:
     sent_time: float = 0.0
     # of a product that waits for its addends alone: the share of a tile's steps that stand behind the first of them
     late: float | None = None
+    peer_bytes: int = 0  # of what is no copy: read and written in other ranks' memory
 
     def elsewhere(self, label: str) -> Price:
         """That of a work alike, which is called something else. `dataclasses.replace` takes several times as long."""
         return Price(
             self.kind, label, self.bytes, self.flops, self.peer, self.time, self.uses, self.tiles, self.sent,
-            self.sent_time, self.late,
+            self.sent_time, self.late, self.peer_bytes,
         )  # fmt: skip
 
 
@@ -153,6 +154,7 @@ class Prices:
         sms = launch.sms if launch.sms < machine.device.sms else None
         moved = sum(map(self.size, (*work.reads, *work.writes)))
         uses = self._uses(work.reads, work.writes, rank, cost.PUSHED)
+        far_bytes = self._far(work, rank)
         match work.body:
             case Reduce(out=out, terms=terms):
                 far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
@@ -160,13 +162,19 @@ class Prices:
                     cost.reduce_time(machine, len(terms), self.size(out), sms), cost.read_time(machine, rank, far)
                 )
                 time += cost.until_read(machine.device, len(far))
-                return Price("reduce", f"{out.tensor} {self._summary(out)}", moved, 0, None, time, uses)
+                return Price(
+                    "reduce", f"{out.tensor} {self._summary(out)}", moved, 0, None, time, uses, peer_bytes=far_bytes
+                )
             case Copy(dst=dst, src=src):
                 size, peer = self.size(src), peer_of(dst, src, rank)
                 time = cost.store_time(machine, src.rank, dst.rank, size, sms)
                 return Price("copy", self.way(dst, src, rank), size, 0, peer, time, uses)
             case KernelCall(kernel=kernel):
-                return Price("kernel", kernel, moved, 0, None, cost.kernel_time(machine, moved, sms), uses)
+                time = cost.kernel_time(machine, moved, sms)
+                return Price("kernel", kernel, moved, 0, None, time, uses, peer_bytes=far_bytes)
+
+    def _far(self, work: Work, rank: int) -> int:
+        return sum(self.size(region) for _, _, region in between_ranks(rank, work.reads, work.writes))
 
     def _uses(
         self, reads: Sequence[Region], writes: Sequence[Region], rank: int, share: float
@@ -233,7 +241,8 @@ class Prices:
         uses: dict[Supply, float] = {rank: moved / READ}
         given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
         late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None
-        return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far, late)
+        flops, far_bytes = 2 * out.elements * k, self._far(work, rank)
+        return Price("gemm", label, moved, flops, peer, time, uses, tiles, sent, far, late, far_bytes)
 
 
 @dataclass(slots=True)

@@ -101,14 +101,24 @@ def test_what_was_bound_is_kept_until_it_is_released() -> None:
         executor.run(bound[1])
 
 
-def test_strided_arrays_are_bound_as_they_are() -> None:
+def test_strided_arrays_are_refused() -> None:
+    """As GPUs do; a dimension of one element may have any stride."""
     given = arrays()
-    together = blank(4, 6)  # both ranks' outputs side by side in one array
-    given["C"] = [together[:, :3], together[:, 3:]]
-    given["B"] = [np.asfortranarray(b) for b in given["B"]]
+    gaps = "given one with gaps or another order of dimensions: take .contiguous(), of a numpy array"
     with executor_of(gather_plan()) as executor:
-        executor.run(**given)
-    assert together.tolist() == [a + b for a, b in zip(wanted(given, 0), wanted(given, 1), strict=True)]
+        for name, strided in (
+            ("B", [np.asfortranarray(b) for b in given["B"]]),
+            ("C", [blank(4, 6)[:, :3], blank(4, 3)]),
+            ("C", [blank(4, 3)[::-1], blank(4, 3)]),
+        ):
+            kind = "input" if name == "B" else "output"
+            with pytest.raises(UsageError) as caught:
+                executor.run(**{**given, name: strided})
+            wanted_ = f"{kind} {name}, rank 0: wanted float32 of shape [4, 3]"
+            assert str(caught.value) == f"{wanted_}; {gaps} numpy.ascontiguousarray(…)"
+        together = blank(8, 3)  # both ranks' outputs, one below the other
+        executor.run(**{**given, "C": [together[:4], together[4:]]})
+    assert together.tolist() == wanted(given, 0) + wanted(given, 1)
 
 
 def test_tensors_that_are_not_given_are_the_executors() -> None:

@@ -59,7 +59,10 @@ def test_tensors_in_host_memory_are_bound_by_reference() -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (Lent(random(64, 64).T, "bf16"), "given one with gaps or another order of dimensions: take .contiguous()"),
+        (
+            Lent(random(64, 64).T, "bf16"),
+            "given one with gaps or another order of dimensions: take .contiguous(), of a",
+        ),
         (Lent(random(64, 64), "bf16", device=2), "in host memory; given Lent on a device"),
         (Lent(np.zeros((64, 64), np.float32), "fp32"), "wanted bfloat16 of shape [64, 64]; given float32 of shape"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -11,14 +13,16 @@ from threading import Event
 import numpy as np
 import pytest
 
+import ficco_rt
 from ficco_rt.driver.api import Array
 from ficco_rt.driver.host import peers, segment
 from ficco_rt.driver.host.peers import Peers
-from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.errors import DeviceError, LeftError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import Verification, verified_run
-from ficco_rt.group import Group, LeftError
+from ficco_rt.group import Group
 from ficco_rt.plan.ir import Plan
+from ficco_rt.types import numpy_dtype
 from tests.host.handmade import MACHINE, array, blank, gather_plan, plan, record, tensor, wait
 from tests.host.processes import dies, group_of, several
 
@@ -231,9 +235,100 @@ def test_different_plans_are_told_with_both_hashes(tmp_path: Path) -> None:
 
     told = several(tmp_path, 2, body)
     assert told[0] == told[1]
-    assert told[0].startswith("the processes do not run the same: plan is ")
-    assert " in process 0 and " in told[0]
-    assert told[0].endswith(" in process 1")
+    assert re.fullmatch(
+        "the processes do not run the same: plan is [0-9a-f]{64} in process 0 and [0-9a-f]{64} in process 1; "
+        "give every process the same",
+        told[0],
+    )
+
+
+def test_other_sizes_are_told_by_name(tmp_path: Path) -> None:
+    def body(place: int) -> str:
+        made = ficco_rt.compile("ag_gemm/serial", 2, M=64 * (place + 1), N=32, K=32)
+        with pytest.raises(UsageError) as caught:
+            Executor(made, group=group_of(tmp_path, 2, place), timeout=20.0)
+        return str(caught.value)
+
+    wanted = "the processes do not run the same: M is 64 in process 0 and 128 in process 1; give every process the same"
+    assert several(tmp_path, 2, body) == [wanted, wanted]
+
+
+def _three() -> Plan:
+    return ficco_rt.compile("ag_gemm/serial", 3, M=96, N=96, K=32)
+
+
+@pytest.mark.parametrize("kind", ["wrong shape", "Ctrl-C between runs", "Ctrl-C at the end of a run"])
+def test_the_others_hear_why_a_process_has_left(tmp_path: Path, kind: str) -> None:
+    """Whatever makes it leave its `with`: the cause once, with its process, and no word of a closed executor."""
+
+    def body(place: int) -> object:
+        made = _three()
+        group = group_of(tmp_path, 3, place)
+        try:
+            with Executor(made, group=group, timeout=20.0) as executor:
+                given = {
+                    t.name: [np.zeros(t.shapes[place], np.float32).astype(numpy_dtype(t.dtype))]
+                    for t in made.tensors
+                    if t.kind != "scratch"
+                }
+                executor.run(**given)
+                if place == 1:
+                    if kind == "wrong shape":
+                        given["B"] = [given["B"][0][1:]]
+                    elif kind == "Ctrl-C between runs":
+                        raise KeyboardInterrupt
+                    else:
+                        Peers.end = _interrupted(Peers.end)
+                        executor.run(**given)
+                executor.run(**given)
+                executor.run(**given)
+        except (DeviceError, UsageError) as error:
+            return type(error).__name__, str(error)
+        except KeyboardInterrupt:
+            return "KeyboardInterrupt", ""
+        return "nothing"
+
+    found = several(tmp_path, 3, body)
+    text = {
+        "wrong shape": (
+            "process 1 has left after run 1: input B, rank 1: wanted bfloat16 of shape [32, 32]; given "
+            "bfloat16 of shape [31, 32]"
+        ),
+        "Ctrl-C between runs": "process 1 has left after run 1: interrupted",
+        "Ctrl-C at the end of a run": "process 1 has left after run 2: interrupted",
+    }[kind]
+    assert found[0] == found[2] == ("LeftError", text)
+    assert found[1][0] == ("UsageError" if kind == "wrong shape" else "KeyboardInterrupt")
+
+
+def _interrupted(end: Callable[[Peers], None]) -> Callable[[Peers], None]:
+    """Ctrl-C comes when the others know that this process has ended its run."""
+
+    def interrupted(self: Peers) -> None:
+        end(self)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+def test_an_error_that_was_there_before_is_no_cause(tmp_path: Path) -> None:
+    """A program may do all its work while it handles an error, and close as usual."""
+
+    def body(place: int) -> str:
+        try:
+            raise KeyError("no cache")
+        except KeyError:
+            with executor_of(tmp_path, place) as executor:
+                ran(executor)
+                if place == 1:
+                    return ""
+                with pytest.raises(UsageError) as caught:
+                    ran(executor)
+        return str(caught.value)
+
+    assert several(tmp_path, 2, body)[0].startswith(
+        "process 0 begins run 2 of x, and process 1 has closed its executor"
+    )
 
 
 @pytest.mark.parametrize("right", [True, False])

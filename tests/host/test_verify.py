@@ -15,7 +15,7 @@ from ficco_rt.exec.inputs import deviation, fresh_inputs
 from ficco_rt.exec.projection import project, vectors
 from ficco_rt.exec.reference import evaluate, extent, take
 from ficco_rt.exec.rounding import tolerances
-from ficco_rt.exec.verify import compare, verified_run
+from ficco_rt.exec.verify import Verification, compare, verified_run
 from ficco_rt.graph.ir import ClaimValue, Combined, Operand, Product
 from ficco_rt.region import Axis, Interval, Region, whole
 from ficco_rt.types import Dtype
@@ -150,15 +150,86 @@ ADDED = """
 """
 
 
-@pytest.mark.parametrize(("text", "c"), [(ACCUMULATED, 256), (ADDED, 1024)])
-def test_many_stored_partial_sums_are_right(tmp_path: Path, text: str, c: int) -> None:
-    (tmp_path / "t.ficco").write_text(SPLIT.format(text))
-    made = ficco_rt.compile(str(tmp_path / "t.ficco"), 1, c=c)
-    with Executor(made) as executor:
-        found = verified_run(executor)
-    assert (found.ok, found.integers) == (True, True)
-    assert found.rel_err is not None
-    assert found.tolerance / 4 < found.rel_err < found.tolerance  # neither too little nor far too much
+def verified(tmp_path: Path, text: str, ranks: int, **params: int) -> Verification:
+    (tmp_path / "t.ficco").write_text(text)
+    with Executor(ficco_rt.compile(str(tmp_path / "t.ficco"), ranks, **params)) as executor:
+        return verified_run(executor)
+
+
+@pytest.mark.parametrize(("text", "c"), [(ACCUMULATED, 16), (ADDED, 24)])
+def test_some_stored_partial_sums_are_right(tmp_path: Path, text: str, c: int) -> None:
+    found = verified(tmp_path, SPLIT.format(text), 1, c=c)
+    assert (found.ok, found.correct, found.integers) == (True, True, True)
+    assert found.allowance == pytest.approx(2**-8 * (c + 1) / 2, rel=0.02)
+    for run in (found, found.one_signed):
+        assert run is not None
+        assert run.rel_err is not None
+        assert run.tolerance / 8 < run.rel_err < run.tolerance  # neither too little nor far too much
+
+
+@pytest.mark.parametrize(("text", "c"), [(ACCUMULATED, 32), (ADDED, 64)])
+def test_many_stored_partial_sums_are_not_called_right(tmp_path: Path, text: str, c: int) -> None:
+    found = verified(tmp_path, SPLIT.format(text), 1, c=c)
+    assert (found.ok, found.correct, found.integers) == (True, False, True)
+    assert found.allowance == pytest.approx(2**-8 * (c + 1) / 2, rel=0.02)
+    assert found.one_signed is not None
+    assert found.one_signed.tolerance == pytest.approx(0.05)
+    assert found.tolerance < 0.0500001
+
+
+def test_a_sum_that_stops_growing_is_wrong(tmp_path: Path) -> None:
+    found = verified(tmp_path, SPLIT.format(ACCUMULATED), 1, c=1024)
+    assert (found.ok, found.correct, found.integers) == (False, False, True)
+    assert found.one_signed is not None
+    assert found.one_signed.rel_err == pytest.approx(0.67, abs=0.02)  # 256 of 1024 · (7/8)²
+    assert found.worst == found.one_signed.worst
+    assert found.worst is not None
+    assert found.worst.got == 256
+
+
+OVERFLOW = """
+schedule t
+param K = 131072
+input A[8, K] : fp16
+input B[K, 8] : fp16
+scratch P[8, 8] : fp16
+output C[8, 8] : fp32
+computes C = A * B within fp16
+queue compute { engine = sm }
+stage m on compute { gemm P = A * B }
+stage r on compute { reduce C = sum(P) }
+"""
+
+
+def test_a_partial_sum_that_overflows_is_wrong(tmp_path: Path) -> None:
+    found = verified(tmp_path, OVERFLOW, 1)
+    assert (found.ok, found.integers) == (False, True)
+    assert found.one_signed is not None
+    assert (found.one_signed.ok, found.one_signed.rel_err) == (False, inf)
+    assert found.worst is not None
+    assert found.worst.got == inf
+    # a result that overflows itself is no fault of the plan: inputs are smaller then
+    itself = OVERFLOW.replace("fp32", "fp16").replace(" within fp16", "")
+    assert verified(tmp_path, itself, 1).correct
+
+
+def test_a_result_that_is_rounded_once_needs_no_run_on_data_of_one_sign() -> None:
+    with executor_of(gather_plan("bf16")) as executor:
+        assert verified_run(executor).one_signed is None
+
+
+def test_large_results_of_one_sign_are_compared_by_the_means_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ficco_rt.exec.verify.DOUBLE_OPERATIONS", 0)
+    (tmp_path / "t.ficco").write_text(SPLIT.format(ACCUMULATED))
+    for c, ok in ((16, True), (256, False)):
+        with Executor(ficco_rt.compile(str(tmp_path / "t.ficco"), 1, c=c)) as executor:
+            found = verified_run(executor, values="one-signed")
+        assert found.ok is ok
+        assert found.worst is not None
+        assert len(found.worst.index) == 1  # a row
+        assert str(found.worst).startswith(f"C of rank 0, rows {found.worst.index[0]}: ")
 
 
 @pytest.mark.parametrize("dropped", [1, 2])

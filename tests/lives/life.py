@@ -1,4 +1,4 @@
-"""A life: what some processes do with some executors, and the one thing that goes wrong. Each is drawn from its name."""
+"""A life: what processes do with executors, and the one thing that goes wrong. Each is drawn from its name."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def drawn(driver: DriverName, group: bool, campaign: int, number: int) -> Life:
     name = f"{'groups' if group else 'alone'}-{campaign}-{number}"
     chance = Random(name)
     processes = chance.choice((2, 2, 2, 3, 3, 4)) if group else 1
-    ranks = processes * (2 if processes == 2 and chance.random() < 0.15 else 1) if group else chance.choice((2, 2, 3, 4))
+    ranks = (
+        processes * (2 if processes == 2 and chance.random() < 0.15 else 1) if group else chance.choice((2, 2, 3, 4))
+    )
     library = driver != "host" and chance.random() < 0.2
     pool = [n for n in cases.SCHEDULES if not library or _calls(n)]
     seats = tuple(chance.sample(pool, chance.choices((1, 2, 3), (6, 3, 1))[0]))
@@ -125,7 +127,7 @@ def drawn(driver: DriverName, group: bool, campaign: int, number: int) -> Life:
     kind: Kind = chance.choices(list(weights), list(weights.values()))[0]  # type: ignore[assignment]
     # a capture of NCCL's calls needs one GPU a process
     graphs = driver == "cuda" and (not library or ranks == processes)
-    ops = tuple(_ops(chance, driver, len(seats), 1 if group else ranks, graphs, kind, group))
+    ops = tuple(_ops(chance, driver, len(seats), ranks // processes, graphs, kind, group))
     return Life(
         name, driver, processes, ranks, seats, ops, _event(chance, driver, kind, ops, processes),
         limit=chance.choice((0.1, 0.2, 0.3)) * (1.5 if group else 1),
@@ -140,7 +142,9 @@ def _calls(name: str) -> bool:
     return any(engine_of(queue) == "nccl" for queue in cases.schedule(name).queues)
 
 
-def _ops(chance: Random, driver: str, seats: int, graphs: int, may_capture: bool, kind: str, grouped: bool) -> Iterator[Op]:
+def _ops(
+    chance: Random, driver: str, seats: int, graphs: int, may_capture: bool, kind: str, grouped: bool
+) -> Iterator[Op]:
     """`graphs`: of a caller, one a GPU of the process."""
     yield from (Op("open", seat) for seat in range(seats))
     captured: set[int] = set()
@@ -153,7 +157,7 @@ def _ops(chance: Random, driver: str, seats: int, graphs: int, may_capture: bool
             order = chance.choice(("fifo", "adversarial", f"random({chance.randrange(99)})"))
             yield Op("run", seat, order, data, chance.choice((OWN, *CALLERS)))
             continue
-        if what == "replay" and may_capture or must:
+        if (what == "replay" and may_capture) or must:
             must = False
             if seat not in captured:
                 captured.add(seat)
@@ -202,7 +206,7 @@ def _event(chance: Random, driver: DriverName, kind: Kind, ops: Sequence[Op], pr
 
 
 def late(driver: DriverName) -> Iterator[Life]:
-    """Process 0 gives its run up before process 1 calls its own: every schedule, of 2 and 3 processes, in both modes."""
+    """Process 0 gives its run up before process 1 calls its own: each schedule, in 2 and 3 processes, in both modes."""
     for processes in (2, 3):
         for name in cases.SCHEDULES:
             for manner in MODES if driver != "host" else ("fifo", "adversarial"):

@@ -37,7 +37,7 @@ from ficco_rt.plan.ir import Plan
 from ficco_rt.region import Region
 from ficco_rt.types import numpy_dtype
 from tests import cases
-from tests.lives.life import CALLERS, OWN, Event, Key, Life, Op, Report
+from tests.lives.life import OWN, Event, Key, Life, Op, Report
 from tests.mock import standin
 from tools.processes_side import Pipes
 
@@ -273,7 +273,9 @@ class HostSeat(Seat):
 
 def _view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     size = int(np.prod(shape)) * dtype.itemsize
-    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype).reshape(shape) if size else np.empty(shape)
+    return (
+        np.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype).reshape(shape) if size else np.empty(shape)
+    )
 
 
 # ---------------------------------------------------------------- a process
@@ -481,9 +483,13 @@ class Player:
 
     def _is_filled(self, seat: Seat, op: Op) -> bool:
         """For the very run that comes: a process that is late has done that before."""
-        return self.life.event.kind == "late" and op is self.life.ops[self.life.event.op] and seat.data.get(
-            op.tensors
-        ) == op.data and self.place == self.life.event.place and op.tensors in seat.views
+        return (
+            self.life.event.kind == "late"
+            and op is self.life.ops[self.life.event.op]
+            and seat.data.get(op.tensors) == op.data
+            and self.place == self.life.event.place
+            and op.tensors in seat.views
+        )
 
     def _untouched(self, number: int, seat: Seat, op: Op, rank: int) -> None:
         """What a rank's run is to write, nobody has written before its call."""
@@ -494,7 +500,7 @@ class Player:
                 if count:
                     self.object(
                         "WROTE",
-                        f"operation {number}: {count} rows of {tensor.name} of rank {rank} were written before the call",
+                        f"operation {number}: {count} rows of {tensor.name}@{rank} were written before its call",
                     )
 
     def _wrong(self, seat: Seat, tensors: int, data: int) -> str:
@@ -644,7 +650,7 @@ class Player:
 
     def _reap(self) -> None:
         for child in self.forked:
-            until = time.monotonic() + 10
+            until = time.monotonic() + 20
             while (found := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
                 time.sleep(2e-3)
             if found[0] == 0:

@@ -165,7 +165,7 @@ class Server:
             if not self._verbose:
                 silent = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(silent, 2)  # what a watchdog says
-            else:
+            elif flight.life.event.kind != "fork":  # NOTE its thread keeps a forked process from ending
                 faulthandler.dump_traceback_later(LIMIT / 2)
             known, modules = self._plans.modes(), set(sys.modules)
             player = play.Player(flight.life, place, pipes, flight.page, flight.folder)

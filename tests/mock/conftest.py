@@ -64,6 +64,11 @@ def both(request: pytest.FixtureRequest, _pairs: dict[str, Processes]) -> Proces
     return _pairs[request.param]
 
 
+@pytest.fixture
+def cuda_pair(_pairs: dict[str, Processes]) -> Processes:
+    return _pairs["cuda"]
+
+
 def _fresh(library: standin.StandIn) -> Iterator[standin.StandIn]:
     library.reset()
     yield library

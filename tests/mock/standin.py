@@ -23,6 +23,8 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     uuid N               of device 0; those of the others follow                         [0]
     shared 0|1           ordinary memory can go to other processes as IPC memory         [0]
     way 0|1              whether memory can leave the process as file descriptors        [1]
+    reuse 1              freed memory's addresses are given again, the last ones first
+    exclusive 1          CUDA: the devices' compute mode, which one process at a time may use
     fabric N             CUDA: and as fabric handles, by the IMEX channel N; -1: devices have such handles, and the
                          process may use no channel; 0: devices have none                [0]
     kill N               the N-th call kills the process
@@ -160,7 +162,7 @@ class StandIn:
         self._library = self._loaded[0]
         for name in ("calls", "commands", "collectives", "copies", "timed", "early"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
-        for name in ("mapped", "pooled"):
+        for name in ("mapped", "pooled", "elsewhere"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_uint64
         for name in ("violations", "fired", "priorities", "launches"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
@@ -232,6 +234,10 @@ class StandIn:
     def pooled(self, device: int, size: int) -> int:
         """Memory of a device's stream-ordered pool (cuMemAllocAsync)."""
         return int(self._library.standin_pooled(device, ctypes.c_uint64(size)))
+
+    def elsewhere(self, device: int, size: int) -> int:
+        """Memory of another context than the device's primary one."""
+        return int(self._library.standin_elsewhere(device, ctypes.c_uint64(size)))
 
     def early(self) -> int:
         """Launches that began before the launch before them had ended."""

@@ -10,13 +10,14 @@ import pytest
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import discover
-from ficco_rt.errors import DeviceError
+from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from tests import cases
 from tests.mock.standin import StandIn
 from tests.mock.test_callers import Array
 
 RANKS, PIECE = 2, 1 << 16
+SIZES = {"M": 256, "N": 128, "K": 128, "T": "fp32"}
 
 
 def run(
@@ -24,8 +25,7 @@ def run(
 ) -> None:
     """A schedule whose ranks write to each other's C, on tensors in this memory, twice on the same ones."""
     machine = discover(library.face, RANKS)
-    sizes = {"M": 256, "N": 128, "K": 128, "T": "fp32"}
-    plan = plan_of(build(cases.schedule("gemm_ar/streamed"), RANKS, sizes), machine)
+    plan = plan_of(build(cases.schedule("gemm_ar/streamed"), RANKS, SIZES), machine)
     tensors: dict[str, list[Array]] = {}
     for tensor in (t for t in plan.tensors if t.kind != "scratch"):
         shapes = enumerate(tensor.shapes)
@@ -98,3 +98,36 @@ def test_waits_of_streams_flush_what_others_wrote_where_the_device_can(cuda: Sta
     calls = cuda.called()
     assert calls.get("cuStreamWaitValue32", 0) + calls.get("cuStreamBatchMemOp", 0)
     assert not cuda.violations()
+
+
+def test_memory_of_another_context(cuda: StandIn) -> None:
+    """Its own GPU can use it, others cannot: told when it is bound."""
+    cuda.reset(f"devices {RANKS}")
+    with pytest.raises(UsageError) as refused:
+        run(cuda, cuda.elsewhere)
+    assert str(refused.value) == (
+        "access to rank 0's tensor: its memory belongs to a context that is not the primary one of its GPU, and other "
+        "GPUs cannot use it; allocate it in the primary context (cuDevicePrimaryCtxRetain), as PyTorch, CuPy and the "
+        "CUDA runtime do"
+    )
+
+
+def test_tensors_are_looked_at_once_a_run(cuda: StandIn) -> None:
+    """One call for each tensor that is given again, where another GPU may use it; none for what `bind` has made."""
+    cuda.reset(f"devices {RANKS}; reuse 1")
+    machine = discover("cuda", RANKS)
+    plan = plan_of(build(cases.schedule("gemm_ar/streamed"), RANKS, SIZES), machine)
+    tensors = {
+        t.name: [Array(cuda.pooled(rank, 4 * int(np.prod(shape))), shape) for rank, shape in enumerate(t.shapes)]
+        for t in plan.tensors
+        if t.kind != "scratch"
+    }
+    with Executor(plan, "cuda", machine=machine, timeout=60) as executor:
+        executor.run(**tensors)
+        before = cuda.called().get("cuPointerGetAttribute", 0)
+        executor.run(**tensors)
+        assert cuda.called()["cuPointerGetAttribute"] == before + len(tensors) * RANKS
+        bound = executor.bind(**tensors)
+        before = cuda.called()["cuPointerGetAttribute"]
+        executor.run(bound)
+        assert cuda.called()["cuPointerGetAttribute"] == before

@@ -4,6 +4,8 @@ and leave nothing behind."""
 from __future__ import annotations
 
 import random
+import re
+import subprocess
 import sys
 import threading
 import time
@@ -17,8 +19,8 @@ import pytest
 
 import ficco_dsl
 from ficco_rt import compiler
-from ficco_rt.driver.gpu import collectives, watchdog
-from ficco_rt.driver.gpu.collective_library import refused
+from ficco_rt.driver.gpu import collectives, owner, turns, watchdog
+from ficco_rt.driver.gpu.collective_library import PENDING, Member
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, PlanError, ScheduleError, UsageError
@@ -148,6 +150,7 @@ def test_what_a_queue_asks_for_reaches_the_library(cuda: standin.StandIn, monkey
         found = nccl.Config.from_ptr(config)
         seen.append((found.min_ctas, found.max_ctas))
         policies.append(found.cta_policy)
+        assert found.blocking == 0
         return real(ranks, unique, rank, config)
 
     monkeypatch.setattr(nccl, "comm_init_rank_config", init)
@@ -284,63 +287,255 @@ def test_a_peer_that_never_comes(library: standin.StandIn, graph: bool, monkeypa
             patience.setattr(made.driver._gpus, "timeout", 0.1)
             with pytest.raises(DeviceError, match=r"the run did not end within 0\.1 s") as told:
                 made.run()
-        assert "every.ficco:13" in str(told.value)
+        assert "every.ficco:13" in str(told.value) or "every.ficco:14" in str(told.value)
         assert verified_run(made, values="exact").ok
     at_rest(library)
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_an_abort_waits_for_a_call_that_ends(
+def test_an_abort_waits_for_the_thread_of_a_call(
     cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
-    """It frees what the call still uses. A call that waits for others is aborted all the same."""
+    """However long it takes: an abort frees what the call still uses. A call that does not end by itself is given up
+    by its own thread first."""
     fresh(cuda)
-    monkeypatch.setattr(collectives, "CALL", 60.0 if ends else 0.05)
     inside, go_on = threading.Event(), threading.Event()
     order: list[str] = []
-    passed: list[bool] = []
     with executor(cuda, plan_of()) as made:
         assert verified_run(made, values="exact").ok
-        assert isinstance(made.driver, GpuDriver)
-        communicators = made.driver._communicators
-        library = communicators._library
-        assert library is not None
-        call, abort = library.call, library.abort
+        communicators, library = parts(made)
+        call, abort, state = library.call, library.abort, library.state
 
         def slow(*arguments: Any) -> None:
             inside.set()
-            go_on.wait(10)
-            order.append("call")
-            if not ends:  # what a library says whose call waited for others
-                raise refused("ncclAllGather", "ncclRemoteError")
+            assert not ends or go_on.wait(10)
             call(*arguments)
+            order.append("call")
+
+        def pending(communicator: int) -> str:
+            return state(communicator) if ends else PENDING
 
         def told(communicator: int) -> None:
             order.append("abort")
-            go_on.set()
-            passed.append(communicators._calling.acquire(timeout=2))  # no later call waits for the abort
-            if passed[-1]:
-                communicators._calling.release()
             abort(communicator)
 
         with monkeypatch.context() as patch:
             patch.setattr(library, "call", slow)
+            patch.setattr(library, "state", pending)
             patch.setattr(library, "abort", told)
             running = threading.Thread(target=lambda: suppressed(made.run))
             running.start()
             assert inside.wait(10)
             communicators.abort()
             if ends:
-                time.sleep(0.05)
+                time.sleep(0.7)
                 assert order == []
                 go_on.set()
             running.join(20)
             communicators.settle()
-        assert order[0] == ("call" if ends else "abort")
+        assert order[:2] == ["call", "call"]
         assert order.count("abort") == 4
-        assert all(passed)
         assert verified_run(made, values="exact").ok
     at_rest(cuda)
+
+
+def parts(made: Executor) -> tuple[collectives.Communicators, Any]:
+    assert isinstance(made.driver, GpuDriver)
+    return made.driver._communicators, made.driver._communicators._library
+
+
+def test_one_thread_opens_aborts_and_destroys(library: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And polls, except for calls: of two executors, one of which is given up while the other one runs."""
+    fresh(library)
+    with executor(library, plan_of()) as made, executor(library, plan_of()) as other:
+        seen: set[tuple[str, str]] = set()
+        assert verified_run(other, values="exact").ok
+        for one in (made, other):
+            _, vendors = parts(one)
+            for name in ("open", "abort", "close", "state"):
+                monkeypatch.setattr(vendors, name, noting(getattr(vendors, name), name, seen))
+        stop = threading.Event()
+
+        def runs() -> None:
+            while not stop.is_set():
+                other.run()
+                other.synchronize()
+
+        running = threading.Thread(target=runs, name="runs")
+        running.start()
+        try:
+            for _ in range(3):
+                parts(made)[0].abort()
+                parts(made)[0].ready()
+                assert verified_run(made, values="exact").ok
+        finally:
+            stop.set()
+            running.join()
+    owned = {(name, "ficco communicators") for name in ("open", "abort", "close", "state")}
+    assert owned <= seen <= owned | {("state", "MainThread"), ("state", "runs")}
+    at_rest(library)
+
+
+def noting(call: Callable[..., Any], name: str, seen: set[tuple[str, str]]) -> Callable[..., Any]:
+    def noted(*arguments: Any) -> Any:
+        seen.add((name, threading.current_thread().name))
+        return call(*arguments)
+
+    return noted
+
+
+def test_an_abort_between_two_queues_misnumbers_none(cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(cuda)
+    with executor(cuda, plan_of()) as made:
+        communicators, library = parts(made)
+        communicators.abort()
+        number, real = 0, library.open
+
+        def opens(*arguments: Any) -> Any:
+            nonlocal number
+            number += 1
+            if number == 3:  # the first of the second queue
+                communicators.abort()
+            return real(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "open", opens)
+            with pytest.raises(DeviceError) as told:
+                communicators.ready()
+        assert str(told.value) == (
+            "the communicators of queue 'second' were aborted while they were opened: an earlier error has ended them"
+        )
+        assert communicators.count == 0
+        communicators.ready()
+        assert verified_run(made, values="exact").ok
+        assert communicators.count == 4
+    at_rest(cuda)
+
+
+def test_communicators_that_do_not_open_have_a_time_limit(
+    cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, too. They are aborted by the thread that has opened them."""
+    fresh(cuda)
+    with executor(cuda, plan_of(), timeout=0.1) as made:
+        communicators, library = parts(made)
+        communicators.abort()
+        with monkeypatch.context() as patch:
+            patch.setattr(turns, "LEAST", 0.1)
+            patch.setattr(library, "state", lambda communicator: PENDING)
+            with pytest.raises(DeviceError) as told:
+                communicators.ready()
+        assert str(told.value) == (
+            "the communicators of queue 'vendor': the library did not come to an end within 0.1 s (--timeout)"
+        )
+        communicators.ready()
+        assert verified_run(made, values="exact").ok
+    at_rest(cuda)
+
+
+def test_an_abort_that_waits_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "RELIEF", 0.05)
+    one, graph = owner.Owner(), threading.Event()
+    first = one.begin(graph.wait, lasts=True)
+    began = time.monotonic()
+    assert one.begin(lambda: None, lasts=True).done.wait(10)
+    one.do(lambda: None)
+    assert 0.05 <= time.monotonic() - began < 5
+    assert not first.done.is_set()
+    graph.set()
+    assert first.done.wait(10)
+
+
+def test_the_thread_of_communicators_does_not_live_on_in_a_forked_process() -> None:
+    script = """if True:
+        import os, sys
+        from ficco_rt.driver.gpu.owner import OWNER
+        OWNER.do(lambda: None)
+        child = os.fork()
+        if child:
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        OWNER.do(lambda: None)
+        """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.search(
+        r"DeviceError: process \d+ has opened communicators and has forked this process, in which they do not work; "
+        r"start processes by another way than fork \(multiprocessing: the method spawn\)",
+        ended.stderr,
+    )
+
+
+def test_the_stand_in_refuses_two_threads_in_a_communicator(cuda: standin.StandIn) -> None:
+    """Also an abort in the midst of a call, a second abort on a device, and what comes while a call is in progress."""
+
+    def elsewhere(work: Callable[[], object]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    fresh(cuda)
+    made = executor(cuda, plan_of())
+    communicators, library = parts(made)
+    gpus = made.driver._gpus  # type: ignore[attr-defined]
+    first = communicators._open[0]
+    words = {rank: gpus.alloc(gpus.device(rank), 64, "words") for rank in first}
+
+    def call(rank: int) -> None:
+        word = words[rank]
+        library.call("all_reduce", first[rank], rank, 2, Member(word, word, 1, "fp32", gpus.control[rank]))
+
+    with library.group():
+        for rank in first:
+            call(rank)
+        elsewhere(lambda: library.state(first[0]))
+    assert cuda.violations() == "ncclCommGetAsyncError: two threads are in one communicator at the same time\n"
+    with pytest.raises(DeviceError, match="ncclInvalidArgument"), library.group():
+        call(0)  # the one before is in progress
+    assert cuda.violations().endswith("ncclAllReduce: the communicator is in progress\n")
+    while any(library.state(communicator) for communicator in first.values()):
+        pass
+    with library.group():
+        call(0)
+        elsewhere(lambda: library.abort(first[0]))
+    assert cuda.violations().endswith("ncclCommAbort: a call of another thread is under way\n")
+    library.abort(first[1])
+    del communicators._open[0]
+    made.close()
+    assert cuda.live() == {}
+
+
+def test_the_stand_in_refuses_two_threads_that_abort_on_a_device(cuda: standin.StandIn) -> None:
+    two = "ncclCommAbort: two threads give communicators of device 0 back at the same time"
+    for _ in range(100):  # until they meet
+        if two in aborted_by_two_threads(cuda, together=True):
+            break
+    else:
+        raise AssertionError("no violation")
+    assert aborted_by_two_threads(cuda, together=False) == ""
+
+
+def aborted_by_two_threads(cuda: standin.StandIn, *, together: bool) -> str:
+    """A thread for each queue. The violations."""
+    fresh(cuda)
+    with executor(cuda, plan_of()) as made:
+        communicators, library = parts(made)
+        start = threading.Barrier(2 if together else 1)
+
+        def abort(number: int) -> None:
+            start.wait(10)
+            for communicator in communicators._open[number].values():
+                library.abort(communicator)
+
+        threads = [threading.Thread(target=abort, args=(number,)) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+            if not together:
+                thread.join()
+        for thread in threads:
+            thread.join()
+        communicators._open.clear()
+    assert cuda.live() == {}
+    return cuda.violations()
 
 
 def suppressed(run: Callable[[], object]) -> None:

@@ -21,6 +21,7 @@ DRAWN = [
     for face, names in (("cuda", cases.few(cases.SCHEDULES, 6, 1)), ("hip", cases.few(cases.SCHEDULES, 3, 2)))
     for number, name in enumerate(names)
 ]
+STALE = cases.sizes("gemm_ar/streamed", 2, True) | cases.few_chunks("gemm_ar/streamed")
 SEEDS = 20 if cases.ALL else 4
 MODERN = "version 70100000"  # of HIP: all memory goes as file descriptors, which imports take by value
 
@@ -49,6 +50,42 @@ def test_right_in_every_order(both: Processes, name: str, number: int) -> None:
 def test_graphs_of_callers_are_replayed_in_each_process(both: Processes, name: str) -> None:
     """HIP takes no part in callers' graphs."""
     _right(name, both.ask("captured", name, SEEDS))
+
+
+@pytest.mark.parametrize(("both", "name", "number"), DRAWN, indirect=["both"])
+def test_right_where_processes_take_turns_on_a_gpu(both: Processes, name: str, number: int) -> None:
+    settings = ("", {"cuda": "way 0; shared 1", "hip": MODERN}[both.face])[number % 2]
+    _right(name, both.ask("sharing", "shipped", name, SEEDS, settings=settings))
+
+
+def test_graphs_of_callers_on_a_gpu_of_two_processes(cuda_pair: Processes) -> None:
+    _right("gemm_ar/streamed", cuda_pair.ask("sharing", "captured", "gemm_ar/streamed", SEEDS))
+    answers = cuda_pair.ask("sharing", "mixed", "ag_gemm/oneshot", 5)
+    _right("ag_gemm/oneshot", [answer if isinstance(answer, str) else answer[::2] for answer in answers])
+
+
+def test_the_command_line_lets_processes_share_a_gpu(cuda_pair: Processes) -> None:
+    sizes = ("--set", "M=64", "--set", "N=64", "--set", "K=64")
+    words = ["gemm_rs/streamed", "--gpus", "2", "--ranks-per-gpu", "2", *sizes, "--no-baselines", "--backend", "cuda"]
+    answers = cuda_pair.ask("command", words, 0, "", settings="devices 1")
+    assert [code for code, _ in answers] == [0, 0], answers
+    assert "(1×stand-in, 2 ranks each)" in answers[0][1]
+
+
+def test_what_processes_cannot_do_on_one_gpu(cuda_pair: Processes) -> None:
+    copies = ["copies and sums: no library lets processes share a GPU"] * 2
+    assert cuda_pair.ask("sharing", "engine", "gemm_ar/serial", settings="nccl 22809") == copies
+    for answer in cuda_pair.ask("sharing", "engine", "gemm_ar/serial", "library", settings="nccl 22809"):
+        assert answer == (
+            "UsageError: collectives of a library: no library lets processes share a GPU; take copies and sums "
+            "(--collectives copies)"
+        )
+    for answer in cuda_pair.ask("sharing", "engine", "gemm_ar/serial", settings="exclusive 1"):
+        assert re.fullmatch(
+            r"UsageError: processes 0 and 1 have the same GPU \([0-9a-f]+\), which is in an exclusive compute mode; "
+            "`nvidia-smi -c DEFAULT` ends that",
+            answer,
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,6 +143,31 @@ def test_processes_see_other_gpus(both: Processes, settings: str) -> None:
     assert both.ask("opened", "gemm_rs/streamed", settings=settings) == ["file descriptors"] * 2
 
 
+@pytest.mark.parametrize(
+    ("both", "kind", "settings"),
+    [
+        ("cuda", "ordinary", "way 0; shared 1; reuse 1"),
+        ("cuda", "ordinary", "shared 1; reuse 1"),
+        ("cuda", "mapped", ""),
+        ("hip", "ordinary", "shared 1; reuse 1"),
+    ],
+    indirect=["both"],
+)
+def test_memory_that_is_made_anew_at_its_address(both: Processes, kind: str, settings: str) -> None:
+    """All processes bind it again, in step; a process that alone does so hears of it, and the others do."""
+    answers = both.ask("stale", kind, (0, 1), 15.0, settings=settings)
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+        assert answer[1] == ""
+    built = build(cases.schedule("gemm_ar/streamed"), 2, STALE)
+    inputs = fresh_inputs(built, 3, "exact")
+    for turn in range(3):
+        outputs = {"C": [answers[rank][0][turn]["C", rank] for rank in range(2)]}
+        assert compare(built, inputs, outputs, "exact").ok, turn
+    for answer in both.ask("stale", kind, (1,), 1.0, settings=settings, once=True):
+        assert re.match("(DeviceError|LeftError): process [01] (has waited 1 s for bind|of 2 has left)", answer), answer
+
+
 def test_groups_that_are_not_the_job(both: Processes) -> None:
     assert both.ask("alone", "ag_gemm/streamed") == ["GPU 0", "GPU 1"]
     _right("gemm_rs/streamed", both.ask("reversed", "gemm_rs/streamed"))
@@ -131,9 +193,22 @@ def test_gpus_that_do_not_go_together(both: Processes, settings: str, said: str)
 
 def test_another_plan_is_told_with_both(both: Processes) -> None:
     for answer in both.ask("other_plans"):
-        assert answer.startswith("UsageError: the processes do not run the same: plan is "), answer
-        assert "in process 0 and " in answer
+        assert answer.startswith(
+            "UsageError: the processes do not run the same: schedule is ag_gemm_streamed in process 0 and "
+            "ag_gemm_oneshot in process 1; "
+        ), answer
+        assert "plan is " not in answer  # a hash says nothing more
         assert "LEFT" not in answer
+
+
+@pytest.mark.parametrize("both", ["cuda", "hip"], indirect=True)
+@pytest.mark.parametrize("waits", [0.0, 0.3])
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_the_other_hears_why_a_process_has_left(both: Processes, interrupted: bool, waits: float) -> None:
+    told, left = both.ask("leaves", "ag_gemm/streamed", interrupted, waits)
+    why = "interrupted" if interrupted else "C: wanted 3 columns"
+    assert told.splitlines()[0] == f"DeviceError: process 1 gave up run 1: {why}"  # where it stands comes behind it
+    assert left == ("" if interrupted else f"UsageError: {why}")
 
 
 def test_another_order_is_told(both: Processes) -> None:
@@ -277,8 +352,11 @@ def test_numbers_of_runs_and_bindings_that_differ_are_told(both: Processes) -> N
     assert "1 runs issued, 1 seen to end (this process, 0, has issued 2: all run the same)" in told
     assert right[1] == ""
     binds, runs = both.ask("unequal", "ag_gemm/streamed", "binds", 0.5)
-    assert binds == "DeviceError: process 0 has waited 0.5 s for bind tensors, and process 1 of 2 has not come"
-    assert runs.startswith("DeviceError: the run did not end within 0.5 s (--timeout)\nprocess 0 "), runs
+    absent = "process 0 has waited 0.5 s for bind tensors, and process 1 of 2 has not come"
+    late = "the run did not end within 0.5 s (--timeout)\nprocess 0 runs nothing, "
+    # each is late by itself, unless the other one has told before
+    assert binds == f"DeviceError: {absent}" or binds.startswith(f"LeftError: process 1 of 2 has left: {late}"), binds
+    assert runs.startswith((f"DeviceError: {late}", f"DeviceError: process 0 gave up run 1: {absent}\n")), runs
     assert "1 runs issued, 1 seen to end (this process, 1, has issued 2: all run the same)" in runs
 
 

@@ -6,17 +6,22 @@ import os
 import random
 import threading
 from contextlib import ExitStack
+from threading import Thread
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.gpu import runs, turns
 from ficco_rt.driver.gpu.gpus import Gpus
+from ficco_rt.driver.gpu.turns import Passage, Tenant
 from ficco_rt.driver.gpu.vendor import Gpu
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import compare, fresh_inputs, verified_run
+from tests import cases
 from tests.mock import several
 from tests.mock.standin import StandIn
 from tests.mock.test_callers import Callers
@@ -247,3 +252,46 @@ def test_the_streams_of_a_plan_are_made_together(library: StandIn, monkeypatch: 
         executor.bind()
     assert len(turns_of) == 1
     assert None not in turns_of
+
+
+def test_default_streams_of_threads_are_different_streams(cuda: StandIn) -> None:
+    """One handle stands for the default stream of each thread, so each run waits for the one before."""
+    cuda.reset("devices 1; query_steps 5000")
+    own = 2  # CU_STREAM_PER_THREAD
+    machine = discover("cuda", 2, 2)
+    sizes = cases.sizes("gemm_rs/streamed", 2, True) | cases.few_chunks("gemm_rs/streamed")
+    plan = plan_of(build(cases.schedule("gemm_rs/streamed"), 2, sizes), machine)
+    others = []
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=2, timeout=30) as made:
+        for tensor in (t for t in plan.tensors if t.kind == "input"):
+            for rank, shape in enumerate(tensor.shapes):
+                made.write(tensor.name, rank, np.zeros(shape, np.float32))
+
+        def runs(count: int) -> None:
+            for _ in range(count):
+                made.run(streams=[own, own])
+                manner = made.driver._runs._manner  # type: ignore[attr-defined]
+                others.append(manner.others)
+
+        for _ in range(2):
+            thread = Thread(target=runs, args=(3,))
+            thread.start()
+            thread.join()
+        made.synchronize()
+    assert others == [True] * 6
+    assert not cuda.violations()
+
+
+def test_a_run_that_departs_while_another_thread_asks_is_not_over() -> None:
+    class Departs:
+        name = "cuda"
+
+        def ended(self, event: object) -> bool:
+            tenant.depart(passage)
+            return True
+
+    tenant = Tenant("one", cast(Any, Departs()), None)
+    passage = Passage({}, {}, {0: ("event", "stream")})
+    tenant.depart(passage)
+    assert not tenant.ended()
+    assert not tenant.over

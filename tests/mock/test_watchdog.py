@@ -266,7 +266,7 @@ def test_who_is_closed_while_the_watchdog_asks_is_not_called_ill(cuda: StandIn, 
         return "its communicators are gone"
 
     with executor(cuda) as made:
-        tenant = Tenant("closing", driver_of(made)._vendor, 1.0, report=report, ill=ill, over=False)
+        tenant = Tenant("closing", driver_of(made)._vendor, 1.0, report=report, ill=ill, number=1)
         watchdog.Watchdog(TURNS)._ask_health(tenant)
     assert len(asked) == (not closed)
     assert bool(tenant.overdue) is not closed

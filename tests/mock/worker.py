@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ficco_rt.errors import DeviceError
+from ficco_rt.errors import DeviceError, UsageError
 from tests.mock import standin
 from tests.mock.standin import Face
 from tools.processes_side import Pipes
@@ -37,6 +37,7 @@ class Worker:
         self._name = str(question)
         self._pipes = pipes
         self._came: dict[object, bytes] = {}  # for any of its groups
+        self._options: dict[str, Any] = {}  # of its executors
         self.group = Group(Pipes(place, pipes, self._name, self._came))
         GpuDriver._vendors_turn = lambda driver: False  # type: ignore[method-assign]
 
@@ -53,7 +54,8 @@ class Worker:
     def executor(self, name: str, timeout: float = TIMEOUT, **options: Any) -> Iterator[Any]:
         from ficco_rt.exec.executor import Executor
 
-        with Executor(self.plan(name), self.face, group=self.group, timeout=timeout, **options) as executor:
+        options = {"group": self.group, "timeout": timeout, **self._options, **options}
+        with Executor(self.plan(name), self.face, **options) as executor:
             yield executor
 
     def fill(self, executor: Any, seed: int) -> None:
@@ -160,9 +162,9 @@ class Worker:
             self.fill(executor, 0)
             executor.run()
 
-    def engine(self, name: str) -> str:
+    def engine(self, name: str, collectives: str = "auto") -> str:
         """What makes the collectives."""
-        with self.executor(name) as executor:
+        with self.executor(name, collectives=collectives) as executor:
             said = str(executor.driver.collectives)
         return f"{said}{self.left()}"
 
@@ -294,6 +296,50 @@ class Worker:
             got = {("C", self.place): executor.driver.read(bound.memory["C", self.place])}
             executor.release(bound)
         return got
+
+    def stale(self, kind: str, places: Sequence[int], timeout: float) -> tuple[list[Any], str]:
+        """Runs on a caller's C, given by keyword, whose memory some processes free and make anew at its address in
+        between: an ordinary allocation, or a mapping, as PyTorch's allocator does."""
+        with self.executor("gemm_ar/streamed", timeout) as executor:
+            driver = executor.driver
+            shape = next(t.shapes[self.place] for t in executor.plan.tensors if t.name == "C")
+            gpus, vendor, found = driver._gpus, driver._vendor, []
+            sharing, ordinal, handles, at = vendor.sharing(), gpus.first.local, [], 0
+
+            def make() -> int:
+                if kind == "ordinary":
+                    return int(vendor.alloc(4 * int(np.prod(shape)), "a caller's tensor"))
+                handles.append(sharing.create(ordinal, step, False, "a segment"))
+                sharing.place(start, step, handles[-1], "a segment")
+                sharing.allow(start, step, (ordinal,), "a segment")
+                return start
+
+            def drop() -> None:
+                if kind == "ordinary":
+                    vendor.free(at)
+                else:
+                    sharing.lift(at, step)
+                    sharing.release(handles.pop())
+
+            with gpus.inside(gpus.first):
+                step = sharing.granularity(ordinal, "")
+                start = sharing.reserve(step, "a segment") if kind != "ordinary" else 0
+                at = make()
+            self.fill(executor, 3)
+            for turn in range(3):
+                gpus.put(gpus.first, at, np.full(shape, np.nan, np.float32))
+                self.group.barrier(TIMEOUT)
+                executor.run(C=[_Array(at, shape)])
+                found.append({("C", self.place): executor.read("C", self.place)})
+                if turn == 1 and self.place in places:
+                    with gpus.inside(gpus.first):
+                        drop()
+                        assert make() == at
+            with gpus.inside(gpus.first):
+                drop()
+                if start:
+                    sharing.unreserve(start, step)
+        return found, self.left()
 
     def _tensor(self, kind: str, driver: Any, shape: tuple[int, ...], dtype: Any, stack: ExitStack) -> Any:
         """A caller's tensor: of `ficco_rt.empty`; a part of an ordinary allocation, as of PyTorch's allocator; over two
@@ -572,6 +618,12 @@ class Worker:
         except _AbsentError:
             return f"absent{self.left()}"
 
+    def sharing(self, question: str, *arguments: Any) -> Any:
+        """A question, where all processes take turns on one GPU."""
+        self.gpus.set("devices 1")
+        self._options = {"ranks_per_gpu": self.group.size}
+        return getattr(self, question)(*arguments)
+
     def apart(self, question: str, *arguments: Any) -> Any:
         """A question, as if each process were on a machine of its own."""
         from ficco_rt.driver.gpu import peers
@@ -636,6 +688,20 @@ class Worker:
             if self.place == 1 and kind != "graphs":  # it is there, and does nothing
                 time.sleep(2 * timeout)
         return found, self.left()
+
+    def leaves(self, name: str, interrupted: bool, waits: float) -> str:
+        """Process 1 leaves after a run, `waits` seconds later than the other one begins the next."""
+        try:
+            with self.executor(name) as executor:
+                self.fill(executor, 0)
+                executor.run()
+                if self.place == 1:
+                    time.sleep(waits)
+                    raise KeyboardInterrupt if interrupted else UsageError("C: wanted 3 columns")
+                executor.run()
+        except KeyboardInterrupt:
+            return ""
+        return "nothing"
 
 
 class _AbsentError(Exception):

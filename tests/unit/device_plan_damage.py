@@ -21,6 +21,11 @@ from ficco_rt.device.ir import (
     StreamName,
     WordChange,
 )
+from ficco_rt.kernels.families import configure
+from ficco_rt.kernels.family import LaunchRequest
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.plan.kernel_works import kernel_work, symbolic
+from ficco_rt.region import Region
 
 Damage: TypeAlias = Callable[[DevicePlan], DevicePlan]
 
@@ -252,7 +257,38 @@ def start_first(plan: DevicePlan) -> DevicePlan:
 
 def crowded(plan: DevicePlan) -> DevicePlan:
     """Either launch takes all multiprocessors while it waits for copies inside the device."""
-    return launched(1, sms=plan.device.sms)(launched(0, sms=plan.device.sms)(plan))
+    look, limits = symbolic(plan.tensors), Limits.of(plan.device)
+    launches = []
+    for launch in plan.launches:
+        works = tuple(kernel_work(w.body, look, w.waits, w.signals) for w in launch.works)
+        request = LaunchRequest(launch.config.kernel, works, limits.sms, streamed=True, resets=launch.config.resets)
+        (config,) = configure(request, limits)
+        launches.append(replace(launch, sms=limits.sms, config=config))
+    return replace(plan, launches=tuple(launches))
+
+
+def multiplied(n: int, **changes: Callable[[Region], Region]) -> Damage:
+    """Other operands of a launch's first work."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        work, *rest = plan.launches[n].works
+        fields: Any = {name: change(getattr(work.body, name)) for name, change in changes.items()}
+        body = replace(work.body, **fields)
+        return launched(n, works=(replace(work, body=body), *rest))(plan)
+
+    return damage
+
+
+def moved(**changes: Callable[[Any], Any]) -> Damage:
+    """The first copy is another one."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        place, copy = next((i, a) for i, a in enumerate(plan.body) if isinstance(a, CopyMemory) and a.moves)
+        move, *rest = copy.moves
+        other = replace(move, **{name: change(getattr(move, name)) for name, change in changes.items()})
+        return replace(plan, body=(*plan.body[:place], replace(copy, moves=(other, *rest)), *plan.body[place + 1 :]))
+
+    return damage
 
 
 def works_of(n: int, take: slice) -> Damage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pydoc
 import re
@@ -297,3 +298,20 @@ def _dtype(name: str) -> Any:
     from ficco_rt.types import numpy_dtype
 
     return numpy_dtype(name)
+
+
+@pytest.mark.parametrize("version", [99, True, 1.0, "1", None])
+def test_a_plan_of_another_version_says_how_to_make_one(tmp_path: Path, version: object) -> None:
+    """`true` equals 1 in Python, and is no version."""
+    path = tmp_path / "plan.json"
+    ficco.save_plan(ficco.compile("ag_gemm/serial", 2, M=128, N=64, K=64), path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"ficco_plan": version}))
+    with pytest.raises(PlanError) as caught:
+        ficco.load_plan(path)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == f"the plan has version {json.dumps(version)}; this ficco reads version 1"
+    assert diagnostic.help == (
+        "write the plan again from schedules/ag_gemm/serial.ficco, with `ficco compile`, or take the ficco that wrote "
+        "this one"
+    )

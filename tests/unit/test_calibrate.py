@@ -142,7 +142,9 @@ def test_stored_figures_change_as_far_as_probes_find_others(base: Machine, monke
     assert found["signal_time"].found is None
     made = command.calibrated(series, machine, None, "CUDA 13.0")
     source = made.source_of("tiers[0].rate")
-    assert source.startswith("measured: probe 'push' found 4e+05 bytes a µs, which changes the stored figure (measured")
+    assert source.startswith(
+        "measured: probe 'push' found 400,000 bytes a µs, which changes the stored figure (measured"
+    )
     with open("/dev/null", "w") as stream:
         text = command.render(series, made, machine, 1.0, Style(stream), {})
     assert "‡ the stored figure of NVIDIA H200, which is of schedules, changed by as much as the probe found" in text

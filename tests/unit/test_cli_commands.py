@@ -271,6 +271,44 @@ def test_explain(run: Callable[..., Ending], here: Path) -> None:
     assert [s["launched_with"] for s in facts["stages"]] == [[], []]
 
 
+@pytest.mark.parametrize("name", ["gemm_ar/oneshot", "gemm_rs/oneshot"])
+def test_explain_counts_what_launches_move_themselves(run: Callable[..., Ending], name: str) -> None:
+    """A sum that reads the products where they lie moves them over the links, though no copy does."""
+    out = run("ficco", "explain", name, "--gpus", "8").out
+    assert "       each rank: 1 sum of 8 terms of 16 × 4096, 896 KiB read from other ranks\n" in out
+    assert (
+        "Bytes moved\n"
+        "  a rank sends 896 KiB and receives 896 KiB\n"
+        "  every rank sends every other 128 KiB\n"
+        "  switch: each port that is used carries 896 KiB, 2.38 µs at its rate\n"
+        "  of this, launches read and write 7.0 MiB themselves, over all ranks\n\n"
+    ) in out
+    facts = run("ficco", "explain", name, "--gpus", "8", "--json").record
+    traffic, size = facts["traffic"], 7 * 16 * 4096 * 2
+    assert traffic["out"] == traffic["in"] == [size] * 8
+    assert traffic["by_launches"] == 8 * size
+    assert facts["stages"][1]["does"][0]["bytes_from_others"] == [size, size]
+
+
+def test_explain_counts_what_products_and_kernels_write_elsewhere(run: Callable[..., Ending], here: Path) -> None:
+    """A product whose output is another rank's, and one that adds to what lies there."""
+    (here / "far.ficco").write_text(
+        "schedule far\n\ninput A[64, 32] : bf16\ninput B[32, 64] : bf16\noutput C[64, 64] : bf16 unproven\n"
+        "output D[64, 64] : fp32 unproven\noutput E[64, 64] : fp32 unproven\nqueue compute { engine = sm }\n"
+        "stage mm on compute {\n  gemm C @ 1 - rank = A * B\n}\n"
+        "stage own on compute {\n  gemm D = A * B\n}\n"
+        "stage add on compute after own {\n  gemm E = A * B + sum(D @ 1 - rank)\n}\n"
+    )
+    ending = run("ficco", "explain", "far.ficco", "--gpus", "2", "--json")
+    assert ending.code == 0, ending.err
+    (mm, own, add), moved = ending.record["stages"], ending.record["traffic"]
+    c, d = 64 * 64 * 2, 64 * 64 * 4
+    assert mm["does"][0]["bytes_to_others"] == [c, c]
+    assert "bytes_from_others" not in own["does"][0]
+    assert add["does"][0]["bytes_from_others"] == [d, d]
+    assert moved["pairs"] == [[0, c + d], [c + d, 0]]
+
+
 def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) -> None:
     words = ("ficco", "explain", "gemm_rs/relay", "--gpus", "4", "--set", "first=1:1:2", "--set", "last=2:1:1")
     out = run(*words).out

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from ficco_rt.cli.report import error_text
 from ficco_rt.compiler import compile_schedule, save_plan
 from ficco_rt.errors import DeviceError
+from ficco_rt.exec.rounding import Allowance
 from ficco_rt.machine.profiles import profile
 from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
 
@@ -21,7 +23,8 @@ UNCLAIMED = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("
 FIELDS = [
     "schedule", "path", "title", "backend", "devices", "processes", "collectives", "graph", "machine", "clock", "ranks",
     "params", "given", "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
-    "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
+    "tolerance", "one_signed", "allowance", "short_sums", "seed", "order",
+    "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "ideal_by",
     "share_of_ideal", "exposed_ms", "exposed_of", "concurrent", "account", "stages", "modelled", "launches", "host_us",
     "plan_hash", "version",
@@ -80,6 +83,24 @@ def test_sim_models_a_run_without_data(run: Callable[..., Ending], here: Path) -
     lines = run("ficco-run", "good.ficco", "--gpus", "2", "--backend", "sim").out.splitlines()
     assert lines[2] == "  backend  sim: 2 virtual GPUs, no data moves, as NVIDIA H200 on a switch (h200-switch)"
     assert lines[4] == "  numbers  not run: sim models times alone"
+
+
+def test_what_launches_move_themselves_is_not_told_apart(run: Callable[..., Ending], here: Path) -> None:
+    """Sums that read other ranks' products: no false 0 of exposed communication, in words, JSON and pictures."""
+    words = ("ficco-run", "gemm_ar/oneshot", "--gpus", "8", "--backend", "sim")
+    out = run(*words, "--timeline", "picture.svg").out
+    assert "\n  exposed  not told apart, as launches move 7.0 MiB between ranks themselves\n" in out
+    assert "; on rank 0, which ends last; launches move 896 KiB between ranks themselves, as part of computing\n" in out
+    words_of = (here / "picture.svg").read_text()
+    assert "exposed communication not told apart: launches move 7.0 MiB themselves" in words_of
+    assert "896 KiB of it in other ranks' memory" in unescape(words_of)
+    facts = run(*words, "--json").record
+    assert (facts["exposed_ms"], facts["exposed_of"]) == (None, "model")
+    assert facts["account"]["peer_bytes"] == 7 * 16 * 4096 * 2
+    assert [stage["peer_bytes"] for stage in facts["stages"]] == [0, 8 * 7 * 16 * 4096 * 2]
+    plain = run("ficco-run", "good.ficco", "--gpus", "4", "--backend", "sim", "--json").record
+    assert plain["exposed_ms"] > 0
+    assert plain["account"]["peer_bytes"] == 0
 
 
 def test_run_as_json(run: Callable[..., Ending], here: Path) -> None:
@@ -196,6 +217,63 @@ def test_shells_complete(run: Callable[..., Ending], program: str, monkeypatch: 
     found = run(program)
     assert found.code == 0
     assert {"ag_gemm/stationary_a", "ag_gemm/streamed"} <= set(found.out.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "wanted"),
+    [
+        ("ficco-run", "x.ficco --backend", {"auto", "cuda", "hip", "host", "sim"}),
+        ("ficco", "run x.ficco --backend", {"auto", "cuda", "hip", "host", "sim"}),
+        ("ficco", "shape x.ficco --backend", {"auto", "cuda", "hip", "sim"}),
+        ("ficco", "tune ag_gemm --backend", {"auto", "cuda", "hip"}),
+        ("ficco", "calibrate --backend", {"auto", "cuda", "hip"}),
+    ],
+)
+def test_shells_complete_backends(
+    run: Callable[..., Ending], program: str, words: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = {"ficco": "_FICCO_COMPLETE", "ficco-run": "_FICCO_RUN_COMPLETE"}[program]
+    monkeypatch.setenv(variable, "bash_complete")
+    for begun in ("", "h"):
+        monkeypatch.setenv("COMP_WORDS", f"{program} {words} {begun}")
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))
+        found = {line.partition(",")[2] for line in run(program).out.split()}
+        assert found == {word for word in wanted if word.startswith(begun)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ficco", "explain", "ag_gemm/serial"),
+        ("ficco", "check", "ag_gemm/serial"),
+        ("ficco", "compile", "ag_gemm/serial", "-o", "plan.json"),
+        ("ficco-run", "ag_gemm/serial", "--backend", "sim"),
+        ("ficco", "choose", "ag_gemm", "--set", "M=4096", "--set", "N=4096", "--set", "K=4096"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_more_gpus_than_the_machine_has_are_told(
+    run: Callable[..., Ending], here: Path, words: tuple[str, ...]
+) -> None:
+    """Of stored machines; those of files are as large as they say."""
+    fact = "warning: machine h200-switch has 8 GPUs; 16 are modelled as if its switch joined them all\n"
+    help = (
+        "  help: take --machine h200-nodes, --gpus 8, or a machine's file that says what joins 16 (docs/machines.md)\n"
+    )
+    more = run(*words, "--gpus", "16")
+    assert more.code == 0
+    assert more.err.count(fact) == more.err.count(help) == 1
+    assert "joined them all" not in run(*words, "--gpus", "8").err
+    assert "joined them all" not in run(*words, "--gpus", "16", "--machine", "gb200-nvl72").err
+
+
+def test_more_gpus_than_the_nodes_have_are_told(run: Callable[..., Ending], here: Path) -> None:
+    words = ("ficco", "explain", "ag_gemm/hierarchical", "--machine", "h200-nodes", "--gpus")
+    (warning, *_) = run(*words, "128", "--json").record["warnings"]
+    assert warning["message"] == (
+        "machine h200-nodes has 64 GPUs; 128 are modelled as if its switch of tier 'network' joined them all"
+    )
+    assert warning["help"] == "take --gpus 64, or a machine's file that says what joins 128 (docs/machines.md)"
 
 
 def test_emit(run: Callable[..., Ending], here: Path) -> None:
@@ -319,7 +397,7 @@ def test_standard_input_is_not_written_over(here: Path) -> None:
 
 
 def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ficco_rt.exec.verify.tolerances", lambda _: [1e-9])
+    monkeypatch.setattr("ficco_rt.exec.verify.allowances", lambda _: [Allowance(1e-9, 0.0, partial=False)])
     ending = run("ficco-run", "good.ficco", "--gpus", "2")
     assert ending.code == 4
     assert "  numbers  WRONG: integers equal, random data off by " in ending.out

@@ -35,6 +35,7 @@ from ficco_rt.device.ir import (
 )
 from ficco_rt.errors import PlanError
 from ficco_rt.machine.profiles import profile
+from ficco_rt.region import Axis, Interval
 from tests import cases
 from tests.unit.device_plan_damage import (
     Damage,
@@ -48,6 +49,8 @@ from tests.unit.device_plan_damage import (
     dropped,
     late_entries,
     launched,
+    moved,
+    multiplied,
     openings,
     semaphoreless,
     start_first,
@@ -126,6 +129,8 @@ def test_a_launch_begins_not_early_behind_flags_that_its_stream_resets() -> None
 
 
 KERNEL = "sm90_gemm_64x64_c1_bf16_bf16_nn"
+AGAIN = "compile the schedule again (ficco-run --emit device-plan-json)"
+OTHER = f"{KERNEL}: its works on NVIDIA H200 ask for another launch; {AGAIN}"
 LAUNCH, COPY = "Launch on rank 0 stream compute", "CopyAsync on rank 0 stream dma"
 COPIED = "G@1[64:128, 0:128] <- A@0[64:128, 0:128]"
 RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
@@ -134,7 +139,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.version_is_known,
         "gather",
         lambda p: replace(p, version=9),
-        "the device plan has version 9; this ficco reads version 5",
+        "the device plan has version 9; this ficco reads version 6",
     ),
     (
         "no processes of some ranks",
@@ -397,14 +402,14 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords, 0, 2),
-        "word 5 (flag 1) is raised 2 times in a run (own), for whoever waits",
+        "word 5 (flag 1) is raised 2 times in a run (own, alone), for whoever waits",
     ),
     (
         "never raised",
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords),
-        "word 5 (flag 1) is raised 0 times in a run (own), for whoever waits",
+        "word 5 (flag 1) is raised 0 times in a run (own, alone), for whoever waits",
     ),
     ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
     (
@@ -412,7 +417,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "gather",
         launched(0, {"resets": (2,)}),
-        "word 1 (flag 3) is reset 0 times in a run (own)",
+        "word 1 (flag 3) is reset 0 times in a run (own, alone)",
     ),
     (
         "reset by who does not wait",
@@ -426,7 +431,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "graph",
         dropped(ResetWords),
-        "word 0 (semaphore of event 3) is reset 0 times in a run (own)",
+        "word 0 (semaphore of event 3) is reset 0 times in a run (own, alone)",
     ),
     (
         "a word that is taken by who raises it",
@@ -440,7 +445,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "opening",
         openings(lambda change: replace(change, takes=False)),
-        "word 2 (semaphore of ready of device 1) is reset 0 times in a run (own)",
+        "word 2 (semaphore of ready of device 1) is reset 0 times in a run (own, alone)",
     ),
     (
         "a run that is not counted",
@@ -510,7 +515,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.graphs_are_launched,
         "graph",
         without(LaunchGraph, "begin"),
-        "a frame launches each device's graph once, and only in modes with graphs",
+        "a run launches each device's graph once, and only in modes with graphs (own, alone)",
     ),
     (
         "chain cut",
@@ -556,6 +561,88 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         f"{LAUNCH}: latch 0 does something else than to raise the latch",
     ),
     (
+        "no sets",
+        rules.all_is_there,
+        "gather",
+        lambda p: replace(p, sets=0),
+        f"0 sets of words and scratch; there are one or two; {AGAIN}",
+    ),
+    (
+        "a stream of no rank",
+        rules.all_is_there,
+        "gather",
+        streamed(0, rank=77),
+        f"stream 0 is of rank 77; there are 2 ranks; {AGAIN}",
+    ),
+    (
+        "a work of no number",
+        rules.all_is_there,
+        "gather",
+        launched(0, config={"merged": ((0, 99),)}),
+        "launch 0 merges its works 0, 99; it has 3, counted from 0",
+    ),
+    (
+        "no works",
+        rules.all_is_there,
+        "gather",
+        works_of(0, slice(0)),
+        "launch 0 has 0 works, for stream 1; a launch has works, and a stream that there is",
+    ),
+    (
+        "a product of an unknown tensor",
+        rules.regions_lie_inside,
+        "gather",
+        multiplied(0, out=lambda r: replace(r, tensor="Z")),
+        f"Z@0[0:128, 0:64] is in no tensor of the device plan; {AGAIN}",
+    ),
+    (
+        "a copy from outside",
+        rules.regions_lie_inside,
+        "gather",
+        moved(src=lambda r: replace(r, axes=(Axis((Interval(96, 160),)), r.axes[1]))),
+        f"A@0[96:160, 0:128] is outside its tensor, 128 × 128; {AGAIN}",
+    ),
+    (
+        "a copy of another size",
+        rules.works_fit,
+        "gather",
+        moved(src=lambda r: replace(r, axes=(Axis((Interval(0, 32),)), r.axes[1]))),
+        "copy from A, 32 × 128, to G, 64 × 128: the sizes differ",
+    ),
+    (
+        "a copy of rows that is said to be one run",
+        rules.works_fit,
+        "gather",
+        moved(pitched=lambda _: True),
+        f"the copy G@1[0:64, 0:128] <- A@0[0:64, 0:128] is not rows; {AGAIN}",
+    ),
+    ("one thread", rules.launches_are_asked_for, "gather", launched(0, config={"threads": 1}), OTHER),
+    ("no shared memory", rules.launches_are_asked_for, "gather", launched(0, config={"smem": 0}), OTHER),
+    ("other registers", rules.launches_are_asked_for, "gather", launched(0, config={"registers": 1}), OTHER),
+    (
+        "another kernel",
+        rules.launches_are_asked_for,
+        "gather",
+        launched(0, config={"entry": "other"}),
+        OTHER.replace(KERNEL, "other"),
+    ),
+    ("negative works", rules.launches_are_asked_for, "gather", launched(0, config={"works": (-1, -3)}), OTHER),
+    ("no tiles", rules.launches_are_asked_for, "gather", launched(0, config={"tiles": 0}), OTHER),
+    (
+        "replays beside plain runs in the mode of plain runs",
+        rules.replays_are_awaited,
+        "gather",
+        lambda p: replace(p, between=made("embedded").between),
+        "replays of callers' graphs in the mode 'streams'",
+    ),
+    (
+        "runs that do more than to wait for replays",
+        rules.replays_are_awaited,
+        "embedded",
+        lambda p: replace(p, between=replace(p.between, begin=p.between.end)),
+        "the end of a run: caller 0 between runs and replays does not wait for the event 'replayed'",
+    ),
+    (
         "latch of a crowded device",
         rules.latches_open_last,
         "traced",
@@ -579,7 +666,7 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "no event of the side stream",
         "relay",
         dropped(AwaitEvent, 0),
-        "deadlock: stream 1 waits for begin of device 0 of control 0",
+        "deadlock: stream 2 waits for word 8 (flag 4)",
     ),
     (
         "side stream not behind the run before",

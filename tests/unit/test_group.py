@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.errors import DeviceError, UsageError
-from ficco_rt.group import Group, LeftError, agree, as_group, processes
+from ficco_rt.errors import DeviceError, LeftError, UsageError
+from ficco_rt.group import Group, agree, as_group, processes
 from ficco_rt.transports import StoreTransport, launched
 from tests.host.processes import FolderStore, group_of, several
 
@@ -150,8 +150,44 @@ def test_facts_that_differ_are_told_with_both(tmp_path: Path) -> None:
         agree(group, {"plan": "abc"}, 10)
         return told(lambda: agree(group, {"plan": "abc", "ficco": f"0.{place}"}, 10))
 
-    wanted = "UsageError: the processes do not run the same: ficco is 0.0 in process 0 and 0.1 in process 1"
+    wanted = "UsageError: the processes do not run the same: ficco is 0.0 in process 0 and 0.1 in process 1; "
+    wanted += "give every process the same"
     assert several(tmp_path, 2, body) == [wanted, wanted]
+
+
+def test_a_hash_is_told_where_nothing_else_differs(tmp_path: Path) -> None:
+    def body(place: int) -> list[str]:
+        sizes = {"M": str(1024 * (place + 1)), **({"chunks": "4"} if place else {}), "plan": f"abc{place}"}
+        told_apart = told(lambda: agree(group_of(tmp_path / "a", 2, place), sizes, 10))
+        return [told_apart, told(lambda: agree(group_of(tmp_path / "b", 2, place), {"M": "1", "plan": f"{place}"}, 10))]
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    said = "UsageError: the processes do not run the same: "
+    ways = [
+        "M is 1024 in process 0 and 2048 in process 1; chunks is not there in process 0 and 4 in process 1",
+        "plan is 0 in process 0 and 1 in process 1",
+    ]
+    wanted = [f"{said}{way}; give every process the same" for way in ways]
+    assert several(tmp_path, 2, body) == [wanted, wanted]
+
+
+def test_what_another_process_has_told_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    """The cause stands once in the text, with the process that it comes from."""
+
+    def body(place: int) -> object:
+        group = group_of(tmp_path, 3, place)
+        if place == 2:
+            group.leave(UsageError("C: wanted 3 columns"))
+        try:
+            group.barrier(10)
+        except DeviceError as error:
+            group.leave(error)
+            return type(error).__name__, str(error), group._over
+        return None
+
+    heard = ("LeftError", *["process 2 of 3 has left: C: wanted 3 columns"] * 2)
+    assert several(tmp_path, 3, body)[:2] == [heard, heard]
 
 
 def test_ranks_go_to_processes_in_order() -> None:

@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | KERNELS
     | PLAN
     | DRIVER_API
-    | {"ficco_rt.graph.ir", "ficco_rt.sim", "ficco_rt.group"},
+    | {"ficco_rt.graph.ir", "ficco_rt.graph.noise", "ficco_rt.sim", "ficco_rt.group"},
     "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | DEVICE | {"ficco_rt.graph.ir", "ficco_rt.graph.budget"},
     "ficco_rt.kernel_files": LEAVES | IRS | {"ficco_rt.files", "ficco_rt.library"},
     "ficco_rt.compiler": LEAVES

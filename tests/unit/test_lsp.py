@@ -133,6 +133,78 @@ def test_an_editor_on_a_port_ends_the_server() -> None:
     assert (server.returncode, told) == (0, b"")
 
 
+def _framed(*bodies: bytes) -> bytes:
+    return b"".join(b"Content-Length: %d\r\n\r\n%s" % (len(body), body) for body in bodies)
+
+
+def _answers(out: bytes) -> list[dict[str, object]]:
+    found = []
+    while out:
+        head, _, rest = out.partition(b"\r\n\r\n")
+        size = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+        found.append(json.loads(rest[:size]))
+        out = rest[size:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("textDocument/hover", {"textDocument": 5}),
+        ("textDocument/hover", []),
+        ("textDocument/completion", {"textDocument": {"uri": URI}, "position": {"line": "x", "character": 0}}),
+        ("textDocument/rename", None),
+    ],
+)
+def test_malformed_params_are_answered(method: str, params: object) -> None:
+    """With the error that the protocol has for them, and the server goes on."""
+    asked = {"jsonrpc": "2.0", "id": "seven", "method": method, "params": params}
+    bodies = _framed(json.dumps(asked).encode()) + b"".join(messages("shutdown", "exit"))
+    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
+    ended = subprocess.run(command, input=bodies, capture_output=True, timeout=LIMIT)
+    first, second = _answers(ended.stdout)
+    wrong = {"code": -32602, "message": f"the params are not those of {method}"}
+    assert (first["id"], first["error"]) == ("seven", wrong)
+    assert (second["id"], second["result"], ended.returncode) == (0, None, 0)
+    assert ended.stderr == b""
+
+
+@pytest.mark.parametrize("size", ["-5", "99999999999999999999", "1" * 5000, "x", ""])
+@pytest.mark.parametrize("tcp", [False, True])
+def test_a_size_that_is_none_ends_the_server(size: str, tcp: bool) -> None:
+    sent = b"".join(messages("shutdown")) + b"Content-Length: %s\r\n\r\n{}" % size.encode()
+    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
+    if tcp:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with subprocess.Popen([*command, "--tcp", str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+            try:
+                with connected(port) as editor:
+                    editor.sendall(sent)
+                    _, told = server.communicate(timeout=LIMIT)
+            finally:
+                server.kill()
+        code = server.returncode
+    else:
+        ended = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT)
+        code, told = ended.returncode, ended.stderr
+        assert [answer["id"] for answer in _answers(ended.stdout)] == [0]  # what came before is answered
+    assert (code, told.decode()) == (
+        1,
+        f"ficco lsp: a message has Content-Length: {size[:40]}, not a size from 1 to 67108864 bytes; nothing behind it "
+        "can be read: start the server again\n",
+    )
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b"{", b"\xff", b'{"jsonrpc": "2.0"}', b'{"jsonrpc": 2, "id": 1}'])
+def test_what_is_no_message_leaves_the_server_running(body: bytes) -> None:
+    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
+    sent = _framed(body) + b"".join(messages("shutdown", "exit"))
+    ended = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT)
+    assert ended.returncode == 0
+    assert [answer["id"] for answer in _answers(ended.stdout) if "id" in answer] == [0]
+
+
 def connected(port: int) -> socket.socket:
     for _ in range(int(LIMIT / 0.05)):
         with suppress(ConnectionRefusedError):

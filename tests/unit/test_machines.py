@@ -24,6 +24,7 @@ from ficco_rt.machine.discover import machine as discovered
 from ficco_rt.machine.model import Links, Machine, Port
 from ficco_rt.machine.profiles import NAMES, stored
 from ficco_rt.machine.rules import hints, mistakes
+from ficco_rt.machine.units import TOLD, figure
 from ficco_rt.plan import codec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -454,8 +455,8 @@ def test_a_calibrated_machine_is_shown(run: Run) -> None:
         "Tier network: switch of all, by messages of NCCL or RCCL alone\n",
         "  2026-11-22, NVIDIA H200, NVIDIA H200; driver 580.1, CUDA 13.0",
         "  copy time by size: 2 records\n",
-        "    device sm one        sms 16     2 points, 4096: 8.25 … 1.09951e+12: 3.333e+06\n",
-        "1 point, 8192 × 4096 × 512 × 1.04858e+06: 1.03",
+        "    device sm one        sms 16     2 points, 4096: 8.25 … 1099511627776: 3,333,000\n",
+        "1 point, 8192 × 4096 × 512 × 1048576: 1.03",
         "raise_flag graph",
     ):
         assert line in shown
@@ -566,3 +567,15 @@ def test_the_commands_of_the_page_work(run: Run) -> None:
             assert run(*words)[0] == 0, line
     for block in blocks("python"):
         exec(compile(block, "machines.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "text"),
+    [
+        (2316.4, 3, "2,320"), (123456, 2, "120,000"), (999.6, 3, "1,000"), (482.3, 3, "482"), (0.68, 2, "0.68"),
+        (0.0000123, 3, "0.0000123"), (120.0, 2, "120"), (0, 3, "0"),
+    ],
+)  # fmt: skip
+def test_figures_have_no_exponent(number: float, digits: int, text: str) -> None:
+    assert figure(number, digits) == text
+    assert TOLD.format(f"{{f:.{digits}g}} µs", f=number) == f"{text} µs"

@@ -7,9 +7,12 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from functools import reduce
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,11 +20,19 @@ import pytest
 from ficco_rt.cli.drawing import _FAMILIES
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.page.runs import read_run
+from tests.schemas import schema
 from tools import report_shots
 
 PAGE = Path(__file__).resolve().parents[2] / "ficco_rt" / "cli" / "page"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SIZES = ("--set", "M=2048", "--set", "N=1024", "--set", "K=1024")
+# The words of which the schemas allow no others.
+_CHOICES = {
+    word
+    for name in ("run", "common")
+    for words in re.findall(r'"enum": \[([^\]]*)\]', json.dumps(schema(name)))
+    for word in json.loads(f"[{words}]")
+}
 EMPTY = {"meta", "br", "link", "input", "hr", "img"}
 
 
@@ -231,16 +242,16 @@ def test_names_of_all_kinds_stay_text(folder: Path) -> None:
             return {key: evil(entry) for key, entry in value.items()}
         if isinstance(value, list):
             return [evil(entry) for entry in value]
-        return EVIL if isinstance(value, str) else value
+        return EVIL if isinstance(value, str) and value not in _CHOICES else value
 
     data = json.loads((folder / "fused.json").read_text())
     kept = {name: data["otherData"][name] for name in ("format", "clock")}
     facts = data["otherData"]["run"]
-    words = evil(facts) | {"clock": facts["clock"]}
+    words = evil(facts)
     words["account"] = facts["account"]
     words["params"] = {EVIL: EVIL}
-    words["warnings"] = [{"path": EVIL, "line": EVIL, "message": EVIL}]
-    words["choice"] = {"operation": EVIL, "by": EVIL, "candidates": [{"schedule": EVIL, "params": {EVIL: EVIL}}]}
+    words["warnings"] = [{"path": EVIL, "line": 1, "message": EVIL}]
+    words["choice"] = {"operation": EVIL, "by": "model", "candidates": [{"schedule": EVIL, "params": {EVIL: EVIL}}]}
     data["otherData"] = evil(data["otherData"]) | kept | {"run": words}
     for event in data["traceEvents"]:
         if event["ph"] == "X":
@@ -257,15 +268,27 @@ def test_names_of_all_kinds_stay_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"time_ms": None}, "run: 'time_ms' is missing or not a number"),
-        ({"time_ms": True}, "run: 'time_ms' is missing or not a number"),
-        ({"schedule": 5}, "run: 'schedule' is missing or not text"),
-        ({"params": []}, "run: 'params' is missing or not an object"),
-        ({"why": "so"}, "run: 'why' is missing or not a list"),
-        ({"stages": [{}]}, "run: 'stage' is missing or not text"),
-        ({"account": {}}, "run: 'time_us' is missing or not a number"),
-        ({"account": {"time_us": 1, "rank": 0, "side": "x"}}, "run: 'side' is missing or not one of computing, moving"),
-        ({"modelled": 3}, "run: 'modelled' is missing or not an object"),
+        ({"time_ms": None}, "time_ms is null, not a number"),
+        ({"time_ms": True}, "time_ms is true, not a number"),
+        ({"time_ms": float("nan")}, "time_ms is NaN, not a number"),
+        ({"ranks": 10**20}, "ranks is 100000000000000000000, not a whole number"),
+        ({"ranks": -1}, "ranks is -1, less than 0"),
+        ({"schedule": 5}, "schedule is 5, not text"),
+        ({"params": []}, "params is [], not an object"),
+        ({"why": "so"}, 'why is "so", not a list'),
+        ({"unproven": [["C"]]}, 'unproven[0] is ["C"], not text'),
+        ({"stages": [{}]}, "stages[0].stage is missing"),
+        ({"account": {}}, "account.rank is missing"),
+        (
+            {"account": {"rank": 0, "side": [], "time_us": 1, "parts": []}},
+            'account.side is [], not one of "computing", "moving"',
+        ),
+        (
+            {"account": {"rank": 0, "side": "moving", "time_us": 1, "parts": [{"name": {"a": 1}, "time_us": 1}]}},
+            'account.parts[0].name is {"a": 1}, not one of "ideal", "waves", "slower", "exposed", "waiting", "launch"',
+        ),
+        ({"modelled": 3}, "modelled is 3, not an object or null"),
+        ({"choice": []}, "choice is [], not an object or null"),
     ],
 )
 def test_wrong_files_are_refused(
@@ -276,8 +299,42 @@ def test_wrong_files_are_refused(
     path = tmp_path / "t.json"
     path.write_text(json.dumps(data))
     assert execute("ficco", ["report", str(path), "-o", str(tmp_path / "t.html")]) == 2
-    assert message in capsys.readouterr().err
+    way_out = "let `ficco-run --trace FILE.json` write the run again"
+    assert capsys.readouterr().err == f"ficco report: {path}: otherData.run.{message}; {way_out}\n"
     assert not (tmp_path / "t.html").exists()
+
+
+def test_any_damage_to_a_file_is_an_error_of_the_user(folder: Path, tmp_path: Path) -> None:
+    """Every value is replaced or left out in turn; places that are alike count once."""
+    path, drawn = tmp_path / "t.json", Random(3)
+    text = (folder / "fused.json").read_text()
+    seen: set[tuple[str, ...]] = set()
+    for keys in [keys for keys in _places(json.loads(text)) if keys]:
+        alike = tuple("#" if isinstance(key, int) else key for key in keys)
+        if alike in seen and drawn.random() > 0.003:
+            continue
+        seen.add(alike)
+        for wrong in (None, True, -1, 1e400, 10**30, "", "x", [], [[]], {}, {"a": 1}, _LEFT_OUT):
+            data = json.loads(text)
+            *outer, last = keys
+            inside = reduce(lambda value, key: value[key], outer, data)
+            if wrong is _LEFT_OUT:
+                del inside[last]
+            else:
+                inside[last] = wrong
+            path.write_text(json.dumps(data))
+            assert execute("ficco", ["report", str(path), "-o", str(tmp_path / "t.html")]) in (0, 2), (keys, wrong)
+
+
+_LEFT_OUT = object()
+
+
+def _places(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Of every value in a decoded file."""
+    yield ()
+    if isinstance(value, dict | list):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from ((key, *keys) for keys in _places(entry))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def vendor(uuids: Sequence[str] = ("a", "b"), chosen: int | None = None, **more:
         "uuid": uuids.__getitem__,
         "chosen": lambda: chosen,
         "facts": lambda ordinal: FACTS,
-        "can_access": lambda a, b: True,
+        "can_access": lambda a, b: a != b,
+        "exclusive": lambda ordinal: "",
     }
     return SimpleNamespace(**(named | asked | more))
 
@@ -114,6 +115,16 @@ def test_each_process_takes_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         ((0, 1, 2, 3), (0, 0, 1, 1), {0: 0, 1: 1}),
         ((0, 1, 2, 3), (0, 0, 1, 1), {2: 2, 3: 3}),
     ]
+    # processes take turns on a GPU: as many as so many ranks make, and no more
+    one = [((0, 1), (0, 1), {0: 0}), ((0, 1), (0, 1), {1: 0})]
+    assert placed(vendor("a"), vendor("a"), ranks_per_gpu=2) == one
+    assert placed(vendor(), vendor(), ranks_per_gpu=2) == one
+    assert [locals_ for *_, locals_ in placed(*[vendor()] * 4, ranks=8, ranks_per_gpu=4)] == [
+        {0: 0}, {1: 0}, {2: 1}, {3: 1}
+    ]  # fmt: skip
+    assert placed(vendor(chosen=0), vendor(chosen=1), ranks_per_gpu=2) == free
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert placed(vendor("ab"), vendor("ba"), ranks_per_gpu=2)[0][2] == {0: 1}
     monkeypatch.setenv("LOCAL_RANK", "1")  # of both, and too large for the second
     assert placed(vendor(), vendor(["c"])) == [((0, 1), (0, 1), {0: 1}), ((0, 1), (0, 1), {1: 0})]
 
@@ -123,7 +134,17 @@ def test_gpus_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable, raising=False)
     same = told(placed(vendor(["a"], 0), vendor(["a"], 0)))
     assert same[0] == same[1]
-    assert same[0].startswith("UsageError: processes 0 and 1 have the same GPU (a); give each process GPUs of its own ")
+    assert same[0] == (
+        "UsageError: processes 0 and 1 have the same GPU (a); give each process GPUs of its own (CUDA_VISIBLE_DEVICES, "
+        "or make its GPU current before), run several ranks in one process with --ranks-per-gpu, or, to see whether a "
+        "run is right, let these processes take turns on the GPU with --ranks-per-gpu 2"
+    )
+    three = told(placed(*[vendor("a", 0)] * 3, ranks=3, ranks_per_gpu=2))
+    assert three[0].startswith("UsageError: processes 0, 1 and 2 have the same GPU (a); give")
+    assert three[0].endswith(" with --ranks-per-gpu 3")
+    alone = told(placed(*[vendor("a", 0, exclusive=lambda _: "end it")] * 2, ranks_per_gpu=2))
+    wanted = "UsageError: processes 0 and 1 have the same GPU (a), which is in an exclusive compute mode; `end it` ends"
+    assert alone == [f"{wanted} that"] * 2
     few = told(placed(vendor(["a"]), vendor(["a"])))
     assert few[1] == (
         "DeviceError: process 1 needs 1 GPU of its own and sees 1, of which other processes have all but 0; "

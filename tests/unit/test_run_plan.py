@@ -1,4 +1,4 @@
-"""Run plans of shipped schedules hold in all modes and manners, wherever ranks are; small mistakes in them are refused."""
+"""Run plans of shipped schedules hold in all modes and manners, wherever ranks are; mistakes in them are refused."""
 
 from __future__ import annotations
 

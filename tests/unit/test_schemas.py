@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ficco_rt.cli.app import ficco
+from ficco_rt.exec.rounding import Allowance
 from tests.schemas import FOLDER, hold, schema
 from tests.unit.command_line import Ending
 
@@ -79,7 +80,7 @@ def test_errors(run: Callable[..., Ending], here: Path, monkeypatch: pytest.Monk
     for words in (["missing.ficco", *ON_2], ["bad.ficco"], ["none.ficco"], ["good.ficco", "--gpus", "x"]):
         hold("error", run("ficco-run", *words, "--json").record)
     hold("check", run("ficco", "check", "bad.ficco", "missing.ficco", "-n", "2", "--json").record)
-    monkeypatch.setattr("ficco_rt.exec.verify.tolerances", lambda _: [1e-9])
+    monkeypatch.setattr("ficco_rt.exec.verify.allowances", lambda _: [Allowance(1e-9, 0.0, partial=False)])
     wrong = run("ficco-run", "good.ficco", *ON_2, "--json").record
     assert wrong["error"]["exit_code"] == 4
     hold("run", wrong)

@@ -428,7 +428,11 @@ def test_merging_knows_no_order_and_takes_the_later_time(tmp_path: Path) -> None
     ("change", "message"),
     [
         (lambda v: None, "m.json: is no file of measured times, as `ficco tune` writes it"),
-        (lambda v: v | {"ficco_measured": 7}, "m.json: is of form 7; this version of ficco reads form 1"),
+        (
+            lambda v: v | {"ficco_measured": 7},
+            "m.json: is of form 7; this version of ficco reads form 1: let `ficco tune`",
+        ),
+        (lambda v: v | {"ficco_measured": True}, "m.json: is of form true; this version of ficco reads form 1: "),
         (lambda v: v | {"settings": {}}, "m.json: settings is not a list"),
         (lambda v: v["settings"][0].pop("ranks") and v, "m.json: settings[0]: 'ranks' is missing"),
         (lambda v: v["settings"][0].update(ranks="two") or v, "m.json: settings[0]: ranks is not a whole number"),

@@ -142,7 +142,11 @@ def edit(**changes: Any) -> str:
         ("[" * 100_000, "t.json: is not JSON: "),
         ("[]", "t.json: is not a trace of ours; `ficco-run --trace FILE` writes one"),
         ('{"traceEvents": []}', "t.json: is not a trace of ours; `ficco-run --trace FILE` writes one"),
-        (edit(version=7), "t.json: is a trace of version 7; this ficco reads versions 1 to 3"),
+        (
+            edit(version=7),
+            "t.json: is a trace of version 7; this ficco reads versions 1 to 3: let `ficco-run --trace FILE` ",
+        ),
+        (edit(version=True), "t.json: is a trace of version true; this ficco reads versions 1 to 3: let `ficco-run "),
         (edit(ranks="two"), "t.json: 'ranks' is missing or not a count"),
         (edit(ranks=True), "t.json: 'ranks' is missing or not a count"),
         (edit(clock="sundial"), "t.json: 'clock' is missing or not one of device, virtual"),

@@ -83,6 +83,29 @@ def test_a_schedule_may_be_wrong_from_the_start(
     assert page.data == {"runs": [], "watched": True}
 
 
+def test_a_file_that_is_gone_is_told(run: Callable[..., Ending], here: Path, saves: Callable[..., None]) -> None:
+    """Once, and not while an editor puts another file there; the same file may come back."""
+    file, page = here / "good.ficco", here / "live.html"
+    pages: list[Page] = []
+
+    def nothing() -> None: ...
+
+    saves(
+        lambda: file.rename(here / "aside"),
+        *[nothing] * watch.GONE,
+        lambda: pages.append(Page(page.read_text(encoding="utf-8"))),
+        *[nothing] * watch.GONE,
+        lambda: (here / "aside").rename(file),
+        nothing,
+    )
+    ending = run("ficco", "watch", "good.ficco", "--gpus", "2", "-o", "live.html")
+    gone = "good.ficco: the file is gone; the watch goes on when it is back, Ctrl-C ends it"
+    assert ending.err.count(f"ficco watch: {gone}\n") == ending.err.count("is gone") == 1
+    looks = re.split(r"^\d\d:\d\d:\d\d good\.ficco\n", ending.out, flags=re.MULTILINE)[1:]
+    assert [look.startswith("small: All-gather, then one GEMM.\n") for look in looks] == [True, False, True]
+    assert gone in pages[0].text("wrong")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from ...trace import Trace
-from ..account import SERIAL, WORDS, part_name
+from ..account import SERIAL, WORDS, moved_words, part_name
+from ..check import within_roundings
 from ..common import join_words
 from ..drawing import show_about, show_bytes, show_flops, show_time, signed_time
 from ..settings import show_value
@@ -120,15 +121,21 @@ def _numbers(facts: Facts) -> tuple[bool | None, str]:
     verified = facts.get("verified")
     if facts["backend"] == "sim":
         return None, "not run: the model gives times alone"
+    allowance = facts.get("allowance")
     if not isinstance(verified, bool):
-        return None, "not verified"
+        return None, within_roundings(allowance) if isinstance(allowance, float) else "not verified"
     if not verified:
         error = facts.get("error")
         return False, str(error.get("message")) if isinstance(error, Mapping) else "wrong"
     if facts.get("rel_err") is None:
         return True, "integers equal; random data not run (--exact)"
-    off = f"off by {_short(facts.get('rel_err'))} of {_short(facts.get('tolerance'))} allowed"
-    return True, f"integers equal; random data {off}"
+    one_signed = facts.get("one_signed")
+    data = f"; data of one sign {_off(one_signed)}" if isinstance(one_signed, Mapping) else ""
+    return True, f"integers equal{data}; random data {_off(facts)}"
+
+
+def _off(found: Facts) -> str:
+    return f"off by {_short(found.get('rel_err'))} of {_short(found.get('tolerance'))} allowed"
 
 
 def _short(value: object) -> str:
@@ -194,6 +201,8 @@ def went(run: PageRun) -> str:
         shown = [signed_time(part["time_us"]), _percent(part["time_us"] / time), escape(meaning)]
         rows.append([chip, *shown])
     note = f"Rank {account['rank']:g} ends last, and its time is told here, by {account['side']}, which took it longer."
+    if account.get("peer_bytes"):
+        note += f" Its {moved_words(account['peer_bytes'])}, which counts as computing."
     if run.measured:
         note += " These times are of the run with timestamps, which takes a little longer than the timed runs."
     head = ["part", "time", "of the run", "means"]
@@ -242,7 +251,7 @@ def stages(run: PageRun) -> str:
             _percent(busy / run.time) if run.time else "",
             show_time(stage["path_us"]),
             show_time(stage["waited_us"]) if stage["waited_us"] else "",
-            _rate(show_bytes(stage["bytes"]), stage["bytes"] / ranks / busy / 1e3 if busy else 0.0, "GB/s"),
+            _rate(_moved(stage), stage["bytes"] / ranks / busy / 1e3 if busy else 0.0, "GB/s"),
             _rate(show_flops(stage["flops"]), stage["flops"] / ranks / busy / 1e6 if busy else 0.0, "TFLOP/s"),
         ]
         if modelled:
@@ -253,6 +262,12 @@ def stages(run: PageRun) -> str:
     between = (run.trace.duration if run.trace is not None else run.time) - sum(s["path_us"] for s in run.stages)
     note += f"Between the works of the path are {show_time(max(0.0, between))}: launches, signals, collectives' waits."
     return f"{table(head, rows, set(range(2, 12)), escaped=True)}<p class='note'>{note}</p>"
+
+
+def _moved(stage: Facts) -> str:
+    """The bytes of a stage, with those that its launches move between ranks themselves."""
+    peer = stage.get("peer_bytes", 0)
+    return show_bytes(stage["bytes"]) + (f", {show_bytes(peer)} of it between ranks" if peer else "")
 
 
 def _rate(amount: str, rate: float, unit: str) -> str:

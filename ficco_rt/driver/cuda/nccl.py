@@ -47,7 +47,7 @@ class Nccl:
         return self._version
 
     def _made(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A call's value. Refused: the library gave an error."""
+        """A call's value. Refused: the library gave an error. NOTE ncclInProgress is none to the bindings."""
         try:
             return function(*arguments)
         except self._n.NCCLError as error:
@@ -82,6 +82,7 @@ class Nccl:
 
     def open(self, ranks: int, rank: int, unique: bytes, settings: CollectiveSettings) -> Handle:
         config = self._n.Config()
+        config.blocking = 0
         if settings.ctas:
             config.min_ctas, config.max_ctas = 1, settings.ctas
         elif settings.ctas == 0:
@@ -110,9 +111,9 @@ class Nccl:
                     made(n.send, src + peer * size, elements, kept, peer, communicator, on)
                     made(n.recv, dst + peer * size, elements, kept, peer, communicator, on)
 
-    def error(self, communicator: Handle) -> str:
+    def state(self, communicator: Handle) -> str:
         code = int(self._made(self._n.comm_get_async_error, communicator))
-        return "" if code in (self._n.Result.Success, self._n.Result.InProgress) else self._name(code)
+        return self._name(code) if code else ""
 
     def abort(self, communicator: Handle) -> None:
         self._made(self._n.comm_abort, communicator)

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from operator import itemgetter
 from threading import Lock
 from typing import Any
@@ -16,7 +17,7 @@ from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
 from ...device.run_plan import Current
-from ...errors import DeviceError
+from ...errors import DeviceError, UsageError
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
@@ -31,6 +32,7 @@ from ..gpu.vendor import (
     Grid,
     Handle,
     LinearCopy,
+    Numbers,
     Opened,
     PitchedCopy,
     WordOp,
@@ -62,6 +64,8 @@ class Cuda:
         self.stream = self.cu.CUstream  # NOTE calls make such a one of each int, and take longer for that
         self._streams = _streams_of(self.cu)
         self._retained: dict[int, Any] = {}  # devices by ordinal
+        self._primary: dict[int, int] = {}  # their contexts
+        self._buffer_id = int(self.cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID)
         self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
 
@@ -122,6 +126,12 @@ class Cuda:
         found = call(self.cu.cuDeviceGetUuid, call(self.cu.cuDeviceGet, ordinal))
         return ctypes.string_at(found.getPtr(), 16).hex()
 
+    def exclusive(self, ordinal: int) -> str:
+        cu = self.cu
+        device = call(cu.cuDeviceGet, ordinal)
+        mode = int(call(cu.cuDeviceGetAttribute, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device))
+        return "nvidia-smi -c DEFAULT" if mode != int(cu.CUcomputemode.CU_COMPUTEMODE_DEFAULT) else ""
+
     def chosen(self) -> int | None:
         if not int(self.current()):
             return None
@@ -133,7 +143,9 @@ class Cuda:
     def retain(self, ordinal: int) -> Handle:
         cu = self.cu
         self._retained[ordinal] = call(cu.cuDeviceGet, ordinal)
-        return call(cu.cuDevicePrimaryCtxRetain, self._retained[ordinal])
+        context = call(cu.cuDevicePrimaryCtxRetain, self._retained[ordinal])
+        self._primary[ordinal] = int(context)
+        return context
 
     def release(self, ordinal: int) -> None:
         call(self.cu.cuDevicePrimaryCtxRelease, self._retained[ordinal])
@@ -205,16 +217,45 @@ class Cuda:
         """A pointer's attribute."""
         attribute = getattr(self.cu.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{short}")
         found = ctypes.c_uint64()
-        library = ctypes.CDLL("libcuda.so.1")  # loaded already
-        code = library.cuPointerGetAttribute(ctypes.byref(found), int(attribute), ctypes.c_uint64(address))
+        code = self._attribute(ctypes.byref(found), int(attribute), ctypes.c_uint64(address))
         if code:
             raise call.failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
         return found.value
 
+    @cached_property
+    def _attribute(self) -> Any:
+        return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute  # loaded already
+
+    def allocation(self, address: int) -> int:
+        """NOTE a mapping has another one each time, also of the same memory at the same address."""
+        found = ctypes.c_uint64()
+        code = self._attribute(ctypes.byref(found), self._buffer_id, ctypes.c_uint64(address))
+        return 0 if code else found.value
+
+    def allocations(self, address: int, size: int, what: str) -> Numbers:
+        found, at = [(address, self.allocation(address))], address
+        if any(self._pointer(short, at, what) for short in ("IS_LEGACY_CUDA_IPC_CAPABLE", "MEMPOOL_HANDLE")):
+            return found
+        with suppress(Refused):  # it is no mapping
+            while True:
+                at = sum(self._pointer(f"MAPPING_{part}", at, what) for part in ("BASE_ADDR", "SIZE"))
+                if at >= address + size:
+                    break
+                found.append((at, self.allocation(at)))
+        return found
+
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """NOTE cuMemAlloc's memory is known by this: it alone could go to other processes by cuIpcGetMemHandle."""
         cu = self.cu
-        if not others or self._pointer("IS_LEGACY_CUDA_IPC_CAPABLE", address, what):
+        if not others:
+            return False
+        if self._pointer("IS_LEGACY_CUDA_IPC_CAPABLE", address, what):
+            if self._pointer("CONTEXT", address, what) != self._primary[self.owner(address, what)]:
+                raise UsageError(
+                    f"{what}: its memory belongs to a context that is not the primary one of its GPU, and other GPUs "
+                    "cannot use it; allocate it in the primary context (cuDevicePrimaryCtxRetain), as PyTorch, CuPy "
+                    "and the CUDA runtime do"
+                )
             return False
         pool = self._pointer("MEMPOOL_HANDLE", address, what)
         if pool:

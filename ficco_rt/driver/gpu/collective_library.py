@@ -12,6 +12,7 @@ from .refused import Refused
 
 UNIQUE = 128  # bytes of an ncclUniqueId
 ZERO_CTAS = 2  # NCCL_CTA_POLICY_ZERO: copy engines where that is possible
+PENDING = "ncclInProgress"  # the state of a communicator that what was begun of it has not left yet
 
 _ADVICE = {
     "ncclUnhandledCudaError": "a call of CUDA or HIP failed inside; NCCL_DEBUG=WARN tells which",
@@ -42,7 +43,10 @@ class Member(NamedTuple):
 
 
 class CollectiveLibrary(Protocol):
-    """What NCCL and RCCL give. Each method makes calls, and raises Refused. `call` and `open` stand in a `group`."""
+    """What NCCL and RCCL give. Each method makes calls, and raises Refused. `call` and `open` stand in a `group`.
+
+    Communicators do not block: after the end of a group they are PENDING, while a thread of the library connects or
+    launches, and until that is over nothing but `state` and `abort` may be called. One thread at a time."""
 
     name: Library
 
@@ -55,13 +59,17 @@ class CollectiveLibrary(Protocol):
         """What the communicators of several ranks have in common, in whatever processes these are."""
 
     def open(self, ranks: int, rank: int, unique: bytes, settings: CollectiveSettings) -> Any:
-        """A communicator on the current device. At the end of its group it waits for all ranks."""
+        """A communicator on the current device. It is PENDING until all ranks have come."""
 
     def call(self, kind: CallKind, communicator: Any, rank: int, ranks: int, member: Member) -> None: ...
 
-    def error(self, communicator: Any) -> str:
-        """The asynchronous error of a communicator, by its name; nothing if all is well."""
+    def state(self, communicator: Any) -> str:
+        """PENDING, or the error of a communicator by its name; nothing if all is well. NOTE the first answer that is
+        not PENDING joins the library's thread: it is no mere question."""
 
-    def abort(self, communicator: Any) -> None: ...
+    def abort(self, communicator: Any) -> None:
+        """Kernels and threads of the communicator stop at once. The rest, at the end of a group if it stands in one,
+        waits until no graph holds calls of it."""
 
-    def close(self, communicator: Any) -> None: ...
+    def close(self, communicator: Any) -> None:
+        """Not of one that is PENDING or has failed: that is aborted."""

@@ -3,36 +3,45 @@ driver call.
 
 One thread drives all devices of a process, so the calls of its ranks stand in one group: a call outside of a group
 could wait for ranks that the same thread comes to later. A call names its communicators by their number in the device
-plan, and finds them when it is made: they may have been made again since it was bound.
+plan, and finds them when it is made: they may have been made again since it was bound. Each abort begins a generation.
+What was under way in an older one ends with an error, and never finds, or leaves behind, communicators of a newer one.
+
+**Who calls the library.** Communicators do not block: what is begun of them returns at once, and the host polls until
+it is over. One thread of the process opens, polls, aborts and destroys them (`owner`). The calls of a run are made by
+the thread that issues it, because captures belong to threads, and a hand-over would cost each call some 20 µs. That
+thread polls its call to the end, under a lock that the owner takes before it touches these communicators. It gives up
+when an abort is asked for, another process has given up or ended, or the time limit is over. Only then does the owner
+abort: never in the midst of a call.
 
 A collective that fails, or whose peers do not come, is ended by `abort`: its kernels stop waiting. The communicators
-are of no use then, and are made again before the next run. Abort returns when no graph holds calls of them any more,
-so it has a thread of its own, and who gives a run up gives its graphs back (`Runs`).
+are of no use then, and are made again before the next run. The owner tells all communicators of an executor to stop in
+one group, whose end waits until no graph holds calls of them. So whoever gives up a run drops its graphs (`Runs`).
 
 In several processes each opens communicators for its own ranks. Process 0 makes what the ranks have in common, and the
 group spreads it. The library waits for all processes when communicators open and at the first call of a kind, and has
-no time limit there: so a thread opens them, and a first call is made when all processes have come to it. After an abort
-no process goes on (`Runs.lost`). Before communicators are given back, each process begins a last collective and waits
-for its end, which tells that the others have begun theirs: nobody gives back what another one still uses.
+no time limit there: the thread that polls has one. A first call is made when all processes have come to it. After an
+abort no process goes on (`Runs.lost`). Before communicators are given back, each process begins a last collective and
+waits for its end, which tells that the others have begun theirs: nobody gives back what another one still uses.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic, sleep
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ... import env
 from ...device.ir import CallCollective, Communicator
 from ...errors import DeviceError
 from ...graph.ir import CallKind
 from ...types import TYPES, Dtype
-from .collective_library import CollectiveLibrary, Member
+from .collective_library import PENDING, CollectiveLibrary, Member, refused
 from .devices import inside
-from .gpus import Gpus
-from .peers import Peers
+from .gpus import SPIN, Gpus
+from .owner import OWNER, Job
 from .refused import Closing, Refused, concerning
 from .turns import TURNS
 from .vendor import DriverCall, Gpu, Handle
@@ -41,7 +50,7 @@ WARM = 32 << 20  # bytes, at most, of a collective that is made once before any 
 SETTLE = (
     5.0  # seconds that communicators get to leave once no run and no graph holds calls, and other processes to come
 )
-CALL = 0.5  # seconds that an abort waits for a call under way: more, and the call waits for what only the abort ends
+ANSWER = 1.0  # seconds that the owner gets to say whether communicators are well
 LOOK = 0.02  # seconds between two looks at whether other processes have come
 NTHREADS = "NCCL_NTHREADS"
 _READ: list[int | None] = []  # the threads that the library has read, once a process
@@ -78,6 +87,9 @@ class _Wanted(NamedTuple):
     to: tuple[int, ...]
 
 
+Opened: TypeAlias = Mapping[int, Handle]  # a queue's communicators, by rank of this process
+
+
 class Communicators:
     """The communicators of a device plan's table, each on the devices of this process's ranks."""
 
@@ -86,18 +98,20 @@ class Communicators:
         self._library = library
         self._table = table if library is not None else ()
         self._ranks = len(gpus.placement.devices)  # of all processes
-        self._open: list[Mapping[int, Handle]] = []  # by number, by rank of this process
+        self._open: dict[int, Opened] = {}  # by number
+        self._generation = 0  # of what is open, or is being opened: each abort begins the next
         self._places: dict[int, dict[str, None]] = {}  # by number: the collectives of the plan, for people
         self._wanted: dict[_Wanted, None] = {}  # what calls were made ready for
         self._cold: list[_Wanted] = []  # of these, the ones that these communicators have not made yet
-        self._leaving: list[threading.Thread] = []
+        self._leaving: list[Job] = []
         self.lent = False  # callers' graphs may hold calls, too
         self._changing = threading.Lock()  # `abort` comes from other threads
-        self._calling = threading.Lock()  # held in calls: an abort frees what a call of another thread may still use
+        self._calling = threading.Lock()  # held in calls, until these are over, and while the owner polls or aborts
+        self._unfinished: int | None = None  # the number of a call that was given up before it was over
 
     @property
     def count(self) -> int:
-        return sum(map(len, self._open))
+        return sum(map(len, self._open.values()))
 
     @property
     def aborted(self) -> bool:
@@ -108,12 +122,22 @@ class Communicators:
         if self._library is None or not self.aborted:
             return
         self.settle()
-        for communicator in self._table[len(self._open) :]:
+        generation = self._generation
+        for number, communicator in enumerate(self._table):
+            if number in self._open:
+                continue
             what = f"the communicators of queue '{communicator.queue}'"
             with concerning(command=what):
                 unique = self._unique(self._library, what)
                 with self._gpus.turn(), self._gpus.uncaptured():
-                    self._make(self._library, communicator, unique, what)
+                    made = self._make(self._library, communicator, unique, what)
+                with self._changing:
+                    kept = self._generation == generation
+                    if kept:
+                        self._open[number] = made
+                if not kept:
+                    self._discard(number, made)
+                    raise DeviceError(f"{what} were aborted while they were opened: an earlier error has ended them")
         self._cold = list(self._wanted)
         self.warm()
 
@@ -124,65 +148,68 @@ class Communicators:
         said = peers.agreed(f"make {what}", lambda: library.unique().hex() if peers.group.rank == 0 else "")
         return bytes.fromhex(said[0])
 
-    def _make(self, library: CollectiveLibrary, wanted: Communicator, unique: bytes, what: str) -> None:
+    def _make(self, library: CollectiveLibrary, wanted: Communicator, unique: bytes, what: str) -> Opened:
+        """A queue's communicators, when all processes have come. DeviceError: not all come in time; what was made of
+        the communicators is aborted then."""
         gpus, vendor = self._gpus, self._gpus.vendor
         made: dict[int, Handle] = {}
 
         def make() -> None:
-            asked = threads_asked(wanted.settings.threads)
             # the library goes back to the context that is current where a group begins
-            with concerning(command=what), inside(vendor, gpus.first), asked, library.group():
+            with concerning(command=what), vendor.uncaptured(), inside(vendor, gpus.first), library.group():
                 for rank in gpus.ranks:
                     with inside(vendor, gpus.device(rank)):
                         made[rank] = library.open(self._ranks, rank, unique, wanted.settings)
 
         try:
-            self._with_others(make, made, what)
+            with threads_asked(wanted.settings.threads):
+                OWNER.do(make)
+                begun = monotonic()
+                while self._opening(library, made):
+                    missing = self._missing(monotonic() - begun)
+                    if missing:
+                        raise DeviceError(f"{what}: {missing}")
+                    TURNS.seen()
+                    sleep(LOOK / 10)
         except BaseException:
-            self._abort(made.values())  # the first error is the one to tell
+            self._discard(-1, made)  # the first error is the one to tell
             raise
-        self._open.append(made)
+        return made
 
-    def _with_others(self, make: Callable[[], None], made: dict[int, Handle], what: str) -> None:
-        """What the library does when all processes have come. DeviceError: not all come in time; what was made of the
-        communicators is aborted then."""
-        gpus, failed = self._gpus, list[BaseException]()
+    def _opening(self, library: CollectiveLibrary, made: Opened) -> bool:
+        """Whether some are not open yet. DeviceError: one will never be."""
+        found: list[str] = []
+
+        def look() -> None:
+            for rank, communicator in made.items():
+                with concerning(self._gpus.device(rank)):
+                    state = library.state(communicator)
+                    if state not in ("", PENDING):
+                        raise refused("ncclCommInitRankConfig", state)
+                found.append(state)
+
+        OWNER.do(look)
+        return PENDING in found
+
+    def _discard(self, number: int, made: Opened) -> None:
+        """Communicators that were never used."""
+        job = OWNER.begin(lambda: self._abort({number: made}), lasts=True)
+        if not job.done.wait(SETTLE):
+            self._gpus.hung = True
+
+    def _missing(self, waited: float) -> str:
+        """Why what the library waits for will not come; nothing: it may."""
+        gpus = self._gpus
         if gpus.peers is None:
-            return make()
-
-        def work() -> None:
-            try:
-                with gpus.vendor.uncaptured():
-                    make()
-            except BaseException as error:  # noqa: BLE001  raised below, in the thread that waits
-                failed.append(error)
-
-        opening = threading.Thread(target=work, name="ficco communicators", daemon=True)
-        opening.start()
-        begun, missing = monotonic(), ""
-        while opening.is_alive() and not missing:
-            opening.join(LOOK)
-            TURNS.seen()
-            missing = self._missing(gpus.peers, monotonic() - begun)
-        if missing and opening.is_alive():
-            left = list(made.values())
-            made.clear()
-            threading.Thread(target=self._abort, args=(left,), name="ficco communicators", daemon=True).start()
-            opening.join(SETTLE)
-            gpus.hung = opening.is_alive()
-            raise DeviceError(f"{what}: {missing}")
-        if failed:
-            raise failed[0]
-
-    def _missing(self, peers: Peers, waited: float) -> str:
-        """Why the other processes will not come; nothing: they may."""
-        gone = peers.board.gone() if peers.board is not None else []
+            limit = gpus.tenant.patience
+            late = limit is not None and waited > limit
+            return f"the library did not come to an end within {limit:g} s (--timeout)" if late else ""
+        gone = gpus.peers.board.gone() if gpus.peers.board is not None else []
         if gone:
             return f"process {gone[0]} has ended"
-        limit = self._gpus.timeout
-        if limit is not None and waited > limit:
-            return f"not all processes have come within {limit:.3g} s (--timeout); NCCL_DEBUG=INFO tells more"
-        return peers.group.left()
+        if gpus.timeout is not None and waited > gpus.timeout:
+            return f"not all processes have come within {gpus.timeout:g} s (--timeout); NCCL_DEBUG=INFO tells more"
+        return gpus.peers.verdict(far=False) or gpus.peers.group.left()
 
     # ---- calls
 
@@ -204,20 +231,48 @@ class Communicators:
         return self.collective, (number, kind, members)
 
     def collective(self, number: int, kind: CallKind, members: Sequence[tuple[int, Member]]) -> tuple[Refused | None]:
-        """The driver call; what it gives is false if all is well."""
+        """The driver call; what it gives is false if all is well. DeviceError: it was given up, or a communicator has
+        failed."""
         library = self._library
         assert library is not None
+        generation = self._generation
         try:
             with self._calling:
-                communicators = self._open[number]
+                communicators = self._open.get(number)
+                if communicators is None:
+                    return (_aborted(),)
+                self._unfinished = number
                 with library.group():
                     for rank, member in members:
                         library.call(kind, communicators[rank], rank, self._ranks, member)
+                error = self._polled(library, number, communicators, generation)
+                if error is None:
+                    self._unfinished = None
+                return (error,)
         except Refused as error:
             return (error,)
-        except IndexError:
-            return (Refused("collective", "aborted", advice="the communicators were aborted by an earlier error"),)
-        return (None,)
+
+    def _polled(
+        self, library: CollectiveLibrary, number: int, communicators: Opened, generation: int
+    ) -> Refused | None:
+        """Wait until a call is over: on its stream, or captured. NOTE it takes some 40 µs, so the host spins at first;
+        each communicator is asked to its end, as that joins the thread that the library has made the call in."""
+        begun = looked = monotonic()
+        for rank, communicator in communicators.items():
+            while state := library.state(communicator):
+                if state != PENDING:
+                    raise DeviceError(self._tells(state, rank, number))
+                if self._generation != generation:
+                    return _aborted()
+                now = monotonic()
+                if now - looked > LOOK:
+                    looked = now
+                    missing = self._missing(now - begun)
+                    if missing:
+                        raise DeviceError(f"{self._calls(number)}: {missing}")
+                if now - begun > SPIN:
+                    sleep(SPIN / 10)
+        return None
 
     def warm(self) -> None:
         """Make each kind of call once that these communicators have not made. In several processes all do so at one
@@ -269,7 +324,7 @@ class Communicators:
             with concerning(device):
                 if gpus.vendor.idle(stream):
                     return
-            missing = self._missing(gpus.peers, monotonic() - begun)
+            missing = self._missing(monotonic() - begun)
             why = f"{self._calls(number)}: {missing}" if missing else self.ill()
             if why:
                 raise DeviceError(f"a first call, {why}")
@@ -280,16 +335,30 @@ class Communicators:
 
     def ill(self) -> str:
         """The first asynchronous error of a communicator, where it is, and what goes by that communicator."""
-        with self._changing:  # none is given back meanwhile
-            for number, communicators in enumerate(self._open):
+        found: list[str] = []
+        job = OWNER.begin(lambda: found.append(self._health()))
+        if job.done.wait(ANSWER) and job.error is not None:
+            raise job.error
+        return found[0] if found else ""
+
+    def _health(self) -> str:
+        assert self._library is not None
+        if not self._calling.acquire(blocking=False):
+            return ""  # a call is under way, and looks itself
+        try:
+            for number, communicators in list(self._open.items()):
                 for rank, communicator in communicators.items():
-                    assert self._library is not None
                     with concerning(self._gpus.device(rank)):
-                        code = self._library.error(communicator)
-                    if code:
-                        where = self._gpus.device(rank)
-                        return f"{self._library.name} tells of {code} on {where}, {self._calls(number)}"
+                        state = self._library.state(communicator)
+                    if state not in ("", PENDING):
+                        return self._tells(state, rank, number)
+        finally:
+            self._calling.release()
         return ""
+
+    def _tells(self, state: str, rank: int, number: int) -> str:
+        assert self._library is not None
+        return f"{self._library.name} tells of {state} on {self._gpus.device(rank)}, {self._calls(number)}"
 
     def calls(self) -> list[str]:
         """What goes by the communicators of each queue, a line each."""
@@ -300,56 +369,50 @@ class Communicators:
 
     def abort(self) -> None:
         """Whatever waits in a collective goes on. NOTE from any thread, without a turn: who has it may be waiting for
-        this. Its end is not waited for (`settle`). Each queue's communicators have a thread: the last one's abort waits
-        for the graphs that hold calls, which may stand behind a collective of another queue."""
-        self._give_back(lambda made: self._abort(made.values()))
-
-    def _give_back(self, by: Callable[[Mapping[int, Handle]], None]) -> None:
+        this. Its end is not waited for (`settle`)."""
         with self._changing:
-            given, self._open = self._open, []
-            for communicators in given:
-                thread = threading.Thread(target=by, args=(communicators,), name="ficco communicators", daemon=True)
-                thread.start()
-                self._leaving.append(thread)
+            given, self._open = self._open, {}
+            self._generation += 1
+            if given:
+                self._leaving.append(OWNER.begin(lambda: self._abort(given), lasts=True))
 
-    def _abort(self, communicators: Collection[Handle]) -> None:
-        """NOTE behind a call under way that ends by itself. One that waits for other processes ends by the abort alone.
-        A later call finds no communicators, and must not wait for this: an abort waits for graphs that hold calls, and
-        the thread of that call may have to destroy them."""
-        assert self._library is not None
-        if self._calling.acquire(timeout=CALL):
-            self._calling.release()
-        for communicator in communicators:
-            with suppress(DeviceError):  # an error has been told already
-                self._library.abort(communicator)
+    def _abort(self, given: Mapping[int, Opened]) -> None:
+        """NOTE in one group: all are told to stop before the end of the group waits for graphs, which may stand behind
+        a collective of another queue. That of an unfinished call comes last: the library joins its thread, which may
+        wait for kernels of the others."""
+        library = self._library
+        assert library is not None
+        order = sorted(given, key=lambda number: number == self._unfinished)
+        left = [communicator for number in order for communicator in given[number].values()]
+        with self._calling:
+            self._unfinished = None
+            with suppress(DeviceError), library.group():  # an error has been told already
+                _abort_all(library, left)
+            _abort_all(library, left)  # where no group was to be had
 
     def settle(self) -> None:
         """What leaves is given back. DeviceError: it is not, because a graph holds calls, or something never ends."""
         with self._changing:
             leaving, self._leaving = self._leaving, []
-        until = monotonic() + SETTLE
-        for thread in leaving:
-            thread.join(max(0.0, until - monotonic()))
-        if not any(thread.is_alive() for thread in leaving):
+        if all(job.done.wait(SETTLE) for job in leaving):
             return
-        if self.lent:  # the threads end when these graphs go; no other call waits for them
+        if self.lent:  # these jobs end when the graphs go; no other job waits for them
             raise DeviceError(
                 "the communicators stay: graphs of yours hold runs of this executor; drop them before you close it "
                 "(PyTorch: graph.reset())"
             )
         self._gpus.hung = True
-        raise DeviceError(f"communicators are not given back within {SETTLE:.3g} s")
+        raise DeviceError(f"communicators are not given back within {SETTLE:g} s")
 
     def close(self) -> None:
-        """Give everything back. NOTE in threads, as it waits for graphs that an interrupt may have left."""
+        """Give everything back. NOTE this waits for graphs that an interrupt may have left."""
         closing = Closing()
-
-        def drop(communicators: Mapping[int, Handle]) -> None:
-            for rank, communicator in communicators.items():
-                closing(self._drop, rank, communicator)
-
         if self._parted():
-            self._give_back(drop)
+            with self._changing:
+                given, self._open = self._open, {}
+                self._generation += 1
+                for communicators in given.values():  # NCCL takes half a second for each
+                    self._leaving.append(OWNER.begin(partial(self._drop, communicators, closing), lasts=True))
         else:
             self.abort()
         closing(self.settle)
@@ -361,7 +424,7 @@ class Communicators:
         if gpus.peers is None or not self._open:
             return True
         try:
-            for number in range(len(self._open)):
+            for number in self._open:
                 members = []
                 for rank in gpus.ranks:
                     device = gpus.device(rank)
@@ -385,10 +448,28 @@ class Communicators:
             TURNS.seen()
             sleep(LOOK / 10)
 
-    def _drop(self, rank: int, communicator: Handle) -> None:
-        assert self._library is not None
+    def _drop(self, communicators: Opened, closing: Closing) -> None:
+        with self._calling:
+            for rank, communicator in communicators.items():
+                closing(self._destroy, rank, communicator)
+
+    def _destroy(self, rank: int, communicator: Handle) -> None:
+        library, well = self._library, False
+        assert library is not None
         with concerning(self._gpus.device(rank)):
-            self._library.close(communicator)
+            with suppress(DeviceError):
+                well = not library.state(communicator)
+            (library.close if well else library.abort)(communicator)
+
+
+def _abort_all(library: CollectiveLibrary, left: list[Handle]) -> None:
+    while left:
+        with suppress(DeviceError):
+            library.abort(left.pop(0))
+
+
+def _aborted() -> Refused:
+    return Refused("collective", "aborted", advice="the communicators were aborted by an earlier error")
 
 
 def elements_of(call: CallCollective, ranks: int) -> int:

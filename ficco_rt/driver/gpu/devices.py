@@ -124,8 +124,10 @@ def discover(
     """This machine's GPUs as a Machine of `ranks` ranks. Each of several processes may see GPUs of its own alone: what
     it sees stands for all. `node`: GPUs of a node; by default those of the processes that the launcher has started on
     this machine."""
-    mine = placed(vendor, -(-ranks // processes), ranks_per_gpu).ordinals
-    node = len(mine) * min(processes, local(processes)) if node is None else node
+    each = -(-ranks // processes)
+    mine = placed(vendor, each, ranks_per_gpu).ordinals
+    here = -(-min(processes, local(processes)) // max(1, ranks_per_gpu // each))  # processes that share no GPU
+    node = len(mine) * here if node is None else node
     used = range(min(vendor.count(), node or len(mine) * processes))
     linked = all(_linked(vendor, a, b) for a in used for b in used if a != b)
     return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu, linked, node)

@@ -24,7 +24,7 @@ from ...device.collectives import alone_reaches_other_nodes
 from ...device.ir import EventName, Placement
 from ...device.room_table import blocks_left, too_little_left
 from ...device.run_plan import RunPlan
-from ...errors import DeviceError, UsageError
+from ...errors import DeviceError, UsageError, cause_words
 from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
@@ -53,7 +53,7 @@ from .runs import Runs, handles, steady
 from .spans import events_of, raisers_of, spans_of
 from .tensors import DeviceTensor
 from .turns import TURNS
-from .vendor import Vendor
+from .vendor import Numbers, Vendor
 from .watchdog import WATCHDOG
 
 _NO_ACCESS = (
@@ -82,6 +82,7 @@ class GpuDriver:
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
+        self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
         self._closed = self._poisoned = False
         self._tracing = self._latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
@@ -109,7 +110,8 @@ class GpuDriver:
             facts = all_facts or [d.facts for d in self._gpus.devices.values()]
             self._device = machine_from(facts, plan.ranks).device
             self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
-            library, self._by_copies = library_for(vendor, plan, placement, collectives)
+            shared = self._peers is not None and self._peers.gpus < len(placement.ordinals)
+            library, self._by_copies = library_for(vendor, plan, placement, collectives, shared)
             if self._peers is not None and calls_collectives(plan):
                 self._by_copies = self._peers.same_library(library.version() if library else "", self._by_copies)
                 library = None if self._by_copies else library
@@ -157,9 +159,10 @@ class GpuDriver:
             return ""
         if library is not None and layout.communicators:
             return library.version()
+        why = self._by_copies or layout.own_way
         if asked == "library":
-            raise UsageError(f"collectives of a library: {layout.own_way}; take copies and sums (--collectives copies)")
-        return f"copies and sums: {self._by_copies or layout.own_way}"
+            raise UsageError(f"collectives of a library: {why}; take copies and sums (--collectives copies)")
+        return f"copies and sums: {why}"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -210,6 +213,7 @@ class GpuDriver:
     def describe(self) -> str:
         """The devices in use, for people."""
         count, name = len(self._gpus.placement.ordinals), self._gpus.first.facts.name
+        count = count if self._peers is None else self._peers.gpus
         shared = -(-self._plan.ranks // count)
         return f"{count} × {name}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
 
@@ -278,8 +282,10 @@ class GpuDriver:
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != device.local:
             raise UsageError(f"rank {rank} runs on device {device.local}; its tensor lies on device {where}")
+        numbers = self._allocations(tensor) if len(self._gpus.devices) > 1 else []
         mapped = self._share(tensor)
         buffer = self._buffer(tensor)
+        self._numbers_of[buffer] = numbers
         if mapped:
             self._mapped.add(buffer)
         return buffer
@@ -295,10 +301,19 @@ class GpuDriver:
                 error.advice = _NO_ACCESS
                 raise
 
-    def reuse(self, memory: Memory) -> None:
+    def _allocations(self, tensor: DeviceTensor) -> Numbers:
+        with concerning(self._gpus.device(tensor.rank)), self._vendor.uncaptured():
+            return self._vendor.allocations(tensor.address, tensor.size, f"rank {tensor.rank}'s tensor")
+
+    def reuse(self, memory: Memory) -> bool:
+        for buffer in memory.values():
+            for address, number in self._numbers_of.get(buffer, ()):
+                if self._vendor.allocation(address) != number:
+                    return False
         if self._mapped:
             for buffer in self._mapped.intersection(memory.values()):
                 self._share(self._buffers[buffer])
+        return True
 
     def _buffer(self, tensor: DeviceTensor) -> Buffer:
         buffer = Buffer(next(self._numbers))
@@ -313,6 +328,7 @@ class GpuDriver:
                 for one in (tensor, *self._more.pop(buffer, ())):
                     self._gpus.free(one.address)
         self._mapped.discard(buffer)
+        self._numbers_of.pop(buffer, None)
         del self._buffers[buffer]
 
     def poison(self, buffer: Buffer) -> None:
@@ -362,6 +378,9 @@ class GpuDriver:
             if self._peers is not None:
                 with self._alone():
                     sets = self._in_sets(memory, tensors)
+                    for key in touched_by_others(self._plans().of("streams")):
+                        if key in tensors and tensors[key].size and not tensors[key].owned:
+                            self._numbers_of[memory[key]] = self._allocations(tensors[key])
                 return api.Binding(self._bound_together(self._peers, sets))
             return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), [tensors]))
 
@@ -556,6 +575,11 @@ class GpuDriver:
         graphs = sum(bool(b.graphs) for b in self._binder.bindings)
         return Holdings(streams, events, graphs, size, self._communicators.count)
 
+    def leave(self, error: BaseException) -> None:
+        if self._peers is not None and self._runs.here and not self._closed:
+            self._peers.give_up(cause_words(error))
+            self._peers.leave(error)
+
     def close(self) -> None:
         if self._closed or not self._runs.here:
             return
@@ -590,9 +614,12 @@ class GpuDriver:
 
 
 def library_for(
-    vendor: Vendor, plan: Plan, placement: Placement, asked: CollectivesBy
+    vendor: Vendor, plan: Plan, placement: Placement, asked: CollectivesBy, shared: bool
 ) -> tuple[CollectiveLibrary | None, str]:
-    """The library for the plan's collectives, or why there is none. DeviceError: it is asked for, and not there."""
+    """The library for the plan's collectives, or why there is none. `shared`: processes have the same GPU. DeviceError:
+    it is asked for, and not there."""
+    if shared and calls_collectives(plan) and asked != "copies":
+        return None, "no library lets processes share a GPU"
     alone = len(set(placement.devices)) == len(placement.devices) > 1
     if not calls_collectives(plan) or asked == "copies" or (asked == "auto" and not alone):
         return None, "they were asked for" if asked == "copies" else ""

@@ -206,7 +206,7 @@ class Gpus:
             waited = time.monotonic() - begun
             if self.timeout is not None and waited > self.timeout:
                 self.hung = True
-                raise DeviceError(f"{device} did not come to rest within {self.timeout:.3g} s (--timeout)")
+                raise DeviceError(f"{device} did not come to rest within {self.timeout:g} s (--timeout)")
             TURNS.seen()
             if waited > SPIN:
                 time.sleep(1e-4)

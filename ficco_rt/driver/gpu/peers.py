@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -27,13 +28,14 @@ from typing import Any, TypeAlias, TypeVar
 from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...device.nodes import nodes_of
-from ...errors import DeviceError, UsageError
-from ...group import Group, LeftError, processes
+from ...errors import DeviceError, LeftError, UsageError
+from ...group import Group, processes
 from ...machine.discover import DeviceFacts
 from ...version import __version__
 from .board import MOST, Board, made
 from .descriptors import Way, no_more_files, pass_around
 from .devices import facts_of
+from .devices import inside as current_on
 from .refused import Closing, Refused, concerning
 from .sharing import Leaves, Mapped, Sharing
 from .vendor import Gpu, Handle, Vendor
@@ -124,6 +126,7 @@ class Peers:
         self.lost = False  # an exchange has failed: the others may be gone
         self._processes = processes(ranks, group.size)
         self._each = ranks // group.size
+        self.gpus = 0  # that all processes have together
         self.ranks = tuple(rank for rank, process in enumerate(self._processes) if process == group.rank)
         self._nodes = nodes_of(self._processes, node)
         mine = {self._nodes[rank] for rank in self.ranks} if self._nodes else {0}
@@ -162,12 +165,12 @@ class Peers:
             self.leave(error)
             raise
 
-    def leave(self, error: Exception) -> None:
+    def leave(self, error: BaseException) -> None:
         """This process goes on no more."""
         if not self.lost:
             self.lost = True
             with suppress(DeviceError):  # the first error is the one to tell
-                self.group.leave(str(error))
+                self.group.leave(error)
 
     def give_up(self, why: str) -> Sequence[int]:
         """Publish that this process gives up its runs: nothing that is not checked yet may count as right. From any
@@ -232,44 +235,57 @@ class Peers:
 
     def place(self, ranks_per_gpu: int) -> tuple[Placement, dict[int, int], list[DeviceFacts]]:
         """The placement of all ranks; the devices of this process with the vendor's ordinals; and the facts of all
-        devices. UsageError, DeviceError: devices are too few, or two processes have the same one."""
+        devices. A device that several processes share, which take turns on it, is one for each of them. UsageError,
+        DeviceError: devices are too few, or more processes have the same one than `ranks_per_gpu` lets."""
         needed = -(-self._each // ranks_per_gpu)
+        most = max(1, ranks_per_gpu // self._each)  # processes that a GPU has room for
         mine, visible = own_devices(
-            self._vendor, needed, self.group.rank, lambda make: self.agreed("choose GPUs", make)
+            self._vendor, needed, self.group.rank, lambda make: self.agreed("choose GPUs", make), most
         )
-        facts = self.agreed("tell about GPUs", lambda: self._own_facts(mine, visible, needed))
-        owners: dict[str, int] = {}
+        facts = self.agreed("tell about GPUs", lambda: self._own_facts(mine, visible, needed, most))
+        owners: dict[str, list[int]] = {}
         for p, theirs in enumerate(facts):
-            for uuid, _ in theirs:
-                if uuid in owners:
-                    raise UsageError(
-                        f"processes {owners[uuid]} and {p} have the same GPU ({uuid}); give each process GPUs of its "
-                        f"own ({self._vendor.visible}, or make its GPU current before), or run several ranks in one "
-                        "process with --ranks-per-gpu"
-                    )
-                owners[uuid] = p
-        self._reachable(mine, [(p, u) for p, theirs in enumerate(facts) for u, _ in theirs], visible)
+            for uuid, _, exclusive in theirs:
+                owners.setdefault(uuid, []).append(p)
+                if len(owners[uuid]) > 1:
+                    self._may_share(uuid, owners[uuid], most, exclusive)
+        self.gpus = len(owners)
+        self._reachable(mine, [(p, u) for p, theirs in enumerate(facts) for u, *_ in theirs], visible)
         devices = tuple(
             p * needed + place // ranks_per_gpu for p in range(self.group.size) for place in range(self._each)
         )
         locals_ = {self.group.rank * needed + i: local for i, local in enumerate(mine)}
-        all_facts = [DeviceFacts(**f) for theirs in facts for _, f in theirs]
+        all_facts = [DeviceFacts(**f) for theirs in facts for _, f, _ in theirs]
         return Placement(devices, self._processes, self._nodes), locals_, all_facts
 
-    def _own_facts(self, mine: Sequence[int], visible: Sequence[str], needed: int) -> list[Any]:
+    def _may_share(self, uuid: str, owners: Sequence[int], most: int, exclusive: str) -> None:
+        *others, last = map(str, owners)
+        who = f"processes {', '.join(others)} and {last} have the same GPU ({uuid})"
+        if exclusive:
+            raise UsageError(f"{who}, which is in an exclusive compute mode; `{exclusive}` ends that")
+        if len(owners) > most:
+            raise UsageError(
+                f"{who}; give each process GPUs of its own ({self._vendor.visible}, or make its GPU current before), "
+                "run several ranks in one process with --ranks-per-gpu, or, to see whether a run is right, let these "
+                f"processes take turns on the GPU with --ranks-per-gpu {len(owners) * self._each}"
+            )
+
+    def _own_facts(self, mine: Sequence[int], visible: Sequence[str], needed: int, most: int) -> list[Any]:
         if len(mine) < needed:
             raise DeviceError(
                 f"process {self.group.rank} needs {needed} GPU{'s' * (needed > 1)} of its own and sees {len(visible)}, "
                 f"of which other processes have all but {len(mine)}; --backend host runs without any"
             )
-        return [[visible[i], asdict(facts_of(self._vendor, i))] for i in mine]
+        return [
+            [visible[i], asdict(facts_of(self._vendor, i)), self._vendor.exclusive(i) if most > 1 else ""] for i in mine
+        ]
 
     def _reachable(self, mine: Sequence[int], all_: Sequence[tuple[int, str]], visible: Sequence[str]) -> None:
         """NOTE of a device that this process does not see nobody can ask: mapping its memory tells."""
         for p, uuid in all_:
             if p == self.group.rank or p not in self._near or uuid not in visible:
                 continue
-            for i in mine:
+            for i in (i for i in mine if visible[i] != uuid):
                 with concerning(f"device {i}"):
                     reached = self._vendor.can_access(i, visible.index(uuid))
                 if not reached:
@@ -312,10 +328,14 @@ class Peers:
         self._reach = tuple(device.local for device in here)
 
         def able() -> list[bool]:
+            found = [True, True]
             with self._inside():
                 self._sharing = self._vendor.sharing()
-                asked = (self._sharing.descriptors, self._sharing.fabric)
-                return [all(ask(device.local) for device in here) for ask in asked]
+                for device in here:  # NOTE on HIP memory that is made to find out is the current device's
+                    with current_on(self._vendor, device):
+                        asked = self._sharing.descriptors(device.local), self._sharing.fabric(device.local)
+                        found = [a and b for a, b in zip(found, asked, strict=True)]
+            return found
 
         said = self.agreed("ask how memory is shared", able)
         if len(self._near) > 1:
@@ -600,48 +620,51 @@ class Peers:
         self._unmap_unused()
 
     def close(self) -> None:
-        """Unmap all memory of other processes. NOTE this process's own memory is freed behind it, with its devices."""
+        """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind
+        it, with its devices."""
         closing = Closing()
         if self.board is not None:
             closing(self.board.close)
         for key in list(self._theirs):
             closing(self._unmap, key)
+        for number in list(self._areas):
+            closing(self._drop, number)
         closing.end()
 
 
 def own_devices(
-    vendor: Vendor, needed: int, place: int, agreed: Callable[[Callable[[], object]], list[Any]]
+    vendor: Vendor, needed: int, place: int, agreed: Callable[[Callable[[], object]], list[Any]], most: int = 1
 ) -> tuple[list[int], list[str]]:
     """So many devices for this process, as the vendor numbers them, fewer if there are no more; and the UUIDs of all
     that it sees. `agreed` gives what every process has made. A process that wishes for none gets the first ones that
-    nobody before it has."""
+    fewer than `most` before it have; where that is more than one, a process needs one device."""
     visible: list[str] = []
 
     def seen() -> object:
         visible[:] = [vendor.uuid(i) for i in range(vendor.count())]
-        return [visible, _wish(vendor, needed, len(visible))]
+        return [visible, _wish(vendor, needed, len(visible), most)]
 
-    taken: set[str] = set()
+    taken: Counter[str] = Counter()
     mine: list[int] = []
     for p, (theirs, wished) in enumerate(agreed(seen)):
         chosen = wished
         if wished is None:
-            chosen = [i for i, uuid in enumerate(theirs) if uuid not in taken][:needed]
+            chosen = [i for i, uuid in enumerate(theirs) if taken[uuid] < most][:needed]
         taken.update(theirs[i] for i in chosen)
         if p == place:
             mine = chosen
     return mine, visible
 
 
-def _wish(vendor: Vendor, needed: int, count: int) -> list[int] | None:
+def _wish(vendor: Vendor, needed: int, count: int, most: int) -> list[int] | None:
     """The devices that this process should take: the current one; or those that its place on the machine tells."""
     current = vendor.chosen()
     if needed == 1 and current is not None:
         return [current]
     for name in LOCAL_RANKS:
         text = env.others(name) or ""
-        if text.isdecimal() and (int(text) + 1) * needed <= count:
-            return list(range(int(text) * needed, (int(text) + 1) * needed))
+        if text.isdecimal() and (int(text) // most + 1) * needed <= count:
+            return list(range(int(text) // most * needed, (int(text) // most + 1) * needed))
     return None
 
 

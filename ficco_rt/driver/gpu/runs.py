@@ -15,13 +15,14 @@ from ...device.run_plan import RunPlan, uploads
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
 from .binding import Binder, BoundPlan, Callers, RunManner
+from .board import forks
 from .collectives import Communicators
 from .gpus import SPIN, Gpus
 from .refused import concerning
 from .resources import RunResources
 from .spans import HasPassed, stuck
 from .steps import DriverStep, entered, make
-from .turns import LEAST, TURNS, Issued, Tenant, Wait
+from .turns import LEAST, TURNS, Issued, Tenant, Wait, is_threads_own
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
@@ -52,7 +53,9 @@ class Runs:
         self._latest: tuple[BoundPlan, RunManner, int | None, Sequence[Wait]] | None = None  # see `run_plan`
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), forks()
+        self._looked_at: Callers = ()
+        self._threads_own = False  # some of these are default streams of the calling thread
         self._why = ""  # why these devices get no further run
         self.lost = False  # a run failed or does not end: these devices get no further run
 
@@ -120,6 +123,9 @@ class Runs:
         timed = mode == "traced" or self._gpus.timing or not callers
         behind = self._running or replays  # replays may be under way like the run before
         others = before is None or before.mode != mode or before.callers != callers
+        if callers is not self._looked_at:
+            self._looked_at, self._threads_own = callers, any(map(is_threads_own, callers))
+        others = others or self._threads_own  # NOTE another thread's may have been meant by the same handle
         if before is None or others or before != (mode, callers, behind, timed, False, replays):
             return RunManner(mode, callers, behind, timed, others, replays)
         return before
@@ -141,7 +147,7 @@ class Runs:
         not come back from raising words."""
         if not self._tenant.lock.acquire(timeout=LEAST):
             self._gpus.hung = True
-            self._lose(f"another thread has raised words for {LEAST:.3g} s, and the driver does not come back")
+            self._lose(f"another thread has raised words for {LEAST:g} s, and the driver does not come back")
             self.answers()
         try:
             yield
@@ -404,7 +410,7 @@ class Runs:
         while not self._ended():
             waited = time.monotonic() - begun
             if limit is not None and waited > limit:
-                self._give_up(f"the run did not end within {limit:.3g} s (--timeout)")
+                self._give_up(f"the run did not end within {limit:g} s (--timeout)")
             naps += 1
             if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))
@@ -448,7 +454,7 @@ class Runs:
     @property
     def here(self) -> bool:
         """Whether this is the process that has made them, and none that it has forked."""
-        return os.getpid() == self._pid
+        return forks() == self._forks
 
     def answers(self) -> None:
         if self.lost or self._gpus.hung:

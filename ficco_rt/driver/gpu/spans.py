@@ -24,7 +24,7 @@ from ...plan.ir import (
     WaitFlag,
     Work,
 )
-from ...region import Region, called, peer_of, summary, way
+from ...region import Region, between_ranks, called, peer_of, summary, way
 from ...trace import Launched, SpanKind, TraceSpan, base_name
 from ...types import TYPES
 from .inside import LaunchTimes
@@ -101,12 +101,12 @@ def _timed(
         moved = size(command.dst if command.kind == "all_gather" else command.src)
         yield TraceSpan(rank, number, "collective", label, stage, start, stop, place, bytes=moved, ops=ops)
         return
-    moved, flops, peer = _done(command.works, rank, dtypes)
+    moved, flops, peer, far = _done(command.works, rank, dtypes)
     kind, label = _launch(command, rank)
     label = f"{_stages(command)}  {label}"
     yield TraceSpan(
         rank, number, kind, label, stage, start, stop, place,
-        bytes=moved, flops=flops, peer=peer, launched=how, ops=ops,
+        bytes=moved, flops=flops, peer=peer, launched=how, ops=ops, peer_bytes=far,
     )  # fmt: skip
 
 
@@ -114,9 +114,10 @@ def _size(dtypes: Mapping[str, str], region: Region) -> int:
     return region.elements * TYPES[dtypes[region.tensor]].bytes
 
 
-def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None]:
-    """Bytes and operations of works, and the one other rank that they copy to or from."""
-    moved = flops = 0
+def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None, int]:
+    """Bytes and operations of works, the one other rank that they copy to or from, and the bytes in other ranks' memory
+    of those that are no copies."""
+    moved = flops = far = 0
     peers = set()
     for body in (work.body for work in works):
         regions = body.reads if isinstance(body, Copy) else (*body.reads, *body.writes)
@@ -125,7 +126,9 @@ def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[
             flops += 2 * body.out.elements * body.left.shape[0 if body.left_transposed else 1]
         if isinstance(body, Copy):
             peers.add(peer_of(body.dst, body.src, rank))
-    return moved, flops, peers.pop() if len(peers) == 1 else None
+        else:
+            far += sum(_size(dtypes, region) for _, _, region in between_ranks(rank, body.reads, body.writes))
+    return moved, flops, peers.pop() if len(peers) == 1 else None, far
 
 
 def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
@@ -153,10 +156,10 @@ def _inside(
             yield TraceSpan(rank, number, "wait", label, stage, start, stop, place, ops=times.ops, waited=times.waited)
         kind, label = _work(first, rank)
         more = f" in {len(times.works)} parts" if len(times.works) > 1 else ""
-        moved, flops, peer = _done(times.works, rank, dtypes)
+        moved, flops, peer, far = _done(times.works, rank, dtypes)
         yield TraceSpan(
             rank, number, kind, f"{stage}  {label}{more}", stage, times.began, times.ended, first.origin.place,
-            bytes=moved, flops=flops, peer=peer, launched=how, ops=times.ops,
+            bytes=moved, flops=flops, peer=peer, launched=how, ops=times.ops, peer_bytes=far,
         )  # fmt: skip
 
 

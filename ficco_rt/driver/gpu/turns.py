@@ -18,14 +18,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import monotonic
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+from ... import env
 from ...device.rooms import Room, Rooms, either, kept_back
 from ...errors import DeviceError
 from .vendor import Handle, Vendor
 
 LEAST = 5.0  # seconds that a turn may take at any rate: a busy machine may hold a thread up, too
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
+_THREADS_OWN = 2  # the handle of each thread's own default stream, in CUDA and HIP
+_PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # set: that is what 0 means in cuda.bindings
 
 
 Issued: TypeAlias = frozenset[int]  # the handles, by `id`, that are in calls that have been made
@@ -76,13 +79,22 @@ class Tenant:
     lock: threading.RLock = field(default_factory=threading.RLock)
     generation: int = 0
     overdue: str = ""
-    over: bool = True  # all that it has issued has been seen to end
     number: int = 0  # of its last run
+    seen: int = 0  # of the last one that has been seen to end
     awaited: int = 0  # of its run that another tenant has waited for
     passage: Passage | None = None  # of its last run
     replayed: Passage | None = None  # of its runs in callers' graphs, which may be under way at any time
     rooms: Rooms = field(default_factory=dict)  # of what it has issued, until that is over
     behind: dict[int, dict[Tenant, int]] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """All that it has issued has been seen to end."""
+        return self.seen == self.number
+
+    @over.setter
+    def over(self, _: Literal[True]) -> None:
+        self.seen = self.number
 
     @property
     def patience(self) -> float | None:
@@ -103,14 +115,16 @@ class Tenant:
             self.rooms = passage.rooms
         elif passage.rooms is not self.passage.rooms:
             self.rooms = either(self.rooms, passage.rooms)
-        self.passage, self.over = passage, False
+        self.passage = passage
         self.number += 1
 
     def ended(self) -> bool:
         """Whether its last run is over. DeviceError: what ran failed."""
+        number = self.number  # NOTE another run may depart meanwhile: what is seen then counts for those before it
         passage = self.passage
-        if not self.over and passage is not None:
-            self.over = all(self.vendor.ended(event) for event, _ in passage.ends.values()) or self.over
+        events = [] if passage is None or self.seen == number else passage.ends.values()
+        if events and all(self.vendor.ended(event) for event, _ in events):
+            self.seen = number
         return self.over
 
 
@@ -139,8 +153,8 @@ class Turns:
     def _wait_for(self, limit: float | None) -> None:
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
             held = self.held
-            by = f" {held[0].name} has held them for {monotonic() - held[1]:.3g} s;" if held is not None else ""
-            raise DeviceError(f"another thread uses the GPUs:{by} this one waited {limit:.3g} s (--timeout)")
+            by = f" {held[0].name} has held them for {monotonic() - held[1]:.1f} s;" if held is not None else ""
+            raise DeviceError(f"another thread uses the GPUs:{by} this one waited {limit:g} s (--timeout)")
 
     def give(self) -> None:
         if self._depth == 1:
@@ -178,7 +192,6 @@ class Turns:
         """A run is about to be issued, in a turn: the waits that have to stand before it."""
         if self._alone is tenant and tenant.passage is passage:
             tenant.number += 1
-            tenant.over = False
             return []
         waits = [*self._waits(tenant, passage), *self._behind_replays(tenant, passage)]
         tenant.depart(passage)
@@ -259,6 +272,11 @@ class Turns:
             for stream in passage.gates[device]:
                 if not _same(stream, end):
                     yield Wait(device, stream, event, f"run {other.number} of {other.name}")
+
+
+def is_threads_own(stream: Handle) -> bool:
+    """Whether a handle of a caller's stream stands for another stream in another thread."""
+    return int(stream) == _THREADS_OWN or (not int(stream) and env.others(_PER_THREAD) not in (None, "", "0"))
 
 
 def _same(a: Handle, b: Handle) -> bool:

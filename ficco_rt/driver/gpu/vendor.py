@@ -34,6 +34,7 @@ from .sharing import Sharing
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 Handle: TypeAlias = Any
+Numbers: TypeAlias = list[tuple[int, int]]  # of allocations or mappings, by addresses in them
 
 
 class Address(int):
@@ -219,6 +220,9 @@ class Vendor(Protocol):
     def uuid(self, ordinal: int) -> str:
         """By which all processes know the device; of a part of a GPU (MIG) the part's own."""
 
+    def exclusive(self, ordinal: int) -> str:
+        """The command that lets several processes use the device; nothing: they may."""
+
     def chosen(self) -> int | None:
         """The device whose context the calling thread has made current; None: it has made none."""
 
@@ -270,6 +274,13 @@ class Vendor(Protocol):
 
     def owner(self, address: int, what: str) -> int:
         """The device of an allocation."""
+
+    def allocation(self, address: int) -> int:
+        """The number of the allocation or mapping at an address, which no other one ever has; 0: there is none.
+        NOTE runs ask for it."""
+
+    def allocations(self, address: int, size: int, what: str) -> Numbers:
+        """Those of all allocations and mappings that hold these bytes."""
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """Let other devices touch a caller's memory to which `enable_access` does not lead: mapped ranges of addresses

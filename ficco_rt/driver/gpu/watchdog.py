@@ -91,7 +91,7 @@ class Watchdog:
         if not now or now != known:
             self._replays[tenant] = now, time.monotonic()
         elif time.monotonic() - since > limit:
-            text = f"{tenant.name}: a replay of a graph that holds its run did not end within {limit:.3g} s (--timeout)"
+            text = f"{tenant.name}: a replay of a graph that holds its run did not end within {limit:g} s (--timeout)"
             say(text)
             let_go(tenant, text, generation)
 
@@ -129,7 +129,7 @@ class Watchdog:
         tenant, since, thread = held
         generation = tenant.generation
         where, issued = place_of(thread)
-        tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.3g} s (--timeout)"
+        tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.1f} s (--timeout)"
         say(tenant.overdue)
         args = (held, issued, generation)
         asked = threading.Thread(target=self._ask, args=args, name="ficco watchdog asks", daemon=True)

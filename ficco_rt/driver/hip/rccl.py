@@ -11,7 +11,7 @@ from ...device.ir import Library
 from ...errors import DeviceError
 from ...graph.ir import CallKind, CollectiveSettings
 from ...types import TYPES, Dtype
-from ..gpu.collective_library import UNIQUE, ZERO_CTAS, Member, refused
+from ..gpu.collective_library import PENDING, UNIQUE, ZERO_CTAS, Member, refused
 from ..gpu.refused import Refused
 from ..gpu.vendor import DriverFunction, Handle
 
@@ -49,7 +49,7 @@ class Rccl:
     def _made(self, function: DriverFunction, *arguments: Any) -> Any:
         """A call's value. Refused: the library gave an error."""
         code, *values = function(*arguments)
-        if code:
+        if code and code.name != PENDING:
             raise refused(getattr(function, "__name__", "a call of RCCL"), code.name)
         return values[0] if values else None
 
@@ -79,6 +79,7 @@ class Rccl:
             if name not in ("netName", "commName"):
                 setattr(config, name, _UNDEFINED if name not in ("size", "magic", "version") else 0)
         config.size, config.magic, config.version = config.c_sizeof(), _MAGIC, self._number
+        config.blocking = 0
         if settings.ctas:
             config.minCTAs, config.maxCTAs = 1, settings.ctas
         elif settings.ctas == 0:
@@ -109,11 +110,11 @@ class Rccl:
                     made(n.ncclSend, src + peer * size, elements, kept, peer, communicator, stream)
                     made(n.ncclRecv, dst + peer * size, elements, kept, peer, communicator, stream)
 
-    def error(self, communicator: Handle) -> str:
+    def state(self, communicator: Handle) -> str:
         found = ctypes.c_int()
         self._made(self._n.ncclCommGetAsyncError, communicator, ctypes.addressof(found))
         code = self._n.ncclResult_t(found.value)
-        return "" if code.name in ("ncclSuccess", "ncclInProgress") else str(code.name)
+        return str(code.name) if code else ""
 
     def abort(self, communicator: Handle) -> None:
         self._made(self._n.ncclCommAbort, communicator)

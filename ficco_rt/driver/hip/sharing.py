@@ -20,6 +20,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,15 @@ _UNCACHED = 0x4000_0000  # hipMemAllocationTypeUncached, which older bindings ha
 _BY_VALUE = 70_100_000  # the version of the runtime from which on an import takes the descriptor itself
 _UNABLE = ("hipErrorInvalidValue", "hipErrorNotSupported")  # what a runtime says of memory that it cannot make
 _made: dict[int, Mapped] = {}  # memory of this process that can leave it, by its address
+_numbers: dict[int, int] = {}  # of that memory, and of no other there ever was
+_count = count(1 << 32)
 _retained: Counter[int] = Counter()  # how often each of its handles is to be given back before it goes
+
+
+def number_of(address: int) -> int:
+    """Of memory of this process that can leave it; 0: it is none. NOTE what the runtime says of a mapping may be its
+    addresses' number."""
+    return next((_numbers[m.address] for m in _made.values() if m.address <= address < m.address + m.size), 0)
 
 
 class HipSharing(Sharing):
@@ -139,7 +148,7 @@ class HipSharing(Sharing):
     ) -> Mapped | None:
         made = super().alloc(ordinal, size, reach, what, flags=flags, leaves=leaves)
         if made is not None:
-            _made[made.address] = made
+            _made[made.address], _numbers[made.address] = made, next(_count)
         return made
 
     def map(self, exported: Sequence[Exported], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
@@ -150,6 +159,7 @@ class HipSharing(Sharing):
     def unmap(self, mapped: Mapped) -> None:
         self._theirs.pop(mapped.address, None)
         _made.pop(mapped.address, None)
+        _numbers.pop(mapped.address, None)
         super().unmap(mapped)
 
     # ---- callers' memory

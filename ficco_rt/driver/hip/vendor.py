@@ -36,6 +36,7 @@ from ..gpu.vendor import (
     Grid,
     Handle,
     LinearCopy,
+    Numbers,
     Opened,
     PitchedCopy,
     WordOp,
@@ -43,7 +44,7 @@ from ..gpu.vendor import (
 from .call import api, call, filled
 from .library import HipblasLt
 from .rccl import Rccl
-from .sharing import HipSharing
+from .sharing import HipSharing, number_of
 
 LOG = logging.getLogger(__name__)
 
@@ -132,6 +133,10 @@ class Hip:
     def uuid(self, ordinal: int) -> str:
         found = filled(self.hip.hipDeviceGetUuid, self.hip.hipUUID_t, ordinal)
         return bytes(found.bytes).hex()
+
+    def exclusive(self, ordinal: int) -> str:
+        """AMD's GPUs have no such mode."""
+        return ""
 
     def chosen(self) -> int | None:
         """NOTE the first device is current where nobody has chosen one."""
@@ -234,6 +239,20 @@ class Hip:
     def owner(self, address: int, what: str) -> int:
         hip = self.hip
         return int(filled(hip.hipPointerGetAttributes, hip.hipPointerAttribute_t, address, what=what).device)
+
+    def allocation(self, address: int) -> int:
+        number = np.zeros(1, np.uint64)
+        attribute = self.hip.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_BUFFER_ID
+        (code,) = self.hip.hipPointerGetAttribute(number, attribute, address)
+        return 0 if code else number_of(address) or int(number[0])
+
+    def allocations(self, address: int, size: int, what: str) -> Numbers:
+        found: Numbers = []
+        at = address
+        while at < address + size:
+            found.append((at, self.allocation(at)))
+            at = sum(map(int, call(self.hip.hipMemGetAddressRange, at, what=what)))
+        return found
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """Pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""

@@ -168,7 +168,8 @@ class HostDriver:
         self._arrays[buffer] = array
         return buffer
 
-    def reuse(self, memory: Memory) -> None: ...
+    def reuse(self, memory: Memory) -> bool:
+        return True  # the arrays are kept
 
     def free(self, buffer: Buffer) -> None:
         del self._arrays[buffer]
@@ -299,7 +300,7 @@ class HostDriver:
                 if not is_input:
                     np.copyto(own, area)
         except BaseException as error:  # the others wait for this process, whatever ends its run
-            self._peers.fail(str(error) or type(error).__name__)
+            self._peers.fail(error)
             raise
 
     def _step(self, progress: OnProgress | None) -> None:
@@ -323,6 +324,10 @@ class HostDriver:
 
     def spans(self) -> tuple[TraceSpan, ...]:
         return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`
+
+    def leave(self, error: BaseException) -> None:
+        if self._peers is not None and self._streams:
+            self._peers.leave(error)
 
     def holdings(self) -> Holdings:
         return Holdings(len(self._streams), self._plan.events, 0, sum(a.nbytes for a in self._arrays.values()))

@@ -19,8 +19,8 @@ from math import prod
 
 import numpy as np
 
-from ...errors import DeviceError, UsageError
-from ...group import Group, LeftError, processes
+from ...errors import DeviceError, LeftError, UsageError, cause_words
+from ...group import Group, processes
 from ...plan.ir import CollectiveCall, Launch, Plan, Signal
 from ...types import numpy_dtype
 from ..api import Array
@@ -28,13 +28,14 @@ from .deadlock import at, describe_waits
 from .segment import Segment
 from .tasks import HostJob, HostSignal, HostStream
 
-# The words of a process: the last run that it has entered, ended, failed in; whether it has closed; where it stands in
-# the plan; how many words it has raised; how many it knew of when nothing could run; the time that it has worked.
+# The words of a process: the last run that it has entered, ended, failed in; whether it has closed, or left; where it
+# stands in the plan; how many words it has raised; how many it knew of when nothing could run; how long it has worked.
 ENTERED, ENDED, FAILED, CLOSED, STREAM, POSITION, WORK, RAISED, IDLE, BEAT = range(10)
 OWN = 16  # words a process
 MESSAGE = 4096  # bytes a process
 _ALIGNED = 64
 _BUSY, _DONE = -2, -1  # of IDLE
+_LEFT = 2  # of CLOSED: because of an error, which its message has
 _NAP, _LONGEST, _SHARE = 0.0001, 0.005, 1 / 8  # as of `group`
 _LOOK = 0.05  # seconds between two looks at who still lives
 _BEATS = 0.5  # seconds between two beats
@@ -139,11 +140,25 @@ class Peers:
         self._mine[ENDED] = self._run
         self._until(lambda: all(self._status[p][ENDED] >= self._run for p in self._others))
 
-    def fail(self, why: str) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell the others that this process gives the run up."""
-        data = np.frombuffer(why.encode()[: MESSAGE - 1] + b"\0", np.uint8)
-        self._messages[self.place][: len(data)] = data
+        self._say(f"process {self.place} has given up run {self._run}", error)
         self._mine[FAILED] = self._run
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others that this process begins no further run."""
+        if self._mine[FAILED] <= self._mine[ENDED]:  # else they hear of it by the run that it has failed in
+            self._say(f"process {self.place} has left after run {self._mine[ENDED]}", error)
+        self._mine[CLOSED] = _LEFT
+
+    def _say(self, what: str, error: BaseException) -> None:
+        """What others have told of another process is passed on as it is."""
+        text = str(error) if isinstance(error, LeftError) else f"{what}: {cause_words(error)}"
+        data = np.frombuffer(text.encode()[: MESSAGE - 1] + b"\0", np.uint8)
+        self._messages[self.place][: len(data)] = data
+
+    def _said(self, place: int) -> str:
+        return bytes(self._messages[place]).partition(b"\0")[0].decode(errors="replace")
 
     def at(self, job: HostJob) -> None:
         """This process is about to do a job."""
@@ -187,7 +202,7 @@ class Peers:
 
     def close(self) -> None:
         self._over.set()
-        self._mine[CLOSED] = 1
+        self._mine[CLOSED] = self._mine[CLOSED] or 1
         self._segment.close()
 
     def _raised(self) -> int:
@@ -202,8 +217,7 @@ class Peers:
         while not done():
             for place in self._others:
                 if self._status[place][FAILED] == self._run:
-                    text = bytes(self._messages[place]).partition(b"\0")[0].decode(errors="replace")
-                    raise LeftError(f"process {place} has given up run {self._run}: {text}")
+                    raise LeftError(self._said(place))
             now = time.monotonic()
             if now - self._looked > _LOOK:
                 self._looked = now
@@ -215,6 +229,8 @@ class Peers:
     def _look(self, now: float, stuck: list[HostStream] | None) -> None:
         for place in self._others:
             if self._status[place][CLOSED] and self._status[place][ENDED] < self._run:
+                if self._status[place][CLOSED] == _LEFT:
+                    raise LeftError(self._said(place))
                 raise UsageError(
                     f"process {self.place} begins run {self._run} of {self._plan.schedule}, and process {place} has "
                     f"closed its executor after run {self._status[place][ENDED]}: all processes make the same runs"

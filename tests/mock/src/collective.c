@@ -1,5 +1,7 @@
 // The face of libnccl.so.2 and librccl.so.1: communicators, and collectives as commands of streams. A rank's command
 // begins when its stream comes to it and ends when those of all ranks have begun; then all of them have their data.
+// Communicators that do not block are in progress after a group has ended: for a few polls, by seed, and as long as ranks
+// are missing. What was called is given to the streams by the last of these polls.
 // The two libraries are empty themselves: they need the driver's library, and who looks for a name in them finds it here.
 #include "cuda_face.h"
 
@@ -8,7 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, UNHANDLED_CUDA_ERROR = 1, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
+enum { SUCCESS = 0, UNHANDLED_CUDA_ERROR = 1, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6,
+       IN_PROGRESS = 7 };
 enum { MAX_RANKS = MAX_DEVICES, HANGS = 4000 };   // looks until a call that blocks is said to block for ever
 typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECV } CollectiveKind;
 
@@ -22,11 +25,24 @@ typedef struct Meeting {             // one collective of a clique
     uint64_t number;
 } Meeting;
 typedef struct { uint64_t address, bytes; int peer; bool receives; } Message;
-struct Comm { void *handle; Clique *clique; Device *device; int rank; uint64_t begun; bool aborted, gone; };
+typedef struct { Stream *stream; Collective *call; } Grouped;
+struct Comm {
+    void *handle;
+    Clique *clique;
+    Device *device;
+    int rank;
+    uint64_t begun;
+    bool aborted, used;              // used: by a thread that has begun a group, or whose call is in progress
+    pthread_t user;
+};
 struct Clique {
     Apart *apart;                    // its ranks are in several processes
     uint64_t id;
     int ranks, joined, left, calls, ctas, error;
+    bool blocking, opening, pending; // pending: in progress
+    int polls;                       // until that is over
+    Grouped *grouped;                // what is given to streams then
+    int grouped_count;
     Comm *comms[MAX_RANKS];
     Meeting *meetings;
     Clique *next;
@@ -45,7 +61,10 @@ typedef struct { size_t size; unsigned magic, version; int blocking, cluster, mi
 static Clique *cliques;
 static uint64_t ids;
 static __thread int depth;
-static __thread struct { Stream *stream; Collective *call; } grouped[4 * MAX_RANKS];
+static __thread Grouped grouped[4 * MAX_RANKS];
+static __thread struct { Clique *clique; bool lost; } leaving[MAX_RANKS];   // what the group's end gives back
+static struct { bool busy; pthread_t thread; } closers[MAX_DEVICES];         // who gives communicators of a device back
+static __thread int leaving_count;
 static __thread int grouped_count, failed;   // failed: what a call of the group gave; the group's end gives it, and does nothing
 
 #define NCCL(function)                                                                     \
@@ -53,7 +72,7 @@ static __thread int grouped_count, failed;   // failed: what a call of the group
     Call call_ __attribute__((cleanup(leave))) = enter(&called_);                          \
     if (call_.code) return failed = call_.code < 7 ? call_.code : UNHANDLED_CUDA_ERROR
 
-void collectives_reset(void) { cliques = NULL, depth = grouped_count = 0; }   // NOTE what was there stays: others may point to it
+void collectives_reset(void) { cliques = NULL, depth = grouped_count = leaving_count = 0; }   // NOTE what was there stays: others may point to it
 
 // ---------------------------------------------------------------- commands
 
@@ -236,7 +255,20 @@ static Device *current_device(void) {
     return cuda_current("a library of collectives", &d) ? NULL : d;
 }
 
-static Comm *comm_of(void *handle, const char *who) { return handle ? object_of(COMMUNICATOR, handle, who) : NULL; }
+static bool others(const Comm *c) { return c->used && !pthread_equal(c->user, pthread_self()); }
+
+static Comm *comm_of(void *handle, const char *who) {
+    Comm *comm = handle ? object_of(COMMUNICATOR, handle, who) : NULL;
+    if (comm && others(comm)) violation("%s: two threads are in one communicator at the same time", who);
+    return comm;
+}
+
+static void uses(Comm *c) { c->used = true, c->user = pthread_self(); }
+
+static void used_no_more(const Clique *clique) {
+    for (int r = 0; r < clique->ranks; r++)
+        if (clique->comms[r]) clique->comms[r]->used = false;
+}
 
 int ncclGetVersion(int *version) {
     NCCL(ncclGetVersion);
@@ -271,7 +303,8 @@ int ncclCommInitRankConfig(void **made, int ranks, UniqueId unique, int rank, co
     while (clique && clique->id != id) clique = clique->next;
     if (!clique) {
         clique = calloc(1, sizeof *clique);
-        *clique = (Clique){.id = id, .ranks = ranks, .next = cliques, .ctas = 1, .apart = apart_joined(unique.internal, ranks)};
+        *clique = (Clique){.id = id, .ranks = ranks, .next = cliques, .ctas = 1, .opening = true,
+                            .blocking = !config || config->blocking, .apart = apart_joined(unique.internal, ranks)};
         cliques = clique;
     }
     for (int r = 0; r < ranks; r++)
@@ -281,8 +314,25 @@ int ncclCommInitRankConfig(void **made, int ranks, UniqueId unique, int rank, co
     *comm = (Comm){.clique = clique, .device = d, .rank = rank};
     clique->comms[rank] = comm;
     clique->joined++;
+    if (depth) uses(comm);
     if (clique->apart) apart_stands(clique->apart, rank, THERE);
     *made = comm->handle = handle_of(COMMUNICATOR, comm);
+    return SUCCESS;
+}
+
+static int submitted(Stream *s, Collective *call);
+
+// The library's own thread comes to an end.
+static int progress(Clique *c) {
+    if (c->opening && c->apart && !apart_all(c->apart, false)) return IN_PROGRESS;
+    if (c->polls-- > 0) return IN_PROGRESS;
+    for (int i = 0; i < c->grouped_count; i++) {
+        if (c->error) collective_free(c->grouped[i].call);
+        else c->error = submitted(c->grouped[i].stream, c->grouped[i].call);
+    }
+    c->grouped_count = 0;
+    c->opening = c->pending = false;
+    used_no_more(c);
     return SUCCESS;
 }
 
@@ -290,21 +340,31 @@ int ncclCommGetAsyncError(void *handle, int *code) {
     NCCL(ncclCommGetAsyncError);
     const Comm *comm = comm_of(handle, "ncclCommGetAsyncError");
     if (!comm) return INVALID_ARGUMENT;
-    const Clique *clique = comm->clique;
-    return *code = !clique->error && clique->apart && apart_any_lost(clique->apart) ? REMOTE_ERROR : clique->error, SUCCESS;
+    Clique *clique = comm->clique;
+    if (!clique->error && clique->apart && apart_any_lost(clique->apart)) return *code = REMOTE_ERROR, SUCCESS;
+    if (clique->pending && progress(clique)) return *code = IN_PROGRESS, SUCCESS;
+    return *code = clique->error, SUCCESS;
 }
 
-// The last communicator of a clique that is given back waits for all that was called of it, and for graphs to go.
-static int closed(void *handle, bool aborts, bool lost, const char *who) {
-    Comm *comm = comm_of(handle, who);
-    if (!comm) return INVALID_ARGUMENT;
-    comm->aborted |= aborts;
-    Clique *clique = comm->clique;
-    handle_gone(comm->handle);
-    if (clique->apart) apart_stands(clique->apart, comm->rank, aborts ? LOST : DEPARTED);
-    if (++clique->left < clique->joined) return SUCCESS;
+// NOTE the library's threads take a while for this, in which other threads may call.
+static void closes(const Clique *clique, const char *who, bool begins) {
+    for (int r = 0; r < clique->ranks; r++) {
+        const int d = clique->comms[r] ? clique->comms[r]->device->ordinal : -1;
+        if (d < 0) continue;
+        if (begins && closers[d].busy && !pthread_equal(closers[d].thread, pthread_self()))
+            violation("%s: two threads give communicators of device %d back at the same time", who, d);
+        closers[d].busy = begins;
+        closers[d].thread = pthread_self();
+    }
+}
+
+// All communicators of a clique are given back: that waits for all that was called of it, and for graphs to go.
+static int reclaimed(Clique *clique, bool aborts, bool lost, const char *who) {
     for (int r = 0; r < clique->ranks; r++) lost |= clique->comms[r] && clique->comms[r]->device->sick != OK;
     if (lost) return UNHANDLED_CUDA_ERROR;
+    closes(clique, who, true);
+    breathe();
+    closes(clique, who, false);
     for (int i = 0; clique->calls && i < HANGS; i++)
         if (!step()) breathe();
     for (int i = 0; clique->apart && !aborts && !apart_all(clique->apart, true); i++) {   // all of a machine give theirs back
@@ -316,6 +376,26 @@ static int closed(void *handle, bool aborts, bool lost, const char *who) {
     if (!clique->calls) return SUCCESS;
     violation("%s blocks for ever: %d calls are in graphs, or have not ended", who, clique->calls);
     return INTERNAL_ERROR;
+}
+
+// The last communicator of a clique gives back all; in a group, the group's end does.
+static int closed(void *handle, bool aborts, bool lost, const char *who) {
+    Comm *comm = handle ? object_of(COMMUNICATOR, handle, who) : NULL;
+    if (!comm) return INVALID_ARGUMENT;
+    Clique *clique = comm->clique;
+    if (others(comm) && !(aborts && clique->pending)) violation("%s: a call of another thread is under way", who);
+    if (clique->pending && !aborts) violation("%s: the communicator is in progress", who);
+    for (int i = 0; i < clique->grouped_count; i++) collective_free(clique->grouped[i].call);
+    clique->grouped_count = 0;
+    clique->pending = false;
+    used_no_more(clique);
+    comm->aborted |= aborts;
+    handle_gone(comm->handle);
+    if (clique->apart) apart_stands(clique->apart, comm->rank, aborts ? LOST : DEPARTED);
+    if (++clique->left < clique->joined) return SUCCESS;
+    if (!depth || !aborts || leaving_count == MAX_RANKS) return reclaimed(clique, aborts, lost, who);
+    leaving[leaving_count].clique = clique, leaving[leaving_count++].lost = lost;
+    return SUCCESS;
 }
 int ncclCommDestroy(void *comm) {
     CLOSING(ncclCommDestroy);
@@ -336,6 +416,50 @@ int ncclGroupStart(void) {
     return SUCCESS;
 }
 
+int ncclGroupEnd(void) {
+    CLOSING(ncclGroupEnd);
+    if (!depth) return INVALID_USAGE;
+    if (--depth) return SUCCESS;
+    int code = !call_.code ? failed : call_.code < 7 ? call_.code : UNHANDLED_CUDA_ERROR;
+    bool pending = false;
+    failed = SUCCESS;
+    for (Clique *c = cliques; c && !code; c = c->next) {
+        bool waits = false;
+        for (; c->blocking && c->apart && !c->left && !apart_all(c->apart, false); waits = true) breathe();
+        if (waits && c->left) code = REMOTE_ERROR;   // aborted meanwhile
+    }
+    for (Clique *c = cliques; c; c = c->next)
+        if (c->joined < c->ranks && !c->left && !c->apart) {
+            if (!code) violation("ncclGroupEnd blocks for ever: %d of %d ranks open their communicators", c->joined, c->ranks);
+            code = code ? code : INTERNAL_ERROR;
+            c->ranks = c->joined;
+        }
+    for (int i = 0; i < grouped_count; i++) {
+        Clique *c = grouped[i].call->comm->clique;
+        if (code) collective_free(grouped[i].call);
+        else if (c->blocking) code = submitted(grouped[i].stream, grouped[i].call);
+        else {
+            if (!c->grouped) c->grouped = calloc(sizeof grouped / sizeof *grouped, sizeof *grouped);
+            c->grouped[c->grouped_count++] = grouped[i];
+        }
+    }
+    grouped_count = 0;
+    for (Clique *c = cliques; c; c = c->next)
+        for (int r = 0; r < c->ranks; r++) {
+            Comm *comm = c->comms[r];
+            if (!comm || !comm->used || others(comm)) continue;
+            if (!c->blocking && !code && !c->pending) c->pending = true, c->polls = (int)drawn(4);
+            pending |= c->pending;
+            comm->used = c->pending && !c->opening;
+        }
+    for (int i = 0; i < leaving_count; i++) {
+        int found = reclaimed(leaving[i].clique, true, leaving[i].lost, "ncclCommAbort");
+        code = code ? code : found;
+    }
+    leaving_count = 0;
+    return !code && pending ? IN_PROGRESS : code;
+}
+
 static int submitted(Stream *s, Collective *call) {
     if (s->device != call->comm->device) {
         violation("a collective of device %d on a stream of device %d", call->comm->device->ordinal, s->device->ordinal);
@@ -346,37 +470,17 @@ static int submitted(Stream *s, Collective *call) {
     return stream_submit(s, c) ? UNHANDLED_CUDA_ERROR : SUCCESS;
 }
 
-int ncclGroupEnd(void) {
-    CLOSING(ncclGroupEnd);
-    if (!depth) return INVALID_USAGE;
-    if (--depth) return SUCCESS;
-    int code = !call_.code ? failed : call_.code < 7 ? call_.code : UNHANDLED_CUDA_ERROR;
-    failed = SUCCESS;
-    for (Clique *c = cliques; c && !code; c = c->next) {
-        bool waits = false;
-        for (; c->apart && !c->left && !apart_all(c->apart, false); waits = true) breathe();   // the other processes: any time
-        if (waits && c->left) code = REMOTE_ERROR;   // aborted meanwhile
-    }
-    for (Clique *c = cliques; c; c = c->next)
-        if (c->joined < c->ranks && !c->left && !c->apart) {
-            if (!code) violation("ncclGroupEnd blocks for ever: %d of %d ranks open their communicators", c->joined, c->ranks);
-            code = code ? code : INTERNAL_ERROR;
-            c->ranks = c->joined;
-        }
-    for (int i = 0; i < grouped_count; i++) {
-        if (code) collective_free(grouped[i].call);
-        else code = submitted(grouped[i].stream, grouped[i].call);
-    }
-    grouped_count = 0;
-    return code;
-}
-
 static int called(void *handle, void *stream, CollectiveKind kind, uint64_t dst, uint64_t src, uint64_t count, int type,
                   const Message *message, const char *who) {
     Comm *comm = comm_of(handle, who);
     Stream *s = stream ? object_of(STREAM, stream, who) : NULL;
     if (!comm || !s || comm->aborted || (type != 6 && type != 7 && type != 9)) return failed = INVALID_ARGUMENT;
+    if (comm->clique->pending) {
+        violation("%s: the communicator is in progress", who);
+        return failed = INVALID_ARGUMENT;
+    }
     if (s->device->sick) return UNHANDLED_CUDA_ERROR;
+    if (depth) uses(comm);
     if (grouped_count == (int)(sizeof grouped / sizeof *grouped)) return INTERNAL_ERROR;
     Collective *call = NULL;
     for (int i = 0; message && i < grouped_count; i++)

@@ -32,6 +32,14 @@ int cuda_stream_of(Handle handle, const char *who, Stream **s) {
         *s = d->null_stream;
         return OK;
     }
+    if (handle == (Handle)2) {   // the calling thread's default stream, of its current context
+        static __thread Stream *own[MAX_DEVICES];   // NOTE no such thread outlives a reset
+        Device *d = NULL;
+        int code = cuda_current(who, &d);
+        if (code) return code;
+        if (!own[d->ordinal]) own[d->ordinal] = stream_create(d, 0, false);
+        return *s = own[d->ordinal], OK;
+    }
     *s = object_of(STREAM, handle, who);
     return *s ? (*s)->device->sick : INVALID_HANDLE;
 }
@@ -79,6 +87,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 10: *value = 32; break;  // threads of a warp
         case 13: *value = d->clock_khz; break;
         case 16: *value = d->sms; break;
+        case 20: *value = world.exclusive ? 3 : 0; break;   // one process alone may use the device
         case 36: *value = d->memory_clock_khz; break;
         case 37: *value = d->bus_bits; break;
         case 39: *value = 2048; break;  // threads of a multiprocessor

@@ -38,6 +38,7 @@ int cuPointerGetAttribute(void *data, int attribute, Address address) {
     uint64_t base = 0, bytes = 0;
     memory_mapping(address, &base, &bytes);
     switch (attribute) {
+        case 1: return *(void **)data = memory_is_plain(address) ? memory_is_elsewhere(address) ? &home->queues : home->context : NULL, OK;
         case 7: return *(uint64_t *)data = memory_number(address), OK;
         case 9: return *(int *)data = home->ordinal, OK;
         case 10: return *(bool *)data = memory_is_plain(address), OK;  // what cudaIpcGetMemHandle takes

@@ -9,11 +9,11 @@
 
 // `ranged`: a mapping of a range of addresses, `pooled`: of a pool. Of both `access` says which devices may touch them;
 // other memory is touched by the devices that have access to its home's.
-typedef struct { uint64_t base, bytes; Device *home; bool live, mapped, fine, ranged, pooled, foreign; uint64_t access, number; void *physical; int file; } Block;
+typedef struct { uint64_t base, bytes; Device *home; bool live, mapped, fine, ranged, pooled, foreign; uint64_t access, number; void *physical; int file; bool elsewhere; uint64_t gone; } Block;
 static Block *blocks;   // by base
 static size_t count, room;
 static Block *last;     // found
-static uint64_t numbers;
+static uint64_t numbers, goings;
 
 enum { ALIGN = 256, BIG = 1 << 20 };
 
@@ -44,28 +44,44 @@ static void insert(Block block) {
     last = NULL;
 }
 
+// What was freed last of such memory: the next one gets its addresses, if the library gives them again.
+static Block *freed(const Device *d, uint64_t bytes, bool mapped) {
+    Block *found = NULL;
+    for (size_t i = 0; i < count && world.reuse; i++) {
+        Block *b = &blocks[i];
+        bool fits = !b->live && b->home == d && b->bytes == bytes && b->mapped == mapped && !b->ranged && !b->pooled && !b->foreign;
+        if (fits && (!found || b->gone > found->gone)) found = b;
+    }
+    return found;
+}
+
 int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
     if (!bytes) return INVALID_VALUE;
     if (bytes > d->memory - d->used) return OUT_OF_MEMORY;
     void *at = NULL;
     int file = -1;
     bool mapped = bytes >= BIG || world.shared;
+    Block *again = freed(d, bytes, mapped);
+    int fixed = again ? MAP_FIXED : 0;
+    if (again) at = (void *)again->base;
     if (world.shared) {
         uint64_t all = (bytes + 4095) / 4096 * 4096;
         file = shared_file(bytes, d->ordinal, fine);
-        at = file < 0 ? MAP_FAILED : mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        at = file < 0 ? MAP_FAILED : mmap(at, all, PROT_READ | PROT_WRITE, MAP_SHARED | fixed, file, 0);
         if (at == MAP_FAILED) return OUT_OF_MEMORY;
         memset(at, 0xA5, bytes);
     } else if (mapped) {
-        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        at = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
         if (at == MAP_FAILED) return OUT_OF_MEMORY;
     } else {
-        at = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
+        if (!at) at = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
         if (!at) return OUT_OF_MEMORY;
         memset(at, 0xA5, bytes);  // undefined content
     }
-    insert((Block){.base = (uint64_t)at, .bytes = bytes, .home = d, .live = true, .mapped = mapped, .fine = fine,
-                   .file = file + 1});
+    Block made = {.base = (uint64_t)at, .bytes = bytes, .home = d, .live = true, .mapped = mapped, .fine = fine,
+                  .file = file + 1};
+    if (again) made.number = ++numbers, *again = made;
+    else insert(made);
     d->used += bytes;
     world.live[ALLOCATION]++;
     *address = (uint64_t)at;
@@ -78,7 +94,7 @@ int memory_free(uint64_t address, const char *who) {
         violation("%s: %#llx %s", who, (unsigned long long)address, b && !b->live ? "was freed" : "is no allocation");
         return INVALID_VALUE;
     }
-    b->live = false;
+    b->live = false, b->gone = ++goings;
     if (b->file) close(b->file - 1);
     b->file = 0;
     b->home->used -= b->bytes;
@@ -115,6 +131,7 @@ int memory_reach(const Device *d, uint64_t address, uint64_t bytes) {
     if (!home) return ILLEGAL_ADDRESS;
     const Block *b = bytes ? find(address) : NULL;
     if (b && b->foreign && !b->ranged) return OK;   // whoever opens another process's memory is given access to it
+    if (b && b->elsewhere) return home == d ? OK : ILLEGAL_ADDRESS;
     if (!b || !(b->ranged || b->pooled)) return home == d || d->enabled[home->ordinal] ? OK : ILLEGAL_ADDRESS;
     for (uint64_t end = address + bytes; address < end; address = b->base + b->bytes) {
         b = find(address);
@@ -212,7 +229,19 @@ uint64_t standin_mapped(int device, uint64_t bytes, int pieces) {
 // The mapping is made anew at its address: for its own device alone.
 void standin_remapped(uint64_t address) {
     Block *b = find(address);
-    b->access = 1ull << b->home->ordinal;
+    b->access = 1ull << b->home->ordinal, b->number = ++numbers;
+}
+// Memory of another context than the device's primary one.
+bool memory_is_elsewhere(uint64_t address) {
+    const Block *b = find(address);
+    return b && b->elsewhere;
+}
+uint64_t standin_elsewhere(int device, uint64_t bytes) {
+    uint64_t address = 0;
+    if (memory_alloc(&devices[device], bytes, true, &address)) return 0;
+    world.live[ALLOCATION]--;
+    find(address)->elsewhere = true;
+    return address;
 }
 // Memory of a device's pool.
 uint64_t standin_pooled(int device, uint64_t bytes) {

@@ -105,6 +105,8 @@ typedef struct {
     int uuid;                        // of device 0; those of the others follow
     bool shared;                     // ordinary memory can go to other processes as IPC memory
     int way;                         // what memory leaves the process as: 1 descriptors, 0 IPC handles alone
+    int reuse;                       // freed memory's addresses are given again, the last ones first
+    int exclusive;                   // devices are one process's alone
     int fabric;                      // and as fabric handles, by this IMEX channel; 0: the devices have none; −1: no channel
     bool flush;                      // devices can flush remote writes, and need to
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call, pause_call;
@@ -146,6 +148,7 @@ int memory_may(uint64_t address, int device, bool *may);           // whether a 
 int memory_let(uint64_t address, uint64_t bytes, int device);      // it may touch these mappings from now on
 Device *memory_pool_of(uint64_t address);                          // NULL: of no pool
 int memory_pool_let(const Device *home, int device);               // likewise, what is of a device's pool
+bool memory_is_elsewhere(uint64_t address);                        // of another context than its device's primary one
 uint64_t memory_number(uint64_t address);                          // another one for each allocation; 0: none is there
 bool memory_place(uint64_t address, uint64_t *base, uint64_t *bytes);   // the allocation or mapping around it
 // `foreign`: of another process.

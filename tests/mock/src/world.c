@@ -206,6 +206,8 @@ static void set(char *line) {
     else if (!strcmp(key, "shared")) world.shared = a != 0;
     else if (!strcmp(key, "way")) world.way = (int)a;
     else if (!strcmp(key, "fabric")) world.fabric = (int)a;
+    else if (!strcmp(key, "reuse")) world.reuse = (int)a;
+    else if (!strcmp(key, "exclusive")) world.exclusive = (int)a;
     else if (!strcmp(key, "flush")) world.flush = a != 0;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)

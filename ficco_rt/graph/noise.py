@@ -1,0 +1,300 @@
+"""What the roundings of a schedule add up to: on random inputs, and on inputs of one sign.
+
+The ops are taken in an order in which they can happen. Each element carries
+
+* its *value*: the mean square on random inputs. As the squares of its terms add up, it is also the number of terms, and
+  so the element where all inputs are 1;
+* its *error*: the mean square on random inputs. Roundings are as often up as down, so that their squares add up;
+* the share that is *lost* at most on inputs of one sign. There partial sums only grow. A store to a type with unit
+  roundoff u changes the sum by the share u at most, and nothing makes the next store change it the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import floor, inf, log2
+from typing import NamedTuple
+
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+from ..region import BoxMap, Region
+from ..types import ACCUMULATOR, TYPES
+from .ir import Claim, Collective, Copy, Gemm, KernelCall, Reduce, Tensor
+from .trail import Step
+
+# A larger share of the result that roundings may take says nothing of whether the result is right.
+USEFUL = 0.05
+
+UNIT = TYPES[ACCUMULATOR].unit_roundoff
+ACCUMULATED = UNIT**2
+# NOTE tensor cores cut what they add, so that errors lean to one side: up to 2u for each step of 8 along K.
+CUT = (2 / 8) ** 2 * ACCUMULATED
+
+
+class Noise(NamedTuple):
+    """What an element carries. `stores`: the narrow stores on its way, at most. `place` numbers the statement whose
+    stores lose most, which is the share `taken`."""
+
+    value: float
+    error: float
+    lost: float = 0.0
+    stores: int = 0
+    place: int = -1
+    taken: float = 0.0
+
+
+NOTHING = Noise(0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Stores:
+    """What a statement has stored, as to partial sums."""
+
+    origin: Span
+    tensor: str
+    called: bool  # by a collective of the vendor's library
+    smallest: float = inf  # where all inputs are 1
+    largest: float = 0.0
+    dropped_at: float = 0.0  # so many pieces are in the first sum which the next piece no longer changes; 0: in none
+    pieces: float = 0.0  # of such a sum in the end
+
+
+class Noises:
+    """What the elements of the written tensors carry while the ops go by; those of inputs are all alike."""
+
+    def __init__(self, tensors: Sequence[Tensor], steps: Sequence[Step], value: float = 1.0) -> None:
+        """`value`: the mean square of an input's elements."""
+        self.input = Noise(value, 0.0)
+        self.types = {t.name: TYPES[t.dtype] for t in tensors}
+        self.stores: list[Stores] = []
+        self.shapes = {t.name: t.shapes for t in tensors}
+        self.places: dict[Span, int] = {}
+        self.kept: dict[Noise, Noise] = {}  # one object a value: neighbours that hold the same are one cell
+        self.cells: dict[tuple[str, int], BoxMap[Noise]] = {}
+        groups: dict[int, list[Collective]] = {}
+        for step in steps:
+            if isinstance(step.body, Collective):
+                groups.setdefault(step.body.group, []).append(step.body)
+        for step in steps:
+            match step.body:
+                case Copy(dst=dst, src=src):
+                    self._write(dst, self.read(src))
+                case Collective() as call:  # all calls at once: they stand next to each other
+                    if call.group in groups:
+                        self._collective(groups.pop(call.group), step.origin)
+                case Gemm() as gemm:
+                    self._gemm(gemm, step.origin)
+                case Reduce(out=out, terms=terms):
+                    self._store(out, [self.read(term) for term in terms], step.origin)
+                case KernelCall() as user:  # nothing is claimed of what it writes
+                    for region in user.writes:
+                        self._write(region, NOTHING)
+
+    def read(self, region: Region) -> Noise:
+        """The most that an element of the region carries."""
+        cells = self.cells.get((region.tensor, region.rank))
+        if cells is None:
+            return self.input
+        return _worst({noise for box in region.boxes for _, noise in cells.items(box)})
+
+    def _write(self, region: Region, noise: Noise) -> None:
+        noise = self.kept.setdefault(noise, noise)
+        key = (region.tensor, region.rank)
+        if key not in self.cells:
+            self.cells[key] = BoxMap(self.shapes[region.tensor][region.rank], NOTHING)
+        for box in region.boxes:
+            self.cells[key].update(box, lambda _: noise)
+
+    def _store(self, region: Region, terms: list[Noise], origin: Span) -> None:
+        """Add up in an accumulator, and round to the region's type."""
+        total = _sum(terms)
+        unit = self.types[region.tensor].unit_roundoff
+        place = self._place(region.tensor, origin)
+        stores = self.stores[place]
+        stores.smallest, stores.largest = min(stores.smallest, total.value), max(stores.largest, total.value)
+        before = max(terms, key=_value, default=NOTHING)
+        piece = total.value - before.value
+        if before.stores and 0 < piece <= unit * 2.0 ** floor(log2(before.value)):
+            stores.dropped_at = stores.dropped_at or before.value / piece
+            stores.pieces = max(stores.pieces, total.value / piece)
+        self._write(region, self._rounded(total, place, unit, unit))
+
+    def _rounded(self, total: Noise, place: int, unit: float, share: float, stores: int = 1) -> Noise:
+        """After so many `stores` of the whole value, which lose such a `share` in all."""
+        taken = total.taken + share if total.place == place else share
+        if total.place != place and taken < total.taken:
+            place, taken = total.place, total.taken
+        error = total.error + stores * unit**2 * total.value
+        narrow = total.stores + stores * (unit > UNIT)
+        return Noise(total.value, error, total.lost + share, narrow, place, taken)
+
+    def _place(self, tensor: str, origin: Span, *, called: bool = False) -> int:
+        place = self.places.setdefault(origin, len(self.places))
+        if place == len(self.stores):
+            self.stores.append(Stores(origin, tensor, called))
+        return place
+
+    def _gemm(self, gemm: Gemm, origin: Span) -> None:
+        left, right = self.read(gemm.left), self.read(gemm.right)
+        inner = gemm.left.shape[0 if gemm.left_transposed else -1]
+        value = inner * left.value * right.value
+        error = inner * (left.error * right.value + left.value * right.error + left.error * right.error)
+        error += inner * ACCUMULATED * value
+        adds = float(inner)  # sums in the accumulator; a tensor core cuts two units at every eighth
+        if self.types[gemm.left.tensor].half is not None:
+            error += inner**2 * CUT * value
+            adds = 2 * (inner / 8 + 1)
+        worse = max(left, right, key=_lost)
+        lost = left.lost + right.lost + adds / 2 * UNIT  # partial sums are half of the final one on average
+        added = (gemm.out,) if gemm.accumulate else gemm.addends
+        product = Noise(value, error, lost, max(left.stores, right.stores), worse.place, worse.taken)
+        self._store(gemm.out, [product, *(self.read(a) for a in added)], origin)
+
+    def _collective(self, calls: list[Collective], origin: Span) -> None:
+        """A vendor's sum may be stored at every rank that it comes past, where it has grown evenly."""
+        found = [self.read(call.src) for call in calls]
+        if calls[0].kind == "send_recv":
+            by_rank = {call.src.rank: noise for call, noise in zip(calls, found, strict=True)}
+            for call in calls:
+                for region in call.writes:
+                    self._write(region, by_rank[call.by])
+            return
+        if calls[0].kind in ("all_reduce", "reduce_scatter"):
+            unit = self.types[calls[0].dst.tensor].unit_roundoff
+            place, ranks = self._place(calls[0].dst.tensor, origin, called=True), len(calls)
+            total = _sum(found)
+            self.stores[place].largest = max(self.stores[place].largest, total.value)
+            self.stores[place].smallest = min(self.stores[place].smallest, total.value)
+            result = self._rounded(total, place, unit, unit * (ranks + 1) / 2, ranks)
+        else:
+            result = _worst(found)
+        for call in calls:
+            self._write(call.dst, result)
+
+
+def _worst(found: Collection[Noise]) -> Noise:
+    """The most of each figure."""
+    if len(found) == 1:
+        return next(iter(found))
+    return max(found, key=_lost, default=NOTHING)._replace(
+        value=max((n.value for n in found), default=0.0),
+        error=max((n.error for n in found), default=0.0),
+        stores=max((n.stores for n in found), default=0),
+    )
+
+
+def _sum(terms: list[Noise]) -> Noise:
+    """In an accumulator."""
+    value = sum(n.value for n in terms)
+    if not value:
+        return NOTHING
+    error = sum(n.error for n in terms) + len(terms) * ACCUMULATED * value
+    lost = sum(n.value * n.lost for n in terms) / value + len(terms) * UNIT
+    place, taken = max(((n.place, n.value * n.taken / value) for n in terms), key=lambda found: found[1])
+    return Noise(value, error, lost, max(n.stores for n in terms), place, taken)
+
+
+def _lost(noise: Noise) -> float:
+    return noise.lost
+
+
+def _value(noise: Noise) -> float:
+    return noise.value
+
+
+def claimed(noises: Noises, claim: Claim) -> Noise:
+    """The most that one of the claim's elements carries."""
+    return _worst({noises.read(target) for target in claim.targets})
+
+
+def coarse(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequence[Step]) -> list[Diagnostic]:
+    """Statements whose partial sums are too coarse, or too large, for the type that they are kept in: warnings."""
+    if not claims or not _suspicious(tensors, steps):
+        return []
+    noises = Noises(tensors, steps)
+    found = []
+    for claim in claims:
+        worst = claimed(noises, claim)
+        if worst.lost > USEFUL and worst.place >= 0:
+            stores = noises.stores[worst.place]
+            found.append(_too_coarse(stores, noises.types[stores.tensor].name, claim, worst.lost))
+    for stores in noises.stores:
+        kept = noises.types[stores.tensor]
+        if stores.largest <= kept.largest:
+            continue
+        for claim in claims:
+            value, of = claimed(noises, claim).value, noises.types[claim.targets[0].tensor]
+            if not stores.largest <= value <= of.largest:  # not of this claim, or too large itself
+                continue
+            found.append(
+                Diagnostic(
+                    stores.origin,
+                    f"{stores.tensor} keeps partial sums in {kept.name}, which ends at {kept.largest:.5g}: where all "
+                    f"inputs are 1, one is {stores.largest:.6g}, and '{claim.text}' is {value:.6g} in {of.name}",
+                    help="keep partial sums in an fp32 scratch tensor",
+                )
+            )
+    return found
+
+
+def _too_coarse(stores: Stores, dtype: str, claim: Claim, share: float) -> Diagnostic:
+    taken = f"roundings may take {percent(share)} of '{claim.text}' on inputs of one sign"
+    if stores.called:
+        where = f"a collective may round {stores.tensor} to {dtype} at every rank that a sum comes past"
+        return Diagnostic(stores.origin, f"{where}: {taken}", help="give the collective fp32 tensors")
+    if stores.dropped_at:
+        first, of = (f"{number:.0f}" for number in (stores.dropped_at, stores.pieces))
+        taken = f"where all inputs are 1, the sum stops growing after {first} of {of} pieces; {taken}"
+    return Diagnostic(
+        stores.origin,
+        f"{stores.tensor} keeps partial sums in {dtype}: {taken}",
+        help="keep partial sums in an fp32 scratch tensor, or add up fewer and larger pieces, such as one gemm over "
+        "all of K",
+    )
+
+
+def short_sums(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequence[Step]) -> tuple[str, ...]:
+    """The tensors that keep partial sums in a type that ends early. Such a sum may pass the type's end where the result
+    does not, since terms of the other sign come later."""
+    if not any(_short(t.dtype) for t in tensors):
+        return ()
+    noises = Noises(tensors, steps)
+    whole = max((claimed(noises, claim).value for claim in claims), default=0.0)
+    partial = [s.tensor for s in noises.stores if s.smallest < whole and _short(noises.types[s.tensor].name)]
+    return tuple(dict.fromkeys(partial))
+
+
+def _short(dtype: str) -> bool:
+    return TYPES[dtype].exponent < TYPES[ACCUMULATOR].exponent
+
+
+def percent(share: float) -> str:
+    """`38 %`, `0.4 %`; never more than all."""
+    return "all" if share >= 1 else f"{100 * share:.2g} %"
+
+
+def _suspicious(tensors: Sequence[Tensor], steps: Sequence[Step]) -> bool:
+    """Whether anything can pass the limits: a quick bound, which counts stores, and takes each tensor of a rank as a
+    whole. Half of the limit is left to the sums in accumulators."""
+    coarsest = max(TYPES[t.dtype].unit_roundoff for t in tensors)
+    if any(_short(t.dtype) for t in tensors):
+        return True
+    stored: dict[tuple[str, int], int] = {}
+    for step in steps:
+        before = [stored.get((r.tensor, r.rank), 0) for r in step.body.reads]
+        match step.body:
+            case Gemm():
+                found = 1 + max(before[0] + before[1], *before)
+            case Reduce():
+                found = 1 + max(before, default=0)
+            case Collective(kind="all_reduce" | "reduce_scatter"):
+                found = len(tensors[0].shapes) + max(before, default=0)
+            case Copy() | Collective():
+                found = max(before, default=0)
+            case KernelCall():
+                continue
+        for region in step.body.writes:
+            key = (region.tensor, region.rank)
+            stored[key] = max(stored.get(key, 0), found)
+    return max(stored.values(), default=0) * coarsest > USEFUL / 2

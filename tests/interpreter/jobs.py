@@ -1,0 +1,83 @@
+"""The jobs whose device plans are mutated: schedules of all kinds, in all modes, on all kinds of placements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import DevicePlan, Library, Mode, Placement
+from ficco_rt.machine.profiles import profile
+from tests import cases
+
+
+@dataclass(frozen=True)
+class Job:
+    schedule: str
+    mode: Mode
+    devices: tuple[int, ...]
+    processes: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    library: Library = ""
+    machine: str = "h200-switch"
+
+    def __str__(self) -> str:
+        where = f"devices {''.join(map(str, self.devices))}"
+        if self.processes:
+            where += f", processes {''.join(map(str, self.processes))}"
+        if self.nodes:
+            where += f", nodes {''.join(map(str, self.nodes))}"
+        return f"{self.schedule}, {self.mode}, {where}{f', {self.library}' if self.library else ''}"
+
+
+TWO, FOUR, SHARED = (0, 1), (0, 1, 2, 3), (0, 0, 1, 1)
+ONE_EACH, NODES = FOUR, (0, 0, 1, 1)
+JOBS = (
+    Job("ag_gemm/streamed", "streams", TWO),
+    Job("ag_gemm/streamed", "graph", TWO, TWO),  # an opening
+    Job("ag_gemm/streamed", "embedded", FOUR, SHARED),
+    Job("ag_gemm/hetero_fused_1d", "latched", TWO),
+    Job("ag_gemm/stationary_a", "streams", TWO, TWO),  # entries, side streams
+    Job("ag_gemm/oneshot", "graph", TWO, TWO),  # two sets, early launches
+    Job("ag_gemm/oneshot", "embedded", TWO, TWO),
+    Job("ag_gemm/hierarchical", "graph", FOUR, FOUR, NODES, "NCCL", "h200-nodes"),
+    Job("gemm_rs/streamed", "streams", TWO, TWO),  # an opening, side streams
+    Job("gemm_rs/streamed", "graph", FOUR, SHARED),
+    Job("gemm_rs/direct", "traced", TWO, TWO),  # two sets
+    Job("gemm_rs/oneshot", "streams", TWO, TWO),
+    Job("gemm_rs/ring", "embedded", (0, 0, 1, 1)),
+    Job("gemm_rs/serial", "traced", TWO),
+    Job("gemm_rs/relay", "latched", SHARED),
+    Job("gemm_ar/streamed", "streams", TWO, TWO),  # entries, side streams
+    Job("gemm_ar/serial", "traced", TWO, TWO, library="NCCL"),
+    Job("a2a_gemm/overlapped", "streams", SHARED, SHARED),
+    Job("concurrent/ar_copies", "graph", TWO),
+    Job("concurrent/ar_vendor", "streams", TWO),
+)
+
+
+@cache
+def layout(job: Job) -> Layout:
+    ranks = len(job.devices)
+    placement = Placement(job.devices, job.processes, job.nodes)
+    machine = profile(job.machine, ranks)
+    sizes = cases.sizes(job.schedule, ranks, even=True) | {"T": "bf16"} | cases.few_chunks(job.schedule)
+    if job.nodes:
+        node = job.nodes.count(0)
+        machine = replace(machine, links=replace(machine.links, ranks=node))
+        sizes |= {"node": node, "chunks": 1}
+    plan = plan_of(build(cases.schedule(job.schedule), ranks, sizes), machine)
+    features = replace(usual(machine.device.arch), collectives=job.library)
+    return layout_of(plan, machine.device, placement, features)
+
+
+@cache
+def plans(job: Job) -> dict[Mode, DevicePlan]:
+    """The device plans of all modes that the job may take."""
+    made = layout(job)
+    modes: list[Mode] = ["streams", "graph", "traced", "latched"]
+    if made.features.embeds and not (job.library and not made.placement.each_alone):
+        modes.append("embedded")
+    return {mode: device_plan(made, mode) for mode in modes}

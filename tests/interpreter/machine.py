@@ -1,0 +1,790 @@
+"""Devices that carry out device plans in random order, on small tensors of 64-bit numbers.
+
+It knows the meaning of device plans (`ficco_rt.device.ir`) and nothing of how they are checked. Sums and products
+modulo 2**64 are exact in every order, so a wrong word, a stale element or an element read too early shows as a wrong
+number. Whatever takes time has a begin and an end: what an action writes holds garbage meanwhile, and if what it reads
+changes meanwhile, it writes garbage.
+
+Everything that happens one after another is a generator, a *thread*: streams, blocks of kernels, members of a batch,
+hosts. It yields None where others may come between, or that for which it waits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco_rt.device.ir import (
+    Action,
+    AwaitEvent,
+    CallCollective,
+    ChangeWords,
+    CopyMemory,
+    DeviceLaunch,
+    DevicePlan,
+    EventName,
+    LaunchGraph,
+    LaunchKernel,
+    Meet,
+    Move,
+    RecordEvent,
+    ResetWords,
+    StreamName,
+)
+from ficco_rt.graph.ir import Copy, Gemm, Reduce
+from ficco_rt.plan.ir import Work
+from ficco_rt.region import Region
+
+Numbers: TypeAlias = npt.NDArray[np.uint64]
+Place: TypeAlias = tuple[str, int]  # a tensor of a rank
+Thread: TypeAlias = Iterator[Any]
+
+
+class Harm(Exception):
+    """What a device plan did wrong."""
+
+
+class WrongNumbers(Harm):
+    """Who reads the outputs does not find what the schedule says."""
+
+
+class Waited:
+    """What threads wait for."""
+
+    __slots__ = ("waiters",)
+
+    def __init__(self) -> None:
+        self.waiters: list[_Running] = []
+
+
+class Moment(Waited):
+    """Comes once: a record of an event, the end of a kernel, of a graph, of a collective's calls."""
+
+    __slots__ = ("come",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.come = False
+
+
+class Cell(Waited):
+    """A word in memory, and in which run it was raised."""
+
+    __slots__ = ("run", "value")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.run = 0, -1
+
+
+class Queue(Waited):
+    """A stream: what was issued and has not begun. `whole`: nothing more will be issued."""
+
+    __slots__ = ("items", "whole")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: list[tuple[Any, ...]] = []
+        self.whole = False
+
+
+class _Running:
+    __slots__ = ("group", "key", "thread")
+
+    def __init__(self, thread: Thread, group: object, key: float) -> None:
+        self.thread, self.group, self.key = thread, group, key
+
+
+class Order:
+    """In which order threads go on: by chance, by priorities that change now and then, or with some held back for as
+    long as anything else can go on. `group` of a thread: what is held back together. `special`: streams that are held
+    back more often, or all but they are."""
+
+    def __init__(self, rng: random.Random, special: frozenset[StreamName] = frozenset()) -> None:
+        self.rng, self.special = rng, special
+        ways = ("chance", "priorities", "held", "held") if not special else ("chance", "held", "held", "late", "early")
+        self.way = rng.choice(ways)
+        self.share = rng.choice((0.1, 0.25, 0.5))
+        self.keys: dict[object, float] = {}
+        self.held: dict[object, bool] = {}
+
+    def key(self, group: object) -> float:
+        if self.way == "priorities":
+            return self.rng.random()
+        if self.way == "held":
+            if group not in self.held:
+                self.held[group] = self.rng.random() < self.share
+            return 1.0 if self.held[group] else 0.0
+        if self.way == "late":
+            return float(group in self.special)
+        if self.way == "early":
+            return float(isinstance(group, StreamName) and group not in self.special)
+        return 0.0
+
+    def pick(self, ready: Sequence[_Running]) -> int:
+        rng, n = self.rng, len(ready)
+        if n == 1:
+            return 0
+        if self.way == "chance":
+            return int(rng.random() * n)
+        if self.way == "priorities":
+            i = max(range(n), key=lambda i: ready[i].key)
+            if rng.random() < 0.03:
+                ready[i].key = rng.random()
+            return i
+        i = int(rng.random() * n)
+        if ready[i].key == 0.0:
+            return i
+        free = [j for j in range(n) if ready[j].key == 0.0]
+        if free:
+            return rng.choice(free)
+        if self.way == "held" and rng.random() < 0.02:  # others are held back now
+            self.held.clear()
+            for one in ready:
+                one.key = self.key(one.group)
+        return i
+
+
+# ---------------------------------------------------------------- parts of tensors
+
+
+class Part:
+    """A region, ready to be read and written."""
+
+    __slots__ = ("pieces", "place", "region", "shape", "single")
+
+    def __init__(self, region: Region, shapes: dict[Place, tuple[int, ...]]) -> None:
+        self.place: Place = (region.tensor, region.rank)
+        self.region, self.shape = region, region.shape
+        shape = shapes.get(self.place)
+        if shape is None:
+            raise Harm(f"{region}: there is no such tensor")
+        self.pieces = []
+        for box, logical in region.logical_boxes():
+            if len(box.start) != len(shape):
+                raise Harm(f"{region}: the tensor has {len(shape)} dimensions")
+            if any(a < 0 or b > n or a > b for a, b, n in zip(box.start, box.stop, shape, strict=True)):
+                raise Harm(f"{region}: outside of the tensor")
+            if box.elements:
+                self.pieces.append((box.slices(), logical.slices()))
+        self.single = self.pieces[0][0] if len(self.pieces) == 1 else None
+
+    def read(self, memory: dict[Place, Numbers]) -> Numbers:
+        tensor = memory[self.place]
+        if self.single is not None:
+            return tensor[self.single].reshape(self.shape).copy()
+        found = np.zeros(self.shape, np.uint64)
+        for at, logical in self.pieces:
+            found[logical] = tensor[at].reshape(found[logical].shape)
+        return found
+
+    def write(self, memory: dict[Place, Numbers], value: Numbers) -> None:
+        tensor = memory[self.place]
+        for at, logical in self.pieces:
+            tensor[at] = value[logical].reshape(tensor[at].shape)
+
+    def spoil(self, memory: dict[Place, Numbers], garbage: np.uint64) -> None:
+        tensor = memory[self.place]
+        for at, _ in self.pieces:
+            tensor[at] = garbage
+
+    def holds(self, memory: dict[Place, Numbers], garbage: np.uint64) -> bool:
+        tensor = memory[self.place]
+        return all(bool((tensor[at] == garbage).all()) for at, _ in self.pieces)
+
+    def meets(self, other: Part) -> bool:
+        if self.place != other.place:
+            return False
+        return any(a.meet(b) is not None for a in self.region.boxes for b in other.region.boxes)
+
+
+def _transposed(value: Numbers, does: bool) -> Numbers:
+    return value.T if does else value
+
+
+def _evaluated(body: Any, values: Sequence[Numbers]) -> list[Numbers]:
+    """What the work writes, of what it reads."""
+    match body:
+        case Gemm():
+            left, right = _transposed(values[0], body.left_transposed), _transposed(values[1], body.right_transposed)
+            out: Numbers = left @ right
+            for addend in values[2:]:
+                out = out + addend
+            return [out]
+        case Reduce():
+            out = values[0]
+            for term in values[1:]:
+                out = out + term
+            return [out]
+        case Copy():
+            return [values[0]]
+    mixed = sum(int((v * np.arange(1, v.size + 1, dtype=np.uint64).reshape(v.shape)).sum()) for v in values)
+    return [np.full(r.shape, (mixed * (i + 3)) & (2**64 - 1), np.uint64) for i, r in enumerate(body.writes)]
+
+
+class Task:
+    """A work, or works that are made as one, ready to run."""
+
+    def __init__(
+        self, works: Sequence[Work], unraised: frozenset[int], words: dict[int, int], shapes: Any, read_only: Any
+    ) -> None:
+        self.steps = []
+        signals: list[int] = []
+        outs = [[Part(r, shapes) for r in work.writes] for work in works]
+        self.outs = outs[-1]
+        for number, work in enumerate(works):
+            waits = [_word(words, flag) for flag in work.waits if flag not in unraised]
+            reads = [Part(r, shapes) for r in work.reads]
+            registers = [number > 0 and r in work.writes for r in work.reads]  # of the works before
+            stable = [not any(part.meets(out) for out in self.outs) for part in reads]
+            early = [i < 2 and isinstance(work.body, Gemm) and read_only[i] for i in range(len(reads))]
+            self.steps.append((waits, reads, registers, stable, early, work.body))
+            signals += [_word(words, flag) for flag in work.signals if flag not in unraised]
+            try:
+                made = _evaluated(work.body, [np.zeros(part.shape, np.uint64) for part in reads])
+            except ValueError as error:
+                raise Harm(f"a work of operands that do not fit: {error}") from error
+            if [value.shape for value in made] != [part.shape for part in outs[number]]:
+                raise Harm("a work whose operands do not fit its result")
+        if any(tuple(w.writes) != tuple(works[-1].writes) for w in works):
+            raise Harm("works of several results made as one")
+        self.signals = signals
+        self.waits_for = {word for waits, *_ in self.steps for word in waits}
+
+
+def _word(words: dict[int, int], flag: int) -> int:
+    if flag not in words:
+        raise Harm(f"flag {flag} has no word")
+    return words[flag]
+
+
+class Program:
+    """A device plan, ready to be issued: what can be said of it before it runs. Raises Harm."""
+
+    def __init__(self, plan: DevicePlan) -> None:
+        self.plan = plan
+        self.shapes = {(t.name, rank): shape for t in plan.tensors for rank, shape in enumerate(t.shapes)}
+        self.scratch = {t.name for t in plan.tensors if t.kind == "scratch"}
+        self.device_of = {s.name: s.device for s in plan.streams}
+        self.flags: dict[int, int] = {}
+        for number, word in enumerate(plan.words):
+            if word.flag is not None:
+                self.flags.setdefault(word.flag, number)
+        self.places = [(word.device, word.index) for word in plan.words]
+        self.counting = {(w.device, w.index) for w in plan.words if w.tells_runs}
+        self.tasks: dict[int, list[Task]] = {}
+        self.resets: dict[int, list[int]] = {}
+        self.moves: dict[int, Any] = {}
+        self._kept: list[Move] = []
+        self.collectives = self._collectives()
+
+    def device(self, name: StreamName) -> int:
+        if name not in self.device_of:
+            raise Harm(f"{name}: there is no such stream")
+        return self.device_of[name]
+
+    def place(self, word: int) -> tuple[int, int]:
+        if not 0 <= word < len(self.places):
+            raise Harm(f"there is no word {word}")
+        return self.places[word]
+
+    def _collectives(self) -> dict[int, int]:
+        """By the identity of a call: its rank. The calls of all ranks stand side by side."""
+        found: dict[int, int] = {}
+        ranks = len(self.plan.placement.devices)
+        together = 0
+        for action in self.plan.body:
+            if isinstance(action, CallCollective):
+                found[id(action)] = together % ranks
+                together += 1
+        if together % ranks:
+            raise Harm("a collective without some rank's call")
+        return found
+
+    def launch(self, number: int) -> tuple[DeviceLaunch, list[Task], list[int]]:
+        if not 0 <= number < len(self.plan.launches):
+            raise Harm(f"there is no launch {number}")
+        launch = self.plan.launches[number]
+        if number not in self.tasks:
+            config, works = launch.config, launch.works
+            if config.blocks < 1 or config.threads < 1:
+                raise Harm("a launch without blocks or threads")
+            groups = config.merged or tuple((i,) for i in range(len(works)))
+            if sorted(i for group in groups for i in group) != list(range(len(works))):
+                raise Harm("the works that are made as one are not those of the launch")
+            unraised = frozenset(config.unraised)
+            self.tasks[number] = [
+                Task([works[i] for i in group], unraised, self.flags, self.shapes, config.read_only) for group in groups
+            ]
+            self.resets[number] = [_word(self.flags, flag) for flag in config.resets]
+        return launch, self.tasks[number], self.resets[number]
+
+    def move(self, move: Move, batch: bool) -> tuple[Part, Part]:
+        if id(move) not in self.moves:
+            dst, src = Part(move.dst, self.shapes), Part(move.src, self.shapes)
+            if prod(dst.shape) != prod(src.shape) or dst.shape != src.shape:
+                raise Harm(f"{move.dst} <- {move.src}: of different shapes")
+            self.moves[id(move)] = dst, src, not dst.meets(src)
+            self._kept.append(move)
+        if batch and move.pitched:
+            raise Harm("rows of a pitch in a batch")
+        found: tuple[Part, Part] = self.moves[id(move)]
+        return found
+
+
+@dataclass
+class Run:
+    """A run on a process: its number, and its memory."""
+
+    program: Program
+    number: int
+    memory: dict[Place, Numbers]
+    words: dict[tuple[int, int], Cell]
+    calls: dict[tuple[int, int, int], _Collective]
+    arrived: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+
+    def cell(self, word: int) -> Cell:
+        return self.words[self.program.place(word)]
+
+
+class _Collective(Moment):
+    """A call of all ranks: which have begun, and what they send."""
+
+    __slots__ = ("sent",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: dict[int, Numbers] = {}
+
+
+@dataclass
+class Process:
+    """What a process knows: the last record of each event, and its streams."""
+
+    number: int
+    devices: tuple[int, ...]
+    records: dict[EventName, Moment] = field(default_factory=dict)
+
+
+class Machine:
+    """All devices. Processes issue actions to it; `go` lets everything run in random order."""
+
+    def __init__(self, rng: random.Random, ranks: int, special: frozenset[StreamName] = frozenset()) -> None:
+        self.rng, self.ranks = rng, ranks
+        self.order = Order(rng, special)
+        self.ready: list[_Running] = []
+        self.streams: dict[object, Queue] = {}
+        self.pending = 0  # issued, not ended
+        self.hosts = 0  # that have not ended
+        self.garbage_seed = 0
+
+    # ---- threads
+
+    def start(self, thread: Thread, group: object) -> None:
+        self.ready.append(_Running(thread, group, self.order.key(group)))
+
+    def wake(self, what: Waited) -> None:
+        if what.waiters:
+            self.ready += what.waiters
+            what.waiters = []
+
+    def come(self, moment: Moment) -> None:
+        moment.come = True
+        self.wake(moment)
+
+    def go(self) -> None:
+        """Until everything has ended. Raises Harm."""
+        ready, pick = self.ready, self.order.pick
+        while ready:
+            i = pick(ready)
+            one = ready[i]
+            try:
+                what = next(one.thread)
+            except StopIteration:
+                ready[i] = ready[-1]  # others were put behind it at most
+                ready.pop()
+                continue
+            if what is not None:
+                ready[i] = ready[-1]  # others were put behind it at most
+                ready.pop()
+                what.waiters.append(one)
+        if self.pending or self.hosts:
+            raise Harm("it does not end")
+
+    def garbage(self) -> np.uint64:
+        self.garbage_seed += 1
+        return np.uint64((self.garbage_seed * 0x9E3779B97F4A7C15 + 0x1234567) & (2**64 - 1))
+
+    # ---- streams
+
+    def stream(self, name: object, group: object = None) -> Queue:
+        if name not in self.streams:
+            queue = self.streams[name] = Queue()
+            self.start(self._stream(queue, group or name), group or name)
+        return self.streams[name]
+
+    def push(self, queue: Queue, *item: Any) -> None:
+        self.pending += 1
+        queue.items.append(item)
+        self.wake(queue)
+
+    def _stream(self, queue: Queue, group: object) -> Thread:
+        kernel: Moment | None = None
+        items = queue.items
+        at = 0
+        while True:
+            while at == len(items):
+                if queue.whole:
+                    return
+                del items[:at]
+                at = 0
+                yield queue
+            kind, *rest = items[at]
+            at += 1
+            if kind == "kernel":
+                run, number = rest
+                early = run.program.plan.launches[number].early
+                if not early and kernel is not None:
+                    while not kernel.come:
+                        yield kernel
+                    kernel = None
+                yield None
+                now = Moment()
+                self._kernel(run, number, kernel if early else None, now, group)
+                kernel = now
+                continue
+            if kernel is not None:
+                while not kernel.come:
+                    yield kernel
+                kernel = None
+            yield None
+            if kind == "record":
+                self.come(rest[0])
+            elif kind == "await":
+                moment = rest[0]
+                while not moment.come:
+                    yield moment
+            else:
+                yield from kind(*rest)
+            self.pending -= 1
+
+    # ---- words
+
+    def raise_word(self, run: Run, word: int) -> None:
+        cell = run.cell(word)
+        if cell.value:
+            raise Harm(f"word {word} is raised, and it is up")
+        cell.value, cell.run = 1, run.number
+        self.wake(cell)
+
+    def await_word(self, run: Run, word: int) -> Thread:
+        cell = run.cell(word)
+        while not cell.value:
+            yield cell
+        if cell.run != run.number:
+            raise Harm(f"word {word} is up at a wait of another run than the one that has raised it")
+
+    def _changes(self, run: Run, action: ChangeWords) -> Thread:
+        for change in action.changes:
+            if change.raises:
+                self.raise_word(run, change.word)
+            else:
+                yield from self.await_word(run, change.word)
+                if change.takes:
+                    run.cell(change.word).value = 0
+            yield None
+
+    def _reset(self, run: Run, action: ResetWords) -> Thread:
+        device = run.program.device(action.stream)
+        for index in range(action.first, action.first + action.count):
+            if (device, index) not in run.words:
+                raise Harm(f"there is no word at {index} of device {device}")
+            run.words[device, index].value = 0
+        yield None
+
+    def _meet(self, run: Run, action: Meet) -> Thread:
+        own = run.cell(action.runs)
+        for step in action.steps:
+            for word in step.words:
+                cell = run.cell(word)
+                if step.does == "count":
+                    cell.value += 1
+                elif step.does == "raise":
+                    cell.value = own.value
+                    self.wake(cell)
+                elif step.does == "reset":
+                    cell.value = 0
+                else:
+                    while cell.value < own.value:
+                        yield cell
+                yield None
+
+    # ---- copies
+
+    def _copies(self, run: Run, action: CopyMemory) -> Thread:
+        members: list[Thread] = [self._copied_word(run, word) for word in action.words]
+        members += [self._move(run, move, action.batch) for move in action.moves]
+        if not action.batch:
+            for member in members:
+                yield from member
+            return
+        ends = []
+        for member in members:
+            end = Moment()
+            ends.append(end)
+            self.start(self._member(member, end), object())
+        for end in ends:
+            while not end.come:
+                yield end
+
+    def _member(self, thread: Thread, end: Moment) -> Thread:
+        yield None
+        yield from thread
+        self.come(end)
+
+    def _copied_word(self, run: Run, word: int) -> Thread:
+        self.raise_word(run, word)
+        yield None
+
+    def _move(self, run: Run, move: Move, batch: bool) -> Thread:
+        dst, src, stable = run.program.move(move, batch)  # type: ignore[misc]
+        memory = run.memory
+        value = src.read(memory)
+        garbage = self.garbage()
+        dst.spoil(memory, garbage)
+        yield None
+        well = dst.holds(memory, garbage) and (not stable or np.array_equal(src.read(memory), value))
+        dst.write(memory, value if well else value + garbage)
+        yield None
+
+    # ---- kernels
+
+    def _kernel(self, run: Run, number: int, before: Moment | None, end: Moment, group: object) -> None:
+        _, tasks, resets = run.program.launch(number)
+        at_once = self.rng.choice((1, 2, len(tasks)))
+        left = list(range(len(tasks)))
+        left.reverse()
+        blocks = min(at_once, len(tasks))
+        running = [blocks]
+        for _ in range(blocks):
+            self.start(self._block(run, tasks, resets, left, running, before, end), group)
+
+    def _block(
+        self,
+        run: Run,
+        tasks: Sequence[Task],
+        resets: Sequence[int],
+        left: list[int],
+        running: list[int],
+        before: Moment | None,
+        end: Moment,
+    ) -> Thread:
+        yield None
+        while left:
+            yield from self._task(run, tasks[left.pop()], before)
+        running[0] -= 1
+        if running[0]:
+            return
+        while before is not None and not before.come:
+            yield before
+        for word in resets:
+            run.cell(word).value = 0
+        self.pending -= 1
+        self.come(end)
+
+    def _task(self, run: Run, task: Task, before: Moment | None) -> Thread:
+        memory = run.memory
+        values: list[Numbers] = []
+        for waits, reads, registers, stable, early, body in task.steps:
+            taken: dict[int, Numbers] = {}
+            if before is not None and not before.come:
+                taken = {i: part.read(memory) for i, part in enumerate(reads) if early[i]}
+                while not before.come:
+                    yield before
+            for word in waits:
+                yield from self.await_word(run, word)
+            yield None
+            operands = []
+            for i, part in enumerate(reads):
+                operands.append(values[0] if registers[i] else taken[i] if i in taken else part.read(memory))
+            values = _evaluated(body, operands)
+            yield None
+            for i, part in enumerate(reads):
+                if stable[i] and not registers[i] and not np.array_equal(part.read(memory), operands[i]):
+                    values = [value + self.garbage() for value in values]
+        garbage = self.garbage()
+        for part in task.outs:
+            part.spoil(memory, garbage)
+        yield None
+        for part, value in zip(task.outs, values, strict=True):
+            part.write(memory, value if part.holds(memory, garbage) else value + garbage)
+        yield None
+        for word in task.signals:
+            self.raise_word(run, word)
+
+    # ---- collectives
+
+    def _collective(self, run: Run, action: CallCollective, call: tuple[int, int, int], rank: int) -> Thread:
+        memory, shapes = run.memory, run.program.shapes
+        src = Part(action.src, shapes) if action.reads else None
+        dst = Part(action.dst, shapes) if action.writes else None
+        group = run.calls.setdefault(call, _Collective())
+        if rank in group.sent:
+            raise Harm("a rank calls a collective twice")
+        sent = src.read(memory) if src is not None else np.zeros((0,), np.uint64)
+        garbage = self.garbage()
+        if dst is not None:
+            dst.spoil(memory, garbage)
+        group.sent[rank] = sent
+        self.wake(group)
+        hears = range(self.ranks) if action.kind != "send_recv" else (action.by,) if dst is not None else ()
+        for other in hears:
+            while other not in group.sent:
+                yield group
+        yield None
+        stable = src is None or (dst is not None and src.meets(dst)) or np.array_equal(src.read(memory), sent)
+        if dst is not None:
+            value = _received(action, rank, group.sent, self.ranks)
+            if value.size != prod(dst.shape):
+                raise Harm(f"a collective's call of {value.size} elements into {action.dst}")
+            well = stable and dst.holds(memory, garbage)
+            dst.write(memory, value.reshape(dst.shape) if well else value.reshape(dst.shape) + garbage)
+        if not stable:
+            raise Harm(f"what {action.src} sends changes meanwhile")
+        yield None
+
+    # ---- issuing
+
+    def issue(self, queue: Queue, process: Process, run: Run, action: Action, local: _Events | None = None) -> None:
+        """One action, on its stream. `local`: the events of a graph."""
+        records = process.records if local is None else local.records
+        match action:
+            case RecordEvent(event=event):
+                moment = Moment()
+                if local is not None and event in local.outside:
+                    moment = local.outside[event]
+                records[event] = moment
+                self.push(queue, "record", moment)
+            case AwaitEvent(event=event):
+                if event in records:
+                    self.push(queue, "await", records[event])
+            case LaunchKernel(launch=launch):
+                run.program.launch(launch)
+                self.push(queue, "kernel", run, launch)
+            case ChangeWords():
+                for change in action.changes:
+                    run.program.place(change.word)
+                self.push(queue, self._changes, run, action)
+            case CopyMemory():
+                for move in action.moves:
+                    run.program.move(move, action.batch)
+                self.push(queue, self._copies, run, action)
+            case ResetWords():
+                self.push(queue, self._reset, run, action)
+            case Meet():
+                for step in action.steps:
+                    for word in step.words:
+                        run.program.place(word)
+                self.push(queue, self._meet, run, action)
+            case CallCollective(communicator=communicator):
+                rank = run.program.collectives[id(action)]
+                count = run.arrived[communicator, rank]
+                run.arrived[communicator, rank] += 1
+                self.push(queue, self._collective, run, action, (run.number, communicator, count), rank)
+            case LaunchGraph(device=device):
+                replayed = EventName("replayed", device)
+                outside = {replayed: Moment()} if run.program.plan.mode == "embedded" else {}
+                process.records.update(outside)
+                self.push(queue, self._graph, process, run, device, outside)
+
+    def _graph(self, process: Process, run: Run, device: int, outside: dict[EventName, Moment]) -> Thread:
+        """A device's part of the body, captured: streams of their own, with events of their own."""
+        events = _Events({}, outside)
+        queues: dict[StreamName, Queue] = {}
+        for action in graph_of(run.program, device):
+            if action.stream not in queues:
+                queues[action.stream] = Queue()
+            self.issue(queues[action.stream], process, run, action, events)
+        yield from self.carried_out(queues)
+
+    def carried_out(self, queues: dict[StreamName, Queue]) -> Thread:
+        ends = []
+        for name, queue in queues.items():
+            end = Moment()
+            ends.append(end)
+            self.push(queue, "record", end)
+            queue.whole = True
+            self.start(self._stream(queue, name), name)
+        for end in ends:
+            while not end.come:
+                yield end
+
+
+@dataclass
+class _Events:
+    """Those of a graph. `outside`: those that a graph records for others."""
+
+    records: dict[EventName, Moment]
+    outside: dict[EventName, Moment]
+
+
+def graph_of(program: Program, device: int) -> Sequence[Action]:
+    """What is captured into a device's graph. Raises Harm if it cannot be: a stream takes part behind an event that
+    was captured, and joins the control stream in the end."""
+    kept = program.__dict__.setdefault("graphs", {})
+    if device in kept:
+        found: Sequence[Action] = kept[device]
+        return found
+    mine = [a for a in program.plan.body if program.device(a.stream) == device]
+    control = StreamName("control", device)
+    inside = {control}
+    clock: dict[StreamName, int] = defaultdict(int)
+    seen: dict[StreamName, dict[StreamName, int]] = defaultdict(dict)
+    at: dict[EventName, dict[StreamName, int]] = {}
+    for action in mine:
+        name = action.stream
+        if isinstance(action, AwaitEvent):
+            if action.event not in at:
+                raise Harm(f"the capture of device {device} waits for {action.event}, which it has not recorded")
+            inside.add(name)
+            for other, count in at[action.event].items():
+                seen[name][other] = max(seen[name].get(other, 0), count)
+        elif name not in inside:
+            raise Harm(f"{name} takes no part in the capture of device {device}")
+        clock[name] += 1
+        seen[name][name] = clock[name]
+        if isinstance(action, RecordEvent):
+            at[action.event] = dict(seen[name])
+        if isinstance(action, CopyMemory) and action.batch:
+            raise Harm("a batch of copies in a graph")
+    for name in inside - {control}:
+        if seen[control].get(name, 0) < clock[name]:
+            raise Harm(f"{name} does not join the capture of device {device}")
+    kept[device] = mine
+    return mine
+
+
+def _received(action: CallCollective, rank: int, sent: dict[int, Numbers], ranks: int) -> Numbers:
+    every = [sent[r].ravel() for r in sorted(sent)]
+    match action.kind:
+        case "send_recv":
+            return sent[action.by].ravel()
+        case "all_gather":
+            return np.concatenate(every)
+    if len({value.size for value in every}) > 1:
+        raise Harm("a collective of calls of different sizes")
+    size = every[0].size // ranks
+    match action.kind:
+        case "all_reduce":
+            return np.asarray(np.sum(every, axis=0, dtype=np.uint64))
+        case "reduce_scatter":
+            return np.asarray(np.sum(every, axis=0, dtype=np.uint64))[rank * size : (rank + 1) * size]
+        case _:
+            return np.concatenate([value[rank * size : (rank + 1) * size] for value in every])

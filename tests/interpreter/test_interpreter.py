@@ -1,0 +1,66 @@
+"""The interpreter finds what goes wrong, and the check of device plans accepts no mutant that does harm."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ficco_rt.device.ir import AwaitEvent, LaunchKernel, Meet, RecordEvent, ResetWords
+from tests.interpreter.campaign import campaign, harm, undamaged
+from tests.interpreter.hosts import Trial
+from tests.interpreter.jobs import JOBS, Job, plans
+from tests.interpreter.mutants import Mutant
+from tests.unit.device_plan_damage import Damage, changed, dropped, launched, taken_first, waited_too_early, without
+
+ORDERS = 8  # of an undamaged job; `python -m tests.interpreter --undamaged 1000` takes more
+MUTANTS, SEED = 120, 1
+SEEN = "reads wrong numbers|outside of a run|its caller does|, and it is up|of another run|stays up|does not end"
+
+STREAMED, OPENED, EXITS, ENTRIES, TWO_SETS = JOBS[0], JOBS[1], JOBS[6], JOBS[15], JOBS[11]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_undamaged_plans_are_right_in_every_order(job: Job) -> None:
+    programs, inputs = undamaged(job)
+    for order in range(ORDERS):
+        Trial(programs, inputs, order, mode=job.mode).go()
+
+
+def test_sums_are_those_of_the_inputs() -> None:
+    """What an undamaged plan gives is the product of what the ranks hold."""
+    _, inputs = undamaged(STREAMED)
+    given, wanted = inputs.of(1), inputs.wanted[1]
+    for rank in range(2):
+        left = [row for other in range(2) for row in given["A", other]]
+        assert (wanted["C", rank] == left @ given["B", rank]).all()
+
+
+@pytest.mark.parametrize(
+    ("job", "damage", "said"),
+    [
+        (STREAMED, without(AwaitEvent, "end"), SEEN),
+        (STREAMED, without(RecordEvent, "end"), SEEN),
+        (STREAMED, without(AwaitEvent, "begin", "called"), SEEN),
+        (STREAMED, dropped(LaunchKernel), SEEN),
+        (STREAMED, launched(0, {"resets": ()}), SEEN),
+        (STREAMED, launched(0, {"blocks": 0}), "without blocks"),
+        (JOBS[17], without(ResetWords, "end"), SEEN),
+        (OPENED, taken_first, "does not end"),
+        (OPENED, dropped(AwaitEvent), "takes no part in the capture"),
+        (EXITS, waited_too_early, "does not end"),
+        (EXITS, dropped(Meet), SEEN),
+        (ENTRIES, without(Meet, "end"), SEEN),
+        (TWO_SETS, without(AwaitEvent, "end", "called"), SEEN),
+        (TWO_SETS, changed(LaunchKernel, 0, launch=1), SEEN),
+    ],
+)
+def test_mistakes_show(job: Job, damage: Damage, said: str) -> None:
+    found = harm(job, Mutant("plan", "damage", damage(plans(job)[job.mode])), 60)
+    assert found is not None
+    assert re.search(said, str(found[1]))
+
+
+def test_no_harmful_mutant_is_accepted() -> None:
+    """By the verdict of `python -m tests.interpreter`, which takes thousands."""
+    assert [str(one) for one in campaign(JOBS, MUTANTS, SEED, orders=30) if one.bad] == []
