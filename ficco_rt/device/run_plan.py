@@ -179,8 +179,7 @@ def _in_batch(plan: DevicePlan, stream: StreamName, moves: Sequence[Move]) -> It
 
 def copies(plan: DevicePlan, stream: StreamName, move: Move, by_kernel: bool = False) -> Iterator[CopyRun | CopyRows]:
     """A copy as the copies that devices make: runs of bytes, and rows of one pitch."""
-    tensors = {tensor.name: tensor for tensor in plan.tensors}
-    to, of = tensors[move.dst.tensor], tensors[move.src.tensor]
+    to, of = (next(t for t in plan.tensors if t.name == side.tensor) for side in (move.dst, move.src))
     item = TYPES[to.dtype].bytes
     for cell in cells((move.dst, move.src), (to.shapes[move.dst.rank], of.shapes[move.src.rank])):
         dst, src = _place(move.dst, cell, 0, item), _place(move.src, cell, 1, item)
