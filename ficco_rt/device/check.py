@@ -51,18 +51,19 @@ _REPLAY = Manner(True, behind=True, timed=False, others=True, replays=True)
 _PLAIN: tuple[Step, ...] = (
     RunCase(Manner(False, behind=False, timed=True)),
     RunCase(Manner(False, behind=True, timed=True)),
+    Other(called=False),
+    RunCase(Manner(False, behind=True, timed=True, others=True)),
     Seen(),
     _CALLED,
     _LIKE,
     Other(),
     RunCase(Manner(True, behind=True, timed=True, others=True), callers=1),
-    RunCase(Manner(False, behind=True, timed=True, others=True)),
     Seen(),
 )
 _BESIDE_REPLAYS: tuple[Step, ...] = (  # behind what stands in `_PLAIN`
     Other(replay=True),
-    RunCase(Manner(True, behind=True, timed=False, others=True, replays=True), uses=(True, False)),
-    Other(replay=True),
+    RunCase(Manner(True, behind=True, timed=False, others=True, replays=True), callers=1),
+    Other(replay=True, callers=1),
     RunCase(Manner(False, behind=True, timed=True, others=True, replays=True)),
     Seen(replays=True),
 )
@@ -88,7 +89,12 @@ def check(plan: DevicePlan) -> None:
     if plan.sets > 1:  # each set more than once, behind runs of the same callers
         several.append((_CALLED, _LIKE, _LIKE, _LIKE))
     for steps in several:
-        _check_runs(RunSequence(plan, steps))
+        _check_runs(RunSequence(plan, [step for step in steps for _ in range(_times(step, plan))]))
+
+
+def _times(step: Step, plan: DevicePlan) -> int:
+    """Runs of other modes take every set, so that the run behind them finds each touched."""
+    return plan.sets if isinstance(step, Other) and not step.replay else 1
 
 
 def checked(plan: DevicePlan) -> DevicePlan:

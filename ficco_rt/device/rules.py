@@ -193,6 +193,9 @@ def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
     for action in plan.actions:
         if isinstance(action, RecordEvent):
             by[action.event] = devices[action.stream]
+    for action in (*plan.called.begin, *plan.called.end) if plan.mode == "embedded" else ():
+        if isinstance(action, AwaitEvent) and by.get(action.event, devices[action.stream]) != devices[action.stream]:
+            yield _at(action, f"{action.stream} waits for {action.event} of another device, whose graph is another one")
     for action in plan.actions:
         if isinstance(action, AwaitEvent) and action.event in by:
             recorder, waiter = (plan.placement.process(d) for d in (by[action.event], devices[action.stream]))

@@ -58,12 +58,13 @@ class RunCase:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A run of another mode on the streams of the callers 0, or on nobody's (`called`), or a replay on theirs.
+    """A run of another mode on the streams of `callers`, or on nobody's (`called`), or a replay on theirs.
     `replays`: replays may be under way before it and may follow it."""
 
     replay: bool = False
     called: bool = True
     replays: bool = False
+    callers: int = 0
 
     def __str__(self) -> str:
         return "a replay of a caller's graph" if self.replay else "a run of another mode"
@@ -82,7 +83,8 @@ Step: TypeAlias = RunCase | Other | Seen
 # Where a node stands: a stream; one of a set of callers' streams; a stream inside a graph; where it is outside of the
 # plan: an `Other`, by kind, or the host.
 QueueName: TypeAlias = tuple[StreamName, int]
-_OUTSIDE, _GRAPH, _OTHER, _REPLAY, _HOST = -1, -2, -3, -4, -5
+_OUTSIDE, _OTHER, _REPLAY, _HOST = -1, -2, -3, -4
+_GRAPHS = (-5, -6)  # by turns: nothing orders two launches of a graph but what their streams know
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +152,14 @@ class RunSequence:
         self._recorded: dict[EventName, Node] = {}  # the record that was issued last
         self._in_order = words_in_order(plan)
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+        # whether runs in callers' graphs have a set of words and scratch of their own (`double`)
+        self._apart = plan.sets > 1 or any(
+            w.used == "embedded"
+            and w.point is not None
+            and w.point.kind == "exit"
+            and w.point.number in plan.placement.others(w.device)
+            for w in plan.words
+        )
         self._budget = Budget(NODES, PlanError)
         self._seen: dict[int, Node] = {}  # by process, the host's last node
         self._behind_host: set[int] = set()  # queues of which something was issued since
@@ -209,20 +219,21 @@ class RunSequence:
 
     def _graphs(self, frame: Frame, run: RunCase) -> None:
         """The graphs' insides. Whoever launched a graph goes on when the graph's control stream is through."""
+        inside = _GRAPHS[self._turns[-1] % 2]
         launched: dict[int, Node] = {}
         for action in frame.begin:
             if isinstance(action, LaunchGraph):
                 launched[action.device] = self.queues[self._of(action, run)][-1]
         for stream in self.plan.streams:
             if stream.name.kind != "caller" and stream.device in launched:
-                begin = self._append(self._queue((stream.name, _GRAPH), stream.device), None, PLACELESS)
+                begin = self._append(self._queue((stream.name, inside), stream.device), None, PLACELESS)
                 begin.begins = True
                 begin.wait_for(launched[stream.device])
         for action in self.plan.body:
-            queue = self._queue((action.stream, _GRAPH), self.of_streams[action.stream].device)
+            queue = self._queue((action.stream, inside), self.of_streams[action.stream].device)
             self._node(queue, action)
         for device, node in launched.items():
-            control = self._queue((StreamName("control", device), _GRAPH), device)
+            control = self._queue((StreamName("control", device), inside), device)
             self._append(node.queue, None, PLACELESS).wait_for(self.queues[control][-1])
 
     def _use(self, run: RunCase, uses: bool) -> None:
@@ -313,8 +324,9 @@ class RunSequence:
             self._others = self._footprints()
         mode: Mode = "embedded" if step.replay else "streams"
         made = {t.name for t in plan.tensors if t.kind != "input"}
+        apart = self._apart and (step.replay or plan.mode == "embedded")
         # runs in callers' graphs have a set of their own, where there are several
-        shared = made & self.bound if step.replay and plan.sets > 1 else made
+        shared = made & self.bound if apart else made
         ends: dict[int, Node] = {}
         sent: dict[int, Node] = {}
         queues = {
@@ -324,7 +336,9 @@ class RunSequence:
         begun: dict[int, Node] = {}
         for device, queue in queues.items():
             ranks = self._needed(device, placement.others(device) if not step.replay else placement.ordinals)
-            before = [self._append(self._caller(r), None, PLACELESS, apart=True) for r in ranks if step.called]
+            before = [
+                self._append(self._caller(r, step.callers), None, PLACELESS, apart=True) for r in ranks if step.called
+            ]
             begun[device] = self._behind(queue, [*(() if step.replay else self._known(step, device)), *before])
         for device, queue in queues.items():  # entries
             near = () if step.replay else self._mine(device)
@@ -339,17 +353,17 @@ class RunSequence:
                 and (word.used_in("embedded") if step.replay else word.used != "embedded")
                 and word.reset != "taken"
                 and (not word.tells_runs or word.counts_runs)
-                and not (step.replay and plan.sets > 1)
+                and not apart
             }
             here = {(t, r) for t, r in does.written if t in shared and placement.devices[r] == device}
             here |= {(t, r) for t, r in does.read if t in shared and placement.devices[r] == device}
             there = {(t, r) for t, r in does.written if t in shared and placement.devices[r] != device}
             mine = {i for i in words if plan.words[i].device == device}
-            launches = frozenset() if step.replay and plan.sets > 1 else frozenset(does.launches)
+            launches = frozenset() if apart else frozenset(does.launches)
             node = self._append(queue, None, PLACELESS, apart=True)
             node.touches = Footprint(f"{step} on device {device}", frozenset(here), frozenset(mine), launches)
             opens = self._opens(device, mode)
-            if opens and not (step.replay and plan.sets > 1):
+            if opens and not apart:
                 cause = Cause(f"{step} on device {device}")
                 self._append(queue, ChangeWords(StreamName("control", device), opens, cause), PLACELESS, apart=True)
             sent[device] = self._append(queue, None, PLACELESS, apart=True)
@@ -363,10 +377,14 @@ class RunSequence:
         for device, queue in queues.items():
             points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
             exits = [point.number for point in points if point is not None and point.kind == "exit"]
-            through = self._behind(queue, (ends[e] for e in exits))
+            self._behind(queue, (ends[e] for e in exits))
+            through = self._append(queue, None, PLACELESS, apart=True)
+            counts = {i for i, w in enumerate(plan.words) if w.counts_runs and w.device == device}
+            if not apart:
+                through.touches = Footprint(f"{step} on device {device}", frozenset(), frozenset(counts))
             self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
         for rank, device in enumerate(placement.devices) if step.called else ():
-            self._behind(self._caller(rank), self._freed(step, rank, device, queues))
+            self._behind(self._caller(rank, step.callers), self._freed(step, rank, device, queues))
 
     def _known(self, step: Other, device: int) -> Iterator[Node | None]:
         """What a run of another mode knows of the runs before it."""

@@ -83,7 +83,8 @@ def test_processes_share_words_alone(name: str, devices: tuple[int, ...], proces
         assert codec.from_json(codec.to_json(made)) == made
         device = {stream.name: stream.device for stream in made.streams}
         by = {a.event: device[a.stream] for a in made.actions if isinstance(a, RecordEvent)}
-        waits = [(by[a.event], device[a.stream]) for a in made.actions if isinstance(a, AwaitEvent) and a.event in by]
+        issued = (*made.called.begin, *made.called.end, *made.own.begin, *made.own.end, *made.body)
+        waits = [(by[a.event], device[a.stream]) for a in issued if isinstance(a, AwaitEvent) and a.event in by]
         assert all(made.placement.process(a) == made.placement.process(b) for a, b in waits)
         assert any(a != b for a, b in waits) == (mode != "embedded" and processes == (0, 1, 0, 1))
         begin = [a for a in made.own.begin if isinstance(a, Meet)]

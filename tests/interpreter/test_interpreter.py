@@ -14,7 +14,7 @@ from tests.interpreter.mutants import Mutant
 from tests.unit.device_plan_damage import Damage, changed, dropped, launched, taken_first, waited_too_early, without
 
 ORDERS = 8  # of an undamaged job; `python -m tests.interpreter --undamaged 1000` takes more
-MUTANTS, SEED = 120, 1
+MUTANTS, SEED = 120, 2
 SEEN = "reads wrong numbers|outside of a run|its caller does|, and it is up|of another run|stays up|does not end"
 
 STREAMED, OPENED, EXITS, ENTRIES, TWO_SETS = JOBS[0], JOBS[1], JOBS[6], JOBS[15], JOBS[11]

@@ -69,6 +69,11 @@ def cuda_pair(_pairs: dict[str, Processes]) -> Processes:
     return _pairs["cuda"]
 
 
+@pytest.fixture
+def hip_pair(_pairs: dict[str, Processes]) -> Processes:
+    return _pairs["hip"]
+
+
 def _fresh(library: standin.StandIn) -> Iterator[standin.StandIn]:
     library.reset()
     yield library

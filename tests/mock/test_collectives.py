@@ -317,6 +317,9 @@ def test_an_abort_waits_for_the_thread_of_a_call(
 
         def told(communicator: int) -> None:
             order.append("abort")
+            refused = communicators.collective(0, "all_reduce", ())[0]  # no later call waits for the abort
+            assert refused is not None
+            assert refused.code == "aborted"
             abort(communicator)
 
         with monkeypatch.context() as patch:

@@ -63,7 +63,8 @@ def runs_right(library: StandIn, layout: Layout, plan: DevicePlan, monkeypatch: 
     try:
         with Executor(layout.plan, library.face, graph=plan.mode == "graph", timeout=TIMEOUT) as executor:
             for seed in range(ORDERS):
-                library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+                # a query that drains the devices would hide an end that is told too early
+                library.set(f"seed {seed}; call_steps {seed % 4}; query_steps {1 if seed % 2 else 5000}")
                 result = verified_run(executor, seed=seed, values="exact")
                 if not result.ok:
                     return f"order {seed}: {result.worst}"

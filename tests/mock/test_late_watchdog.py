@@ -1,5 +1,7 @@
-"""A thread gives a run up and is preempted at some step. Meanwhile the run's own thread waits for the run, and runs
-again. Whatever has no error is right."""
+"""A thread gives a run up and is preempted at some step, while the run's own thread waits for it, and runs again.
+
+Whatever has no error is right.
+"""
 
 from __future__ import annotations
 

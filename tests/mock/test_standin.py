@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import struct
+import warnings
 from typing import Any
 
 import numpy as np
@@ -447,3 +450,25 @@ def test_an_early_launch_begins_before_the_one_before_it_ends(cuda: StandIn, gpu
             begun += cuda.early() - before
         assert (begun > 0) is (waits == 0), "a launch that waits lets none begin"
     assert not cuda.violations()
+
+
+def test_a_forked_process_has_no_devices(cuda: StandIn, gpus: Gpus) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: none of them is needed in the child
+        child = os.fork()
+    if not child:
+        os._exit(int(cu.cuCtxGetCurrent()[0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == cu.CUresult.CUDA_ERROR_NOT_INITIALIZED
+    assert not cu.cuCtxGetCurrent()[0]
+
+
+def test_a_process_stops_at_a_call_and_goes_on(cuda: StandIn) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        cuda.reset("devices 1; pause 2")
+        os._exit(int(cu.cuInit(0)[0]) + int(cu.cuInit(0)[0]))
+    assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+    os.kill(child, signal.SIGCONT)
+    assert os.waitpid(child, 0) == (child, 0)

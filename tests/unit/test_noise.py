@@ -135,13 +135,13 @@ def test_partial_sums_that_overflow_where_terms_cancel(run: Callable[..., Ending
 
 
 def test_a_ring_and_a_collective_of_many_ranks(run: Callable[..., Ending]) -> None:
-    ((line, message, way_out),) = warned(run, "gemm_ar/serial", "--gpus", "64")
-    assert (line, message, way_out) == (
+    found = warned(run, "gemm_ar/serial", "--gpus", "64")
+    assert (
         27,
         "a collective may round C to bf16 at every rank that a sum comes past: roundings may take 13 % of "
         "'C = all_reduce(A * B)' on inputs of one sign",
         "give the collective fp32 tensors",
-    )
+    ) in found
     assert (
         "P keeps partial sums in bf16: roundings may take 6.8 % of 'C = reduce_scatter(A * B, rows)' on inputs of one "
         "sign"

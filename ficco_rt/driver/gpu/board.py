@@ -138,6 +138,11 @@ class Board:
         found = (p for p in range(len(self._members)) if p != self._place and not self._held(p))
         return [self._members[p] for p in found if not self._closed(p)]
 
+    def all_closed(self) -> bool:
+        """Whether all others have closed their executors, or have ended."""
+        others = (place for place in range(len(self._members)) if place != self._place)
+        return all(self._closed(place) or not self._held(place) for place in others)
+
     def _closed(self, place: int) -> bool:
         return self.said(place).doing == "closed"
 

@@ -9,9 +9,9 @@ What was under way in an older one ends with an error, and never finds, or leave
 **Who calls the library.** Communicators do not block: what is begun of them returns at once, and the host polls until
 it is over. One thread of the process opens, polls, aborts and destroys them (`owner`). The calls of a run are made by
 the thread that issues it, because captures belong to threads, and a hand-over would cost each call some 20 µs. That
-thread polls its call to the end, under a lock that the owner takes before it touches these communicators. It gives up
-when an abort is asked for, another process has given up or ended, or the time limit is over. Only then does the owner
-abort: never in the midst of a call.
+thread polls its call to the end, under a lock for which the owner waits before it touches these communicators. The
+thread gives up when an abort is asked for, another process has given up or ended, or the time limit is over. Only then
+does the owner abort: never in the midst of a call.
 
 A collective that fails, or whose peers do not come, is ended by `abort`: its kernels stop waiting. The communicators
 are of no use then, and are made again before the next run. The owner tells all communicators of an executor to stop in
@@ -106,7 +106,7 @@ class Communicators:
         self._leaving: list[Job] = []
         self.lent = False  # callers' graphs may hold calls, too
         self._changing = threading.Lock()  # `abort` comes from other threads
-        self._calling = threading.Lock()  # held in calls, until these are over, and while the owner polls or aborts
+        self._calling = threading.Lock()  # held in calls, until these are over, and while the owner asks for errors
         self._unfinished: int | None = None  # the number of a call that was given up before it was over
 
     @property
@@ -382,13 +382,13 @@ class Communicators:
         wait for kernels of the others."""
         library = self._library
         assert library is not None
-        order = sorted(given, key=lambda number: number == self._unfinished)
+        with self._calling:  # later calls find no communicators; they do not wait: their thread may have to drop graphs
+            last, self._unfinished = self._unfinished, None
+        order = sorted(given, key=lambda number: number == last)
         left = [communicator for number in order for communicator in given[number].values()]
-        with self._calling:
-            self._unfinished = None
-            with suppress(DeviceError), library.group():  # an error has been told already
-                _abort_all(library, left)
-            _abort_all(library, left)  # where no group was to be had
+        with suppress(DeviceError), library.group():  # an error has been told already
+            _abort_all(library, left)
+        _abort_all(library, left)  # where no group was to be had
 
     def settle(self) -> None:
         """What leaves is given back. DeviceError: it is not, because a graph holds calls, or something never ends."""
@@ -449,9 +449,10 @@ class Communicators:
             sleep(LOOK / 10)
 
     def _drop(self, communicators: Opened, closing: Closing) -> None:
-        with self._calling:
-            for rank, communicator in communicators.items():
-                closing(self._destroy, rank, communicator)
+        with self._calling:  # a health check that is under way ends
+            pass
+        for rank, communicator in communicators.items():
+            closing(self._destroy, rank, communicator)
 
     def _destroy(self, rank: int, communicator: Handle) -> None:
         library, well = self._library, False

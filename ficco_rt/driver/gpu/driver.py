@@ -580,7 +580,8 @@ class GpuDriver:
             self._peers.give_up(cause_words(error))
             self._peers.leave(error)
 
-    def close(self) -> None:
+    def close(self, *, part: bool = True) -> None:
+        """`part`: see `Peers.part`."""
         if self._closed or not self._runs.here:
             return
         self._closed = True
@@ -588,6 +589,10 @@ class GpuDriver:
         closing = Closing()
         closing(self._runs.settle)
         tenant = self._gpus.tenant
+        if part and self._peers is not None and not (self._runs.lost or self._gpus.blocked):
+            with self._gpus.turn():
+                closing(self._peers.unmap)
+            self._peers.part()
         tenant.ill = None  # nobody asks what is given back
         with tenant.lock:
             tenant.replaying = tuple
@@ -608,7 +613,7 @@ class GpuDriver:
 
         def close() -> None:
             with suppress(DeviceError):
-                self.close()
+                self.close(part=False)
 
         TURNS.later(close)
 

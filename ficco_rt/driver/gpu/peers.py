@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -46,6 +47,7 @@ LOG = logging.getLogger(__name__)
 Key: TypeAlias = tuple[str, int]  # a tensor and a rank
 T = TypeVar("T")
 
+PARTING = 2.0  # seconds that `close` waits for others to let go of memory
 TENSOR = "@"  # in the labels of tensors alone
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PMI_LOCAL_RANK")
 _NO_EXPORT = (
@@ -618,6 +620,29 @@ class Peers:
             if not self._callers[key][1]:
                 self._drop(self._callers.pop(key)[0])
         self._unmap_unused()
+
+    def unmap(self) -> None:
+        """All memory of other processes."""
+        closing = Closing()
+        with self._inside():
+            for key in list(self._theirs):
+                closing(self._unmap, key)
+        closing.end()
+
+    def part(self) -> None:
+        """All is unmapped. Where others have ours open by IPC handles, which must not be freed before, wait until they
+        have done the same, or have ended. NOTE no exchange: they may close much later."""
+        if self.board is None or self.lost:
+            return
+        self.board.say("closed")
+        until = time.monotonic() + PARTING
+        while any(area.ipc for area in self._areas.values()) and not self.board.all_closed():
+            if time.monotonic() > until:
+                LOG.warning(
+                    "%s: other processes have memory of this one open by IPC handles, and it is freed", self.name
+                )
+                return
+            time.sleep(0.001)
 
     def close(self) -> None:
         """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind
