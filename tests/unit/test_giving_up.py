@@ -54,10 +54,10 @@ def test_a_verdict_names_the_run_and_is_never_taken_back(boards: list[Board]) ->
 
 
 def test_a_long_reason_keeps_to_its_place(boards: list[Board]) -> None:
-    boards[0].publish("ü" * 2000)
+    boards[0].publish("a" + "ü" * 2000)
     said = boards[1].verdict().partition(": ")[2]
     assert 100 < len(said) < 300
-    assert set(said) == {"ü"}
+    assert set(said) == {"a", "ü"}
     assert [boards[2].said(place).doing for place in range(3)] == ["opens"] * 3
     assert boards[0].verdict() == ""
 
