@@ -359,9 +359,8 @@ def first_runs(plan: DevicePlan) -> Iterator[RunPlan]:
     """The run plan of each process for a run before which there was none; or for its part of callers' graphs."""
     embedded = plan.mode == "embedded"
     manner = Manner(called=embedded, behind=embedded, timed=not embedded, others=True, replays=embedded)
-    number = plan.sets if embedded and plan.sets > 1 else 0
     for process in sorted({plan.placement.process(device) for device in plan.placement.ordinals}):
-        yield expected(plan, None if embedded else 0, number, manner, process)
+        yield expected(plan, None if embedded else 0, 0, manner, process)
 
 
 # ---------------------------------------------------------------- text

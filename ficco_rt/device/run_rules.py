@@ -67,8 +67,8 @@ def the_set_follows_from_the_number(r: RunPlan) -> Iterator[str]:
         yield f"it has the number {r.run}"
     elif r.run is not None and r.number != r.run % sets:
         yield f"run {r.run} takes set {r.number} of {sets}"
-    elif r.run is None and r.number != (sets if sets > 1 else 0):
-        yield f"a run in callers' graphs takes set {r.number}, beside {sets} for others"
+    elif r.run is None and r.number == 1:  # it is behind the two that others take by turns, or the only one
+        yield f"a run in callers' graphs takes set {r.number}"
     for step in (*r.captured, *r.steps):
         if isinstance(step, Issued) and step.number != r.number:
             yield f"a call takes set {step.number}, the run set {r.number}: {step.call}"
