@@ -198,7 +198,7 @@ def _failure(tree: Path, test: str) -> str | None:
 def _told(test: str, output: str) -> tuple[str, str]:
     """Who caught it, for the table, and why."""
     said = re.findall(r"^E\s+(.*)$", output, re.MULTILINE)
-    why = said[0][:200] if said else output.strip().splitlines()[-1][:200]
+    why = (said or output.strip().splitlines()[-1:] or ["it ends without a word"])[0][:200]
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - .*)?$", output, re.MULTILINE)
     name = f"`{failed[0] if failed else shlex.split(test)[0]}`"
     if "PlanError" in output:

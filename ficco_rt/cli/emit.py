@@ -1,4 +1,4 @@
-"""`ficco-run --emit`: print the graph, the plan or the device plan instead of running."""
+"""`ficco-run --emit`: print the graph, the plan, the device plan or the run plan instead of running."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def emit(options: Options) -> int:
     for name in ("order", "trace", "timeline", "report", "node"):
         if getattr(options, name):
             raise UsageError(f"--{name} needs a run and --emit does not run")
-    if options.emit not in ("device-plan", "device-plan-json"):
+    if options.emit not in ("device-plan", "device-plan-json", "run-plan"):
         refuse_device_plan_options(options)
         if options.graph:
             raise UsageError(f"--graph needs a run or --emit device-plan; --emit {options.emit} is the same with it")
@@ -57,7 +57,8 @@ def emit(options: Options) -> int:
 
 
 def _emit_device_plan(job: Job, options: Options) -> None:
-    """Print the device plan for the devices of the machine, with so many ranks on each device and in each process."""
+    """Print the device plan for the devices of the machine, with so many ranks on each device and in each process; or
+    the calls by which each process makes a first run."""
     from .. import kernel_files
     from ..compiler import compilation
     from ..device import codec, text
@@ -67,6 +68,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device.features import here, library_of, queue_switch
     from ..device.ir import Placement
     from ..device.nodes import nodes_of
+    from ..device.run_plan import first_runs
     from ..plan.codec import content_hash
 
     if options.ranks_per_gpu < 1:
@@ -96,11 +98,12 @@ def _emit_device_plan(job: Job, options: Options) -> None:
         if mode == "embedded" and not layout.features.embeds:
             raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
         made = checked(device_plan(layout, mode))
-    sys.stdout.write(
-        text.to_text(made)
-        if options.emit == "device-plan"
-        else codec.to_json(made, kernel_files.relative(job.plan, Path()))
-    )
+    if options.emit == "run-plan":
+        sys.stdout.write("\n".join(map(str, first_runs(made))))
+    elif options.emit == "device-plan":
+        sys.stdout.write(text.to_text(made))
+    else:
+        sys.stdout.write(codec.to_json(made, kernel_files.relative(job.plan, Path())))
 
 
 def refuse_device_plan_options(options: Options) -> None:

@@ -216,7 +216,7 @@ run_options = all_of(
     ),
     click.option(
         "--emit",
-        type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json"]),
+        type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json", "run-plan"]),
         help="Print this instead of running.",
     ),
     click.option(

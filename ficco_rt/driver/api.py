@@ -17,12 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NewType, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, runtime_checkable
 
 import numpy.typing as npt
 
 from ..trace import ClockKind, TraceSpan
 from ..types import Dtype
+
+if TYPE_CHECKING:
+    from ..device.run_plan import RunPlan
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -144,6 +147,9 @@ class Driver(Protocol):
 
     def check(self) -> None:
         """Return if nothing that was issued was given up, here or by another process. Waits for nothing."""
+
+    def run_plan(self) -> RunPlan:
+        """The calls of the run that was issued last. UsageError: there was none, or the driver makes no such calls."""
 
     def elapsed(self) -> float | None:
         """Microseconds from the last run's begin to its end; None if only the spans tell. UsageError: it was

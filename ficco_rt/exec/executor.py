@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import wraps
 from threading import get_ident
 from types import TracebackType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ..arguments import of_kind, whole
 from ..driver.api import (
@@ -51,6 +51,9 @@ from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .device_arrays import host_array
 from .order import host_order
+
+if TYPE_CHECKING:
+    from ..device.run_plan import RunPlan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -313,7 +316,6 @@ class Executor:
         self.driver.synchronize()
 
     @_alone
-    @_alone
     def check(self) -> None:
         """Return if no run has been given up since the last `synchronize` or `check`; without waiting for anything.
 
@@ -325,6 +327,15 @@ class Executor:
         """
         self._open()
         self.driver.check()
+
+    @_alone
+    def run_plan(self) -> RunPlan:
+        """The driver calls of the last run of this process, in their order; `str` prints them.
+
+        Raises UsageError (the executor is closed, nothing has run yet, or the host driver makes no such calls).
+        """
+        self._open()
+        return self.driver.run_plan()
 
     @property
     def duration(self) -> float:

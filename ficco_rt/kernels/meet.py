@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SOURCE, ENTRY, THREADS = "meet.cu", "meet", 32
@@ -21,10 +21,8 @@ class Step:
     kind: int
 
 
-def arguments(runs: int, steps: Sequence[Step]) -> Iterator[tuple[bytes]]:
-    """The argument of each launch, one behind the other, that takes the steps. `runs`: the address of the device's
-    count of runs."""
-    for first in range(0, len(steps), MOST):
-        part = steps[first : first + MOST]
-        listed = b"".join(_STEP.pack(step.address, step.count, step.kind) for step in part)
-        yield (_HEAD.pack(runs, len(part), 0) + listed.ljust(MOST * _STEP.size, b"\0"),)
+def argument(runs: int, steps: Sequence[Step]) -> bytes:
+    """The argument of a launch that takes these steps, at most `MOST`. `runs`: the address of the device's count of
+    runs."""
+    listed = b"".join(_STEP.pack(step.address, step.count, step.kind) for step in steps)
+    return _HEAD.pack(runs, len(steps), 0) + listed.ljust(MOST * _STEP.size, b"\0")

@@ -63,7 +63,7 @@ def test_version(run: Callable[..., Ending]) -> None:
          "try 'ficco-run --help'\n"),
         (["ficco-run", "x", "--emit", "ptx"],
          "ficco-run: invalid value for '--emit': 'ptx' is not one of 'graph', 'plan', 'plan-json', "
-         "'device-plan', 'device-plan-json'\n"
+         "'device-plan', 'device-plan-json', 'run-plan'\n"
          "try 'ficco-run --help'\n"),
         (["ficco-run", "--gpus", "2"],
          "ficco-run: missing argument 'SCHEDULE|OPERATION|plan.json'\ntry 'ficco-run --help'\n"),

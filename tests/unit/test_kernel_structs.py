@@ -258,7 +258,7 @@ def test_kernels_and_stand_in_declare_no_struct_of_their_own_for_these(
 def test_steps_of_meetings(tmp_path: Path) -> None:
     found = structs(KERNELS / "meet.h", tmp_path)["MeetList"]
     steps = [meet.Step(0x1122334455667788 + i, 3 + i, meet.KINDS["reset"]) for i in range(meet.MOST + 1)]
-    (first,), (second,) = meet.arguments(0x99 << 40, steps)
+    first, second = (meet.argument(0x99 << 40, part) for part in (steps[: meet.MOST], steps[meet.MOST :]))
     assert found.size == len(first) == len(second)
     assert {name: found[name].read(first) for name in ("runs", "count")} == {"runs": 0x99 << 40, "count": meet.MOST}
     assert (found["runs"].read(second), found["count"].read(second)) == (0x99 << 40, 1)

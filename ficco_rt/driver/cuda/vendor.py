@@ -16,6 +16,7 @@ import numpy as np
 from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
+from ...device.run_plan import Current
 from ...errors import DeviceError, UsageError
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
@@ -24,7 +25,6 @@ from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
 from ..gpu.vendor import (
     Address,
-    Current,
     DriverCall,
     DriverFunction,
     GemmLibrary,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
 from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
@@ -19,15 +19,12 @@ from ...device.ir import (
     AwaitEvent,
     CallCollective,
     ChangeWords,
-    CopyMemory,
     DevicePlan,
     Features,
     Frame,
     LaunchGraph,
-    LaunchKernel,
     Meet,
     Mode,
-    Move,
     Placement,
     RecordEvent,
     ResetWords,
@@ -36,9 +33,30 @@ from ...device.ir import (
     issued,
 )
 from ...device.rooms import Rooms, gates, rooms
-from ...errors import DeviceError
-from ...graph.ir import KernelCall
-from ...kernels.marks import Marks
+from ...device.run_plan import (
+    Call,
+    CopyBatch,
+    CopyRows,
+    CopyRun,
+    CopyWord,
+    Enter,
+    Gate,
+    Issued,
+    Launch,
+    Manner,
+    Marks,
+    Place,
+    RunPlan,
+    Together,
+    calls_of,
+    frame_actions,
+    outside,
+    uploads,
+)
+from ...device.run_plan import Step as CallStep
+from ...errors import DeviceError, InternalError
+from ...graph.ir import KernelCall, Priority
+from ...kernels import marks as kernel_marks
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
@@ -318,20 +336,64 @@ class Binder:
         self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers
     ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
-        together: list[CallCollective] = []  # of all ranks, whose calls stand side by side
-        for action in actions:
-            if isinstance(action, CallCollective):
-                together.append(action)
-                if len(together) == len(plan.placement.devices):
-                    yield self._collective(binding, together, streams)
-                    together.clear()
+        for action, call in calls_of(plan, actions, streams, self._marks_in(plan)):
+            if isinstance(call, Together):
+                yield self._collective(binding, call.calls, streams)
                 continue
-            if action.stream not in streams:  # another process's
-                continue
-            device, stream = streams[action.stream]
+            device, stream = streams[call.stream]
             with concerning(device, action.cause.text, action.cause.origin):
-                for call in self._made(binding, plan, action, device.ordinal, stream):
-                    yield DriverStep(device, *call, action.cause.text, action.cause.origin)
+                made = self._made(binding, plan, call, device, stream)
+                yield DriverStep(device, *made, action.cause.text, action.cause.origin)
+
+    def run_plan(
+        self, binding: BoundPlan, manner: RunManner, run: int | None, gates: Sequence[tuple[int, Handle, str]]
+    ) -> RunPlan:
+        """What the calls of a run are. `gates`: the waits for other executors' runs, each with a device of this
+        process, a stream, and whose run."""
+        plan, devices = binding.plans.of(manner.mode), self._gpus.devices
+        streams = self._resources.streams_of(plan, manner.callers)
+        names = {(device.ordinal, id(handle)): name for name, (device, handle) in streams.items()}
+        ordinals = {device.local: ordinal for ordinal, device in devices.items()}
+        waits = [Gate(ordinals[local], names[ordinals[local], id(stream)], of) for local, stream, of in gates]
+        said = Manner(bool(manner.callers), manner.behind, manner.timed, manner.others, manner.replays)
+        captured: tuple[CallStep, ...] = ()
+        if manner.mode in GRAPHS:
+            captured = self._said(binding, plan, streams, plan.body, self.captured(binding, manner.mode))
+        made = self._said(binding, plan, streams, frame_actions(plan, said), self.calls(binding, manner).steps)
+        return RunPlan(
+            plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, said,
+            tuple(dict.fromkeys((gate.device, gate.of) for gate in waits)), tuple(waits), made, captured,
+            tuple(devices) if uploads(plan) else (),
+            self._resources.rescued,
+            tuple((name, self._gpus.priority(name)) for name in get_args(Priority)),
+            tuple(binding.launches[i].algorithms if i in binding.launches else () for i in range(len(plan.launches))),
+        )  # fmt: skip
+
+    def _said(
+        self,
+        binding: BoundPlan,
+        plan: DevicePlan,
+        here: Collection[StreamName],
+        actions: Iterable[Action],
+        steps: Sequence[DriverStep],
+    ) -> tuple[CallStep, ...]:
+        """The calls of steps that were made for these actions."""
+        calls = (call for _, call in calls_of(plan, actions, here, self._marks_in(plan)))
+        context = self._gpus.vendor.context_of
+        found: list[CallStep] = []
+        for step in steps:
+            if step.what is ENTERS:
+                found.append(Enter(step.device.ordinal))
+            else:
+                needs = context((step.function, step.arguments))
+                found.append(Issued(step.device.ordinal, next(calls), binding.number, needs))
+        if next(calls, None) is not None:
+            raise InternalError("a run makes fewer calls than its device plan says")
+        return tuple(found)
+
+    def _marks_in(self, plan: DevicePlan) -> Marks:
+        """Which launches are made by the twins of their kernels that mark."""
+        return lambda launch: plan.marks(plan.launches[launch]) or (self.mark_all and self._can_mark(plan, launch))
 
     def _collective(
         self, binding: BoundPlan, calls: Sequence[CallCollective], streams: Mapping[StreamName, tuple[Gpu, Handle]]
@@ -348,43 +410,48 @@ class Binder:
             call = self._communicators.call(calls, members)
         return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin)
 
-    def _made(
-        self, binding: BoundPlan, plan: DevicePlan, action: Action, ordinal: int, stream: Handle
-    ) -> Iterator[DriverCall]:
-        vendor, resources, device = self._gpus.vendor, self._resources, self._gpus.devices[ordinal]
+    def _made(self, binding: BoundPlan, plan: DevicePlan, call: Call, device: Gpu, stream: Handle) -> DriverCall:
+        vendor, resources, ordinal = self._gpus.vendor, self._resources, device.ordinal
         addresses = resources.addresses[binding.number]
-        match action:
+
+        def one(word: int) -> LinearCopy:
+            return LinearCopy(addresses[word], self._gpus.ones[ordinal], 4)
+
+        match call:
             case RecordEvent(event=event):
-                record = vendor.record_outside if event.kind in ("begun", "replayed") else vendor.record_action
-                yield record(resources.event(event, device), stream)
+                record = vendor.record_outside if outside(call) else vendor.record_action
+                return record(resources.event(event, device), stream)
             case AwaitEvent(event=event):
-                yield vendor.wait_action(stream, resources.recorded(event))
+                return vendor.wait_action(stream, resources.recorded(event))
             case ChangeWords(changes=changes):
-                yield from vendor.words_actions([WordOp(addresses[c.word], c.raises, c.takes) for c in changes], stream)
-            case CopyMemory(moves=moves, words=words, batch=True):
-                runs = [LinearCopy(addresses[word], self._gpus.ones[ordinal], 4) for word in words]
-                runs += [part for move in moves for part in parts(move, binding.memory) if isinstance(part, LinearCopy)]
-                yield vendor.copy_batch(runs, stream)
-            case CopyMemory(moves=moves, by_kernel=True):
-                for part in (part for move in moves for part in parts(move, binding.memory)):
-                    yield self._launches.copying(device, part, stream)
-            case CopyMemory(moves=moves, words=words):
-                for word in words:
-                    yield vendor.copy(LinearCopy(addresses[word], self._gpus.ones[ordinal], 4), stream)
-                for part in (part for move in moves for part in parts(move, binding.memory)):
-                    yield vendor.copy(part, stream) if isinstance(part, LinearCopy) else vendor.copy_rows(part, stream)
-            case LaunchKernel(launch=launch):
-                marks = plan.marks(plan.launches[launch]) or (self.mark_all and self._can_mark(plan, launch))
-                yield from (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)
-            case Meet(runs=runs, steps=steps):
+                ops = [WordOp(addresses[c.word], c.raises, c.takes) for c in changes]
+                (made,) = vendor.words_actions(ops, stream)
+                return made
+            case CopyBatch(words=words, runs=runs):
+                return vendor.copy_batch([*map(one, words), *(_run(run, binding.memory) for run in runs)], stream)
+            case CopyWord(word=word):
+                return vendor.copy(one(word), stream)
+            case CopyRun(by_kernel=True):
+                return self._launches.copying(device, _run(call, binding.memory), stream)
+            case CopyRows(by_kernel=True):
+                return self._launches.copying(device, _rows(call, binding.memory), stream)
+            case CopyRun():
+                return vendor.copy(_run(call, binding.memory), stream)
+            case CopyRows():
+                return vendor.copy_rows(_rows(call, binding.memory), stream)
+            case Launch(launch=launch, part=part, marks=marks):
+                return (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)[part]
+            case Meet(runs=meets, steps=steps):
                 listed = [Step(addresses[s.first], s.count, KINDS[s.does]) for s in steps]
-                yield from self._launches.meeting(device, addresses[runs], listed, stream)
+                return self._launches.meeting(device, addresses[meets], listed, stream)
             case ResetWords(first=first, count=count):
-                yield vendor.zero_action(resources.word(ordinal, first, binding.number), count, stream)
+                return vendor.zero_action(resources.word(ordinal, first, binding.number), count, stream)
             case LaunchGraph() if plan.mode == "embedded":
-                yield vendor.embed(binding.parts[ordinal], stream)
+                return vendor.embed(binding.parts[ordinal], stream)
             case LaunchGraph():
-                yield vendor.graph_action(binding.graphs[ordinal], stream)
+                return vendor.graph_action(binding.graphs[ordinal], stream)
+            case Together():
+                raise InternalError("collectives are called for all ranks together")
 
     @staticmethod
     def _can_mark(plan: DevicePlan, launch: int) -> bool:
@@ -399,7 +466,7 @@ class Binder:
             binding.marked[launch] = made
         return binding.marked[launch]
 
-    def marks(self, binding: BoundPlan) -> Mapping[int, Marks]:
+    def marks(self, binding: BoundPlan) -> Mapping[int, kernel_marks.Marks]:
         """By launch, what the last traced run has left. It has ended."""
         return {launch: self._launches.marks(marked) for launch, marked in binding.marked.items()}
 
@@ -418,18 +485,17 @@ def member(call: CallCollective, memory: Memory, ranks: int, stream: Handle) -> 
     return Member(sides[0], sides[1], count, _tensor(call.dst, memory).dtype, stream)
 
 
-def parts(move: Move, memory: Memory) -> Iterator[LinearCopy | PitchedCopy]:
-    """A copy as the copies that devices make: runs of bytes, and rows of one pitch."""
-    to, of = _tensor(move.dst, memory), _tensor(move.src, memory)
-    item = TYPES[to.dtype].bytes
-    for cell in cells((move.dst, move.src), (to.shape, of.shape)):
-        a, b = cell.sides
-        at, start = to.address + a.offset * item, of.address + b.offset * item
-        width = cell.columns * item
-        if cell.rows == 1:
-            yield LinearCopy(at, start, width)
-        else:
-            yield PitchedCopy(at, start, width, cell.rows, a.pitch * item, b.pitch * item)
+def _run(run: CopyRun, memory: Memory) -> LinearCopy:
+    return LinearCopy(_address(run.dst, memory), _address(run.src, memory), run.size)
+
+
+def _rows(rows: CopyRows, memory: Memory) -> PitchedCopy:
+    dst, src = _address(rows.dst, memory), _address(rows.src, memory)
+    return PitchedCopy(dst, src, rows.width, rows.rows, rows.dst_pitch, rows.src_pitch)
+
+
+def _address(place: Place, memory: Memory) -> int:
+    return memory[place.tensor, place.rank].address + place.offset
 
 
 def _tensor(region: Region, memory: Memory) -> DeviceTensor:

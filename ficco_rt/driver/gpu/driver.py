@@ -23,6 +23,7 @@ from ...device.build import Layout, streams_of
 from ...device.collectives import alone_reaches_other_nodes
 from ...device.ir import EventName, Placement
 from ...device.room_table import blocks_left, too_little_left
+from ...device.run_plan import RunPlan
 from ...errors import DeviceError, UsageError, cause_words
 from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
@@ -495,6 +496,9 @@ class GpuDriver:
 
     def check(self) -> None:
         self._runs.check()
+
+    def run_plan(self) -> RunPlan:
+        return self._runs.run_plan()
 
     def elapsed(self) -> float:
         return self._runs.microseconds()

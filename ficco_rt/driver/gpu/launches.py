@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -44,6 +44,7 @@ class BoundLaunch:
     launched: Launched
     arguments: Sequence[bytes]
     tile_works: TileWorks  # see `Tables`
+    algorithms: tuple[int, ...] = ()  # of the library's calls: their places in what its heuristics like
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,9 +124,9 @@ class LaunchBinder:
         (product,) = works_of(launch, memory, {})
         assert isinstance(product, Product)
         left = None if launch.leave is None else Left(str(launch.leave), self._blocks_left(launch.leave))
-        calls = self._library.bind(launch.config, product, device, launch.stream, left)
+        calls, algorithms = self._library.bind(launch.config, product, device, launch.stream, left)
         launched = Launched(self._library.name, 0, None, None)
-        return BoundLaunch(device, 0, 0, 0, calls, launched, (), ())
+        return BoundLaunch(device, 0, 0, 0, calls, launched, (), (), algorithms)
 
     def marked(self, launch: DeviceLaunch, bound: BoundLaunch) -> MarkedLaunch:
         """A bound launch that is to mark. It works on the same table."""
@@ -147,11 +148,11 @@ class LaunchBinder:
 
         return MarkedLaunch(bound, address, calls)
 
-    def meeting(self, device: Gpu, runs: int, steps: Sequence[meet.Step], stream: Handle) -> Iterator[DriverCall]:
-        """The launches of the kernel that takes these steps. `runs`: the address of the device's count of runs."""
+    def meeting(self, device: Gpu, runs: int, steps: Sequence[meet.Step], stream: Handle) -> DriverCall:
+        """The launch of the kernel that takes these steps. `runs`: the address of the device's count of runs."""
         entry = self._modules.own(meet.SOURCE, meet.ENTRY, device, options(device.facts.arch))
-        for arguments in meet.arguments(runs, steps):
-            yield self._gpus.vendor.launch_action(entry.handle, Grid((1,), (meet.THREADS,), 0), arguments, stream)
+        grid, argument = Grid((1,), (meet.THREADS,), 0), meet.argument(runs, steps)
+        return self._gpus.vendor.launch_action(entry.handle, grid, (argument,), stream)
 
     def copying(self, device: Gpu, part: LinearCopy | PitchedCopy, stream: Handle) -> DriverCall:
         """The launch of the kernel that copies this inside the device."""

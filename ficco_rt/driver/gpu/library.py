@@ -39,7 +39,7 @@ class LibraryCalls:
         self._gpus = gpus
         self._library: GemmLibrary | None = None
         self._handles: dict[int, Handle] = {}  # by device
-        self._planned: dict[tuple[int, Shape, Left | None], Handle] = {}
+        self._planned: dict[tuple[int, Shape, Left | None], tuple[Handle, int]] = {}
         self._workspaces: dict[tuple[int, int], int] = {}  # by device and stream of the plan: addresses
 
     @property
@@ -49,9 +49,9 @@ class LibraryCalls:
 
     def bind(
         self, config: KernelConfig, product: Product, device: Gpu, stream: int, left: Left | None = None
-    ) -> Callable[[Handle], Sequence[DriverCall]]:
-        """The calls of a launch on a stream. `stream` is the plan's: its calls come one after another, and share a
-        workspace. `left`: what their kernels leave room for."""
+    ) -> tuple[Callable[[Handle], Sequence[DriverCall]], tuple[int, ...]]:
+        """The calls of a launch on a stream, and their algorithms, as `GemmLibrary.plan` numbers them. `stream` is the
+        plan's: its calls come one after another, and share a workspace. `left`: what their kernels leave room for."""
         library = self._library = self._library or self._gpus.vendor.gemms()
         key = (device.ordinal, stream)
         if key not in self._workspaces:
@@ -65,11 +65,12 @@ class LibraryCalls:
             for matmul in config.matmuls:
                 place = _place(matmul, product, self._workspaces[key], config.workspace)
                 made.append((self._plan(library, handle, device, shape_of(matmul, place), place, left), place))
-        return lambda at: [library.matmul_action(handle, planned, place, at) for planned, place in made]
+        numbers = tuple(number for (_, number), _ in made)
+        return lambda at: [library.matmul_action(handle, planned, place, at) for (planned, _), place in made], numbers
 
     def _plan(
         self, library: GemmLibrary, handle: Handle, device: Gpu, shape: Shape, place: MatmulPlace, left: Left | None
-    ) -> Handle:
+    ) -> tuple[Handle, int]:
         key = (device.ordinal, shape, left)
         if key not in self._planned:
             a, out = shape.first, shape.out
@@ -90,7 +91,7 @@ class LibraryCalls:
                     library.drop(found)
                     raise
                 if not crowded:
-                    self._planned[key] = found
+                    self._planned[key] = found, number
                     break
                 library.drop(found)
                 if not number and left is not None:  # the one that is liked best is told of
@@ -143,7 +144,7 @@ class LibraryCalls:
         closing = Closing()
         with self._gpus.inside(self._gpus.devices[ordinal]):
             for key in [key for key in self._planned if key[0] == ordinal]:
-                closing(library.drop, self._planned.pop(key))
+                closing(library.drop, self._planned.pop(key)[0])
             closing(library.close, self._handles.pop(ordinal))
             closing.end()
 

@@ -81,6 +81,11 @@ class RunResources:
             self._streams[stream.name] = self._gpus.new_stream(self._gpus.devices[stream.device], stream.priority)
         return self._streams[stream.name]
 
+    @property
+    def rescued(self) -> tuple[int, ...]:
+        """Devices with a stream that never waits."""
+        return tuple(self._rescue)
+
     def event(self, name: EventName, device: Gpu) -> Handle:
         """An event that a stream of the device records."""
         if name not in self._events:

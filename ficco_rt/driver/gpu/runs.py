@@ -11,6 +11,7 @@ import numpy as np
 
 from ...device.collectives import ONE_EACH
 from ...device.ir import EventName, Mode
+from ...device.run_plan import RunPlan, uploads
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
 from .binding import Binder, BoundPlan, Callers, RunManner
@@ -21,7 +22,7 @@ from .refused import concerning
 from .resources import RunResources
 from .spans import HasPassed, stuck
 from .steps import DriverStep, entered, make
-from .turns import LEAST, TURNS, Issued, Tenant, is_threads_own
+from .turns import LEAST, TURNS, Issued, Tenant, Wait, is_threads_own
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
@@ -49,6 +50,7 @@ class Runs:
         self._last: BoundPlan | None = None  # what the last run ran
         self._manner: RunManner | None = None  # and how
         self._issued = 0  # whole runs, without those in callers' graphs
+        self._latest: tuple[BoundPlan, RunManner, int | None, Sequence[Wait]] | None = None  # see `run_plan`
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
         self._pid, self._forks = os.getpid(), forks()
@@ -103,6 +105,7 @@ class Runs:
             make(gpus, steps)
             if enters:
                 gpus.end_issue()
+            self._latest = binding, manner, self._issued, waits
             self._issued += 1
             if tenant.overdue:
                 self._told()
@@ -127,11 +130,13 @@ class Runs:
             return RunManner(mode, callers, behind, timed, others, replays)
         return before
 
-    def _gates(self, waits: Sequence[tuple[int, Handle, Handle]]) -> Iterator[DriverStep]:
+    def _gates(self, waits: Sequence[Wait]) -> Iterator[DriverStep]:
         """The run waits on a device for another executor's."""
         devices = {device.local: device for device in self._gpus.devices.values()}
         wait = self._gpus.vendor.wait_action
-        steps = (DriverStep(devices[i], *wait(stream, event), "another executor's run") for i, stream, event in waits)
+        steps = (
+            DriverStep(devices[i], *wait(stream, event), "another executor's run") for i, stream, event, _ in waits
+        )
         return entered(self._gpus.vendor, steps)
 
     # ---- giving up: published first, then forced
@@ -287,8 +292,7 @@ class Runs:
                     continue
                 with concerning(device):
                     binding.graphs[ordinal] = self._instance(recorded.pop(ordinal))
-                    if binding.plans.layout.communicators:
-                        # a launch that blocks would do so behind a kernel that waits for a GPU that is not launched yet
+                    if uploads(binding.plans.of(mode)):
                         vendor.upload(binding.graphs[ordinal], gpus.control[ordinal])
         except BaseException:  # the first error is the one to tell
             for device in recording:
@@ -339,6 +343,16 @@ class Runs:
                 make(gpus, calls.steps)
             finally:
                 gpus.end_issue()
+        self._latest = binding, manner, None, ()
+
+    def run_plan(self) -> RunPlan:
+        """The calls of the run that was issued last, or has become a part of callers' graphs. UsageError: none was."""
+        if self._latest is None:
+            raise UsageError("no run was issued yet: a run plan tells how the last one was")
+        binding, manner, run, waits = self._latest
+        if binding not in self._binder.bindings:
+            raise UsageError("the last run's tensors are bound no more: ask for its run plan before they are released")
+        return self._binder.run_plan(binding, manner, run, [(wait.device, wait.stream, wait.of) for wait in waits])
 
     def _captured_alike(self, binding: BoundPlan, callers: Callers) -> None:
         """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""

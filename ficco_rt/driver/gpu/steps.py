@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ...device.run_plan import Current, enters
 from ...errors import Span
 from .gpus import Gpus
 from .refused import Refused, concerns
@@ -28,8 +29,8 @@ def entered(vendor: Vendor, steps: Iterable[DriverStep], *, captured: bool = Fal
     to be captured, each with its own context."""
     current: Gpu | None = None
     for step in steps:
-        needs = "its own" if captured else vendor.context_of((step.function, step.arguments))
-        if step.device is not current and (needs == "its own" or (needs == "some" and current is None)):
+        needs: Current = "its own" if captured else vendor.context_of((step.function, step.arguments))
+        if enters(needs, step.device, current):
             current = step.device
             yield DriverStep(current, *vendor.enter_action(current.context), ENTERS)
         yield step

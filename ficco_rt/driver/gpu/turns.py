@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import monotonic
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ... import env
 from ...device.rooms import Room, Rooms, either, kept_back
@@ -32,6 +32,15 @@ _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # set: that is what 
 
 
 Issued: TypeAlias = frozenset[int]  # the handles, by `id`, that are in calls that have been made
+
+
+class Wait(NamedTuple):
+    """A stream of a device waits for an event of another tenant's run."""
+
+    device: int
+    stream: Handle
+    event: Handle
+    of: str  # whose run
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +188,8 @@ class Turns:
 
     # ---- runs
 
-    def depart(self, tenant: Tenant, passage: Passage) -> list[tuple[int, Handle, Handle]]:
-        """A run is about to be issued, in a turn: the waits, (device, stream, event), that have to stand before it."""
+    def depart(self, tenant: Tenant, passage: Passage) -> list[Wait]:
+        """A run is about to be issued, in a turn: the waits that have to stand before it."""
         if self._alone is tenant and tenant.passage is passage:
             tenant.number += 1
             return []
@@ -217,7 +226,7 @@ class Turns:
                             found[other] = None
         return list(found)
 
-    def _waits(self, tenant: Tenant, passage: Passage) -> list[tuple[int, Handle, Handle]]:
+    def _waits(self, tenant: Tenant, passage: Passage) -> list[Wait]:
         for other in [other for other in self.flying if other.over]:
             del self.flying[other]
         name = tenant.vendor.name
@@ -226,14 +235,14 @@ class Turns:
             if other.awaited == other.number:  # nobody may have asked since
                 with suppress(DeviceError):
                     other.ended()
-        found: list[tuple[int, Handle, Handle]] = []
+        found: list[Wait] = []
         for device, room in passage.rooms.items():
             earlier = [other for other in others if not other.over and device in other.rooms]
             if earlier:
                 found += self._on(device, room, tenant, passage, earlier)
         return found
 
-    def _behind_replays(self, tenant: Tenant, passage: Passage) -> Iterator[tuple[int, Handle, Handle]]:
+    def _behind_replays(self, tenant: Tenant, passage: Passage) -> Iterator[Wait]:
         """Waits for the replays that have been launched so far of callers' graphs with runs of others."""
         for other in self._replayed:
             replayed = other.replayed
@@ -242,12 +251,11 @@ class Turns:
             for device, (event, _) in replayed.ends.items():
                 room = passage.rooms.get(device)
                 if room is not None and any(kept_back(room, [replayed.rooms[device]], tenant.sms[device])):
-                    yield from ((device, stream, event) for stream in passage.gates[device])
+                    of = f"replays of {other.name}"
+                    yield from (Wait(device, stream, event, of) for stream in passage.gates[device])
 
     @staticmethod
-    def _on(
-        device: int, room: Room, tenant: Tenant, passage: Passage, earlier: list[Tenant]
-    ) -> Iterator[tuple[int, Handle, Handle]]:
+    def _on(device: int, room: Room, tenant: Tenant, passage: Passage, earlier: list[Tenant]) -> Iterator[Wait]:
         """NOTE when a run is over on a device, so is what it has awaited there: that is awaited no more."""
         known = tenant.behind.get(device, {})
         behind = tenant.behind[device] = {other: known[other] for other in earlier if other in known}
@@ -263,7 +271,7 @@ class Turns:
             event, end = other.passage.ends[device]
             for stream in passage.gates[device]:
                 if not _same(stream, end):
-                    yield device, stream, event
+                    yield Wait(device, stream, event, f"run {other.number} of {other.name}")
 
 
 def is_threads_own(stream: Handle) -> bool:

@@ -15,12 +15,13 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ...device.ir import Features
+from ...device.run_plan import Current
 from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
@@ -34,7 +35,6 @@ DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 Handle: TypeAlias = Any
 Numbers: TypeAlias = list[tuple[int, int]]  # of allocations or mappings, by addresses in them
-Current: TypeAlias = Literal["its own", "some", "none"]
 
 
 class Address(int):

@@ -20,6 +20,7 @@ import numpy as np
 from ... import env
 from ...device.features import HSA_QUEUES, usual
 from ...device.ir import Features
+from ...device.run_plan import Current
 from ...errors import DeviceError, InternalError
 from ...kernels.compiler import HIPRTC, KernelSource, compile_source
 from ...kernels.family import TensorMap
@@ -28,7 +29,6 @@ from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
 from ..gpu.vendor import (
     Address,
-    Current,
     DriverCall,
     DriverFunction,
     GemmLibrary,

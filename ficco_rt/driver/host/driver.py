@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,6 +45,9 @@ from .peers import Peers
 from .stepping import Stepper, unfinished
 from .tasks import HostJob, HostSignal, HostStream, RaiseTask, Task, WaitTask, WorkTask
 from .views import HostView
+
+if TYPE_CHECKING:
+    from ...device.run_plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +279,9 @@ class HostDriver:
 
     def check(self) -> None:
         """A run is under way in `synchronize` alone, which tells how it ended."""
+
+    def run_plan(self) -> RunPlan:
+        raise UsageError("the host driver runs a plan in numpy: it makes no driver calls, and has no run plan")
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         issued, self._issued = self._issued, None

@@ -1,0 +1,462 @@
+"""The run plan: the driver calls by which a process makes a run of a device plan, in the order of the calls.
+
+A device plan says what happens; this says what depends on the run: which set it takes, which conditions hold, which
+streams wait for other executors' runs first, where the context changes, and into which calls an action goes (`split`).
+The driver makes its calls of the same calls. Operands are symbolic: no address, no handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from ..cells import Cell, cells
+from ..errors import InternalError
+from ..kernels.meet import MOST
+from ..kernels.target import compute_capability
+from ..region import Region
+from ..types import TYPES
+from .ir import (
+    GRAPHS,
+    Action,
+    AwaitEvent,
+    CallCollective,
+    ChangeWords,
+    CopyMemory,
+    DevicePlan,
+    LaunchGraph,
+    LaunchKernel,
+    Meet,
+    Move,
+    RecordEvent,
+    ResetWords,
+    StreamName,
+    When,
+    issued,
+)
+
+Current: TypeAlias = Literal["its own", "some", "none"]  # which context has to be current when a call is made
+Marks: TypeAlias = Callable[[int], bool]  # whether a launch is made by its kernel's twin that marks
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes of a rank's tensor, from an offset on. Scratch is the set's."""
+
+    tensor: str
+    rank: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.tensor}@{self.rank}+{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRun:
+    """Bytes that lie together on both sides."""
+
+    stream: StreamName
+    dst: Place
+    src: Place
+    size: int
+    by_kernel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRows:
+    """Rows of one pitch on each side."""
+
+    stream: StreamName
+    dst: Place
+    src: Place
+    width: int
+    rows: int
+    dst_pitch: int
+    src_pitch: int
+    by_kernel: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWord:
+    """A word is raised by copying a 1 to it."""
+
+    stream: StreamName
+    word: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBatch:
+    """Copies in one call, without order among them."""
+
+    stream: StreamName
+    words: tuple[int, ...]
+    runs: tuple[CopyRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel's launch, or one of the calls of the vendor's library that a launch is made of."""
+
+    stream: StreamName
+    launch: int
+    part: int
+    marks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The calls of a collective by all ranks; the process makes those of its own, in one call."""
+
+    calls: tuple[CallCollective, ...]
+
+    @property
+    def stream(self) -> StreamName:
+        return self.calls[0].stream
+
+
+Call: TypeAlias = (
+    RecordEvent
+    | AwaitEvent
+    | ChangeWords
+    | CopyRun
+    | CopyRows
+    | CopyWord
+    | CopyBatch
+    | Launch
+    | ResetWords
+    | Meet
+    | Together
+    | LaunchGraph
+)
+
+
+def calls_of(
+    plan: DevicePlan, actions: Iterable[Action], here: Collection[StreamName], marks: Marks
+) -> Iterator[tuple[Action, Call]]:
+    """The calls for the actions of these streams, with what each is for. Collectives are called for all ranks."""
+    together: list[CallCollective] = []  # of all ranks, whose calls stand side by side
+    for action in actions:
+        if isinstance(action, CallCollective):
+            together.append(action)
+            if len(together) == len(plan.placement.devices):
+                yield together[0], Together(tuple(together))
+                together.clear()
+        elif action.stream in here:
+            for call in split(plan, action, marks):
+                yield action, call
+
+
+def split(plan: DevicePlan, action: Action, marks: Marks) -> Iterator[Call]:
+    """The calls that an action is made by, one behind the other."""
+    match action:
+        case ChangeWords(stream, changes) if not plan.features.word_batches:
+            yield from (replace(action, changes=(change,)) for change in changes)
+        case CopyMemory(stream, moves, words, True):
+            yield CopyBatch(stream, words, tuple(_in_batch(plan, stream, moves)))
+        case CopyMemory(stream, moves, words):
+            yield from (CopyWord(stream, word) for word in words)
+            for move in moves:
+                yield from copies(plan, stream, move, action.by_kernel)
+        case LaunchKernel(stream, launch):
+            for part in range(len(plan.launches[launch].config.matmuls) or 1):
+                yield Launch(stream, launch, part, marks(launch))
+        case Meet(steps=steps):
+            yield from (replace(action, steps=steps[i : i + MOST]) for i in range(0, len(steps), MOST))
+        case CallCollective():
+            raise InternalError("collectives are called for all ranks together")
+        case _:
+            yield action
+
+
+def _in_batch(plan: DevicePlan, stream: StreamName, moves: Sequence[Move]) -> Iterator[CopyRun]:
+    for move in moves:
+        for copy in copies(plan, stream, move):
+            if not isinstance(copy, CopyRun):
+                raise InternalError(f"a batch of copies holds rows of one pitch, {move.src} to {move.dst}")
+            yield copy
+
+
+def copies(plan: DevicePlan, stream: StreamName, move: Move, by_kernel: bool = False) -> Iterator[CopyRun | CopyRows]:
+    """A copy as the copies that devices make: runs of bytes, and rows of one pitch."""
+    to, of = (next(t for t in plan.tensors if t.name == side.tensor) for side in (move.dst, move.src))
+    item = TYPES[to.dtype].bytes
+    for cell in cells((move.dst, move.src), (to.shapes[move.dst.rank], of.shapes[move.src.rank])):
+        dst, src = _place(move.dst, cell, 0, item), _place(move.src, cell, 1, item)
+        width = cell.columns * item
+        if cell.rows == 1:
+            yield CopyRun(stream, dst, src, width, by_kernel)
+        else:
+            a, b = cell.sides
+            yield CopyRows(stream, dst, src, width, cell.rows, a.pitch * item, b.pitch * item, by_kernel)
+
+
+def _place(region: Region, cell: Cell, side: int, item: int) -> Place:
+    return Place(region.tensor, region.rank, cell.sides[side].offset * item)
+
+
+def uploads(plan: DevicePlan) -> bool:
+    """Whether graphs are uploaded when they are made: a first launch that blocks would do so behind a kernel that waits
+    for a GPU whose graph is not launched yet."""
+    return plan.mode == "graph" and bool(plan.communicators)
+
+
+# ---------------------------------------------------------------- contexts
+
+
+def enters(needs: Current, device: object, current: object | None) -> bool:
+    """Whether a device's context is made current before a call that needs that."""
+    return device != current and (needs == "its own" or (needs == "some" and current is None))
+
+
+def usual_context(plan: DevicePlan, call: Call) -> Current:
+    """What a call needs on a stream that is no default stream. CUDA's calls go where their stream belongs; a batch of
+    copies fails where no context is current."""
+    if compute_capability(plan.device.arch) is None or (plan.mode == "embedded" and isinstance(call, LaunchGraph)):
+        return "its own"
+    if isinstance(call, Together) or (isinstance(call, Launch) and plan.launches[call.launch].config.matmuls):
+        return "its own"
+    if isinstance(call, RecordEvent) and outside(call):
+        return "its own"
+    return "some" if isinstance(call, CopyBatch) else "none"
+
+
+def outside(record: RecordEvent) -> bool:
+    """Whether who waits for the event outside of the graph waits for the graph's last replay."""
+    return record.event.kind in ("begun", "replayed")
+
+
+# ---------------------------------------------------------------- the run plan
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a run stands among others: on callers' streams or not, and which conditions hold (`ir.When`)."""
+
+    called: bool
+    behind: bool
+    timed: bool
+    others: bool
+    replays: bool
+
+    def has(self, when: When) -> bool:
+        """Whether an action of a frame takes part."""
+        return issued(when, behind=self.behind, timed=self.timed, others=self.others, replays=self.replays)
+
+    def __str__(self) -> str:
+        said = {
+            "on callers' streams": self.called,
+            "behind the run before": self.behind,
+            "which was others'": self.behind and self.others,
+            "behind replays": self.replays,
+            "timed": self.timed,
+        }
+        return ", ".join(text for text, holds in said.items() if holds) or "alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A stream waits first for another executor's run on its device."""
+
+    device: int
+    stream: StreamName
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """The device's context is made current."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A call, with its device and the set in which its words and scratch lie."""
+
+    device: int
+    call: Call
+    number: int
+    context: Current
+
+
+Step: TypeAlias = Enter | Issued
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """See the module. `run` is the run's number, from 0; none has a run that is a part of callers' graphs. `steps` are
+    made by the process, in `captured` those that it has captured into the graphs before. `behind`: on which device for
+    which other executors' runs it waits, and `gates` the streams that do. `rescue`: devices with a stream of the
+    driver's own, on which it raises words when a run is given up. `priorities` and, by launch, `algorithms` (the place
+    in what the library's heuristics like) are known where there are devices."""
+
+    plan: DevicePlan
+    process: int
+    run: int | None
+    number: int
+    manner: Manner
+    behind: tuple[tuple[int, str], ...]
+    gates: tuple[Gate, ...]
+    steps: tuple[Step, ...]
+    captured: tuple[Step, ...]
+    uploads: tuple[int, ...]
+    rescue: tuple[int, ...]
+    priorities: tuple[tuple[str, int], ...] = ()
+    algorithms: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self)) + "\n"
+
+
+def process_streams(plan: DevicePlan, process: int, called: bool) -> dict[StreamName, int]:
+    """The streams that a process gives calls to, with their devices."""
+    mine = {device for device in plan.placement.ordinals if plan.placement.process(device) == process}
+    return {s.name: s.device for s in plan.streams if s.device in mine and (called or s.name.kind != "caller")}
+
+
+def frame_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
+    """What a run issues itself; the body of a graph is captured before."""
+    frame = plan.called if manner.called else plan.own
+    yield from (action for action in frame.begin if manner.has(action.when))
+    if plan.mode not in GRAPHS:
+        yield from plan.body
+    yield from (action for action in frame.end if manner.has(action.when))
+
+
+def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, process: int = 0) -> RunPlan:
+    """The run plan of a run that waits for no other executor, for a vendor's usual contexts, without devices."""
+    streams = process_streams(plan, process, manner.called)
+    mine = tuple(d for d in plan.placement.ordinals if plan.placement.process(d) == process)
+
+    def marks(launch: int) -> bool:
+        return plan.marks(plan.launches[launch])
+
+    def steps(parts: Iterable[Iterable[Action]], captured: bool) -> Iterator[Step]:
+        for actions in parts:
+            current: int | None = None
+            for _, call in calls_of(plan, actions, streams, marks):
+                device = mine[0] if isinstance(call, Together) else streams[call.stream]
+                needs = usual_context(plan, call)
+                if enters("its own" if captured else needs, device, current):
+                    current = device
+                    yield Enter(device)
+                yield Issued(device, call, number, needs)
+
+    frame = plan.called if manner.called else plan.own
+    begin, end = ([a for a in actions if manner.has(a.when)] for actions in (frame.begin, frame.end))
+    graphs = plan.mode in GRAPHS
+    return RunPlan(
+        plan, process, run, number, manner, (), (),
+        tuple(steps([begin, () if graphs else plan.body, end], captured=False)),
+        tuple(steps([plan.body], captured=True)) if graphs else (),
+        mine if uploads(plan) else (),
+        tuple(device for device in mine if any(word.device == device for word in plan.words)),
+    )  # fmt: skip
+
+
+def first_runs(plan: DevicePlan) -> Iterator[RunPlan]:
+    """The run plan of each process for a run before which there was none; or for its part of callers' graphs."""
+    embedded = plan.mode == "embedded"
+    manner = Manner(called=embedded, behind=embedded, timed=not embedded, others=True, replays=embedded)
+    for process in sorted({plan.placement.process(device) for device in plan.placement.ordinals}):
+        yield expected(plan, None if embedded else 0, 0, manner, process)
+
+
+# ---------------------------------------------------------------- text
+
+
+def _lines(r: RunPlan) -> Iterator[str]:
+    plan = r.plan
+    processes = f", process {r.process}" if plan.placement.processes else ""
+    yield f"run plan of {plan.schedule}, mode {plan.mode}{processes}"
+    which = "a part of callers' graphs" if r.run is None else f"run {r.run}"
+    sets = f" of {plan.sets} that runs take by turns" if plan.sets > 1 else ""
+    yield f"  {which}, set {r.number}{sets}: {r.manner}"
+    numbers = dict(r.priorities)
+    streams = process_streams(plan, r.process, r.manner.called)
+    for device in dict.fromkeys(streams.values()):
+        rescue = ", and one that raises words when a run is given up" if device in r.rescue else ""
+        yield f"  device {device}: {plan.queues[device]} streams{rescue}; {plan.features.queues} hardware queues"
+    for stream in plan.streams:
+        if stream.name in streams and stream.name.kind != "caller":
+            number = f" ({numbers[stream.priority]})" if stream.priority in numbers else ""
+            yield f"  {stream.name} on device {stream.device}: priority {stream.priority}{number}"
+    for i in dict.fromkeys(s.call.launch for s in (*r.captured, *r.steps) if _launches(s)):  # type: ignore[union-attr]
+        yield f"  launch {i} {_launch(r, i, numbers)}"
+    for device in r.uploads:
+        yield f"  graph of device {device}: uploaded when it is made"
+    for device, of in r.behind:
+        waiting = ", ".join(str(gate.stream) for gate in r.gates if (gate.device, gate.of) == (device, of))
+        yield f"  device {device} behind {of}: {waiting}"
+    if r.captured:
+        yield "captured before"
+        yield from _steps(r.captured)
+    yield "calls"
+    yield from _steps(r.steps)
+
+
+def _launches(step: Step) -> bool:
+    return isinstance(step, Issued) and isinstance(step.call, Launch)
+
+
+def _launch(r: RunPlan, number: int, numbers: dict[str, int]) -> str:
+    launch = r.plan.launches[number]
+    c = launch.config
+    text = f"{c.entry}: {c.blocks} × {c.threads} threads, shared memory {c.smem}"
+    if c.matmuls:
+        known = r.algorithms[number] if number < len(r.algorithms) else ()
+        which = f", algorithms {' '.join(map(str, known))} of the heuristics" if known else ""
+        text = f"{c.entry}: {len(c.matmuls)} calls of the vendor's library{which}"
+    if c.cluster > 1:
+        text += f", clusters of {c.cluster}"
+    if launch.priority is not None:
+        value = f" ({numbers[launch.priority]})" if launch.priority in numbers else ""
+        text += f", priority {launch.priority}{value}"
+    return text + (", early" if launch.early else "") + (", shared memory carved out" if launch.leave else "")
+
+
+def _steps(steps: Sequence[Step]) -> Iterator[str]:
+    for i, step in enumerate(steps):
+        if isinstance(step, Enter):
+            yield f"{i:5} device {step.device}: make its context current"
+        else:
+            stream = "" if isinstance(step.call, Together) else f" {step.call.stream}"
+            yield f"{i:5} device {step.device}{stream}: {_text(step.call, step.number)}"
+
+
+def _text(call: Call, number: int) -> str:
+    match call:
+        case RecordEvent(event=event):
+            return f"record {event}{' outside of the graph' if outside(call) else ''}"
+        case AwaitEvent(event=event):
+            return f"wait for {event}"
+        case ChangeWords(changes=changes):
+            said = [f"{'raise' if c.raises else 'take' if c.takes else 'wait for'} word {c.word}" for c in changes]
+            together = "batch: " if len(changes) > 1 or changes[0].takes else ""
+            return f"{together}{', '.join(said)} of set {number}"
+        case CopyRun() | CopyRows():
+            return _copy(call, number)
+        case CopyWord(word=word):
+            return f"copy 1 to word {word} of set {number}"
+        case CopyBatch(words=words, runs=runs):
+            members = [f"1 to word {word} of set {number}" for word in words]
+            return f"batch of copies: {'; '.join([*members, *(_copy(run, number) for run in runs)])}"
+        case Launch(launch=launch, part=part, marks=marks):
+            return f"launch {launch}{f' call {part}' if part else ''}{' with marks' if marks else ''} in set {number}"
+        case ResetWords(first=first, count=count):
+            return f"zero words at {first} … {first + count - 1} of set {number}"
+        case Meet(runs=runs, steps=steps):
+            does = ", ".join(f"{s.does} {s.first}{f' … {s.words[-1]}' if s.count > 1 else ''}" for s in steps)
+            return f"meet by word {runs} of set {number}: {does}"
+        case Together(calls=calls):
+            return f"collective {calls[0].group}: {calls[0].kind} of all ranks in set {number}"
+        case LaunchGraph(device=device):
+            return f"graph of device {device}, set {number}"
+
+
+def _copy(copy: CopyRun | CopyRows, number: int) -> str:
+    text = f"copy {copy.src} to {copy.dst} in set {number}{' by a kernel' if copy.by_kernel else ''}"
+    if isinstance(copy, CopyRun):
+        return f"{text}, {copy.size} bytes"
+    return f"{text}, {copy.rows} rows of {copy.width} bytes, pitch {copy.src_pitch} to {copy.dst_pitch}"
