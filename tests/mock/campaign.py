@@ -33,7 +33,7 @@ from typing import Literal
 import numpy as np
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.gpu import runs
+from ficco_rt.driver.gpu import gpus, runs
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
@@ -161,6 +161,7 @@ class Campaign:
             reasons.append(f"took {spent:.1f} s")
         score.ends[end] += 1
         library.reset(self.setting)
+        gpus._BLOCKED.clear()  # these devices are new ones
         if self.life() != "right" or library.live() or library.violations():
             reasons.append(f"the next life: {library.live()} {library.violations()}")
         score.wrong += [f"{self.name}, {what}: {reason}\n    {end}: {text}" for reason in reasons]
