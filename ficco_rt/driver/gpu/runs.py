@@ -207,7 +207,7 @@ class Runs:
             self._await_last()
             self._follow(callers)
             self._release(_reason(error))
-        if not self._gpus.hung:
+        if self.here and not self._gpus.hung:
             with suppress(DeviceError):
                 self._gpus.end_issue()
 
