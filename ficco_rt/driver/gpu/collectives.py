@@ -309,7 +309,8 @@ class Communicators:
                 self._finish(gpus.device(rank), member.stream, wanted.number)
         except BaseException:
             self.abort()
-            self._at_rest()  # nobody frees what a call may still touch
+            if not self._at_rest():  # nobody frees what a call may still touch
+                gpus.hung = True
             raise
         finally:
             closing = Closing()
@@ -426,10 +427,10 @@ class Communicators:
         gpus = self._gpus
         if gpus.peers is None or not self._open:
             return True
+        if self._unfinished is not None or gpus.peers.lost or gpus.peers.verdict():
+            return False
         if not gpus.peers.unseen:
             return gpus.peers.parted(SETTLE)
-        if gpus.peers.lost or gpus.peers.verdict():
-            return False
         try:
             for number in self._open:
                 members = []
@@ -446,12 +447,12 @@ class Communicators:
         return self._at_rest()
 
     def _at_rest(self) -> bool:
-        """Whether all streams come to rest within SETTLE seconds."""
+        """Whether all streams come to rest within SETTLE seconds, but for those of devices that failed."""
         begun = monotonic()
         while True:
-            through, error = self._gpus.idle()
-            if through or error is not None or monotonic() - begun > SETTLE:
-                return through and error is None
+            through, _ = self._gpus.idle()
+            if through or monotonic() - begun > SETTLE:
+                return through
             TURNS.seen()
             sleep(LOOK / 10)
 

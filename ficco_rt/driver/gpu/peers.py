@@ -649,8 +649,7 @@ class Peers:
         """Whether all close, as this process does, and none has given up or ended. They get `limit` seconds, and share
         a page."""
         board = self.board
-        if board is None or self.lost:
-            return False
+        assert board is not None
         board.say("closed")
         until = time.monotonic() + limit
         while not board.any_verdict and not board.gone() and time.monotonic() < until:

@@ -480,9 +480,9 @@ class Runs:
             return all(map(self._through, self._gpus.devices))
         except DeviceError as error:
             self._lose(str(error))  # errors of running work stay with the context
-            if self._gpus.peers is not None:
-                self._gpus.peers.give_up(_reason(error))
-            raise DeviceError("\n".join([str(error), *self._report()])) from error
+            report = self._report()
+            self._release(_reason(error))  # else other executors of the process wait for what runs, to give memory back
+            raise DeviceError("\n".join([str(error), *report])) from error
 
     def _through(self, ordinal: int) -> bool:
         device = self._gpus.devices[ordinal]
