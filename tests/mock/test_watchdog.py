@@ -283,7 +283,6 @@ def test_who_closes_waits_for_who_asks_and_is_asked_no_more(cuda: StandIn, monke
     with executor(cuda) as made:
         tenant = driver_of(made)._gpus.tenant
         asked: list[str] = []
-        tenant.ill = lambda: asked.append("ill") or ""  # type: ignore[func-returns-value]
         tenant.report = lambda issued: asked.append("report") or []  # type: ignore[func-returns-value]
         tenant.release = asked.append
         generation = tenant.generation
@@ -295,6 +294,7 @@ def test_who_closes_waits_for_who_asks_and_is_asked_no_more(cuda: StandIn, monke
                 assert closing.is_alive()
                 over.set()
                 closing.join()
+        tenant.ill = lambda: asked.append("ill") or ""  # type: ignore[func-returns-value]
         tenant.number += 1  # as if it were under way
         watchdog.Watchdog(TURNS)._ask_health(tenant)
         watchdog.let_go(tenant, "too late", generation)
@@ -340,3 +340,23 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent(cuda: StandIn) -> No
                     code -= 1
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_who_closes_does_not_wait_inside_the_driver_for_other_executors(cuda: StandIn) -> None:
+    """Memory is given back when what runs on the device is over; a call that waits for it cannot be given up."""
+    with executor(cuda) as first:
+        plan = several.plan_for("cuda", NAME, several.SMS)
+        second = Executor(plan, "cuda", timeout=LIMIT)
+        tenant = driver_of(first)._gpus.tenant
+        ended, passage = Tenant.ended, tenant.passage
+        assert passage is not None
+        TURNS.depart(tenant, passage)
+        before = cuda.live()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tenant, "ended", lambda self: self is not tenant and ended(self))
+            second.close()
+        assert cuda.live() == before
+        tenant.over = True
+        third = Executor(plan, "cuda", timeout=LIMIT)
+        third.close()
+        assert cuda.live() == before

@@ -338,6 +338,8 @@ class Communicators:
 
     def ill(self) -> str:
         """The first asynchronous error of a communicator, where it is, and what goes by that communicator."""
+        if not self._open:
+            return ""
         found: list[str] = []
         job = OWNER.begin(lambda: found.append(self._health()))
         if job.done.wait(ANSWER) and job.error is not None:

@@ -593,7 +593,7 @@ class GpuDriver:
             self._gpus.hung = True
         with self._gpus.turn():
             TURNS.leave(tenant)
-            if self._gpus.blocked:
+            if not self._gpus.calm():
                 return  # any call may block; the process's end gives everything back
             for binding in self._binder.bindings:
                 closing(self._binder.drop_graphs, binding)

@@ -240,6 +240,14 @@ class Turns:
         tenant.over, tenant.passage = True, None
         tenant.behind.clear()
 
+    def others(self, tenant: Tenant) -> list[Tenant]:
+        """In a turn: the others whose runs are not over."""
+        found = [other for other in self.flying if other is not tenant and other.vendor.name == tenant.vendor.name]
+        for other in found:
+            with suppress(DeviceError):
+                other.ended()
+        return [other for other in found if not other.over]
+
     def ahead(self, tenant: Tenant) -> list[Tenant]:
         """Those behind whose runs the tenant's last one still stands."""
         found: dict[Tenant, None] = {}
