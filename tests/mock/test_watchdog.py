@@ -360,3 +360,13 @@ def test_who_closes_does_not_wait_inside_the_driver_for_other_executors(cuda: St
         third = Executor(plan, "cuda", timeout=LIMIT)
         third.close()
         assert cuda.live() == before
+
+
+def test_what_still_runs_beside_a_device_that_failed_keeps_no_other_executor(cuda: StandIn) -> None:
+    """An error that a device tells gives the run up like any other: its words are raised, or it is known to stay."""
+    with executor(cuda) as first, Executor(several.plan_for("cuda", NAME, several.SMS), "cuda") as second:
+        cuda.set("query_steps 5000; stop 12; fail cuEventQuery 1 999")
+        with pytest.raises(DeviceError, match="CUDA_ERROR_UNKNOWN"):
+            first.run()
+        assert driver_of(second)._gpus.blocked
+    gpus._BLOCKED.clear()  # not so for other tests
