@@ -154,8 +154,8 @@ class Runs:
         if not self.lost and self._gpus.peers is not None:
             with self._gpus.vendor.uncaptured():  # NOTE in a capture of another thread
                 why = self._ended_early()
-                if why and self._on_callers():
-                    return why
+                if why and self._board is not None and self._on_callers():
+                    return "\n".join([why, *self._board.lines()])
         return self._communicators.ill()
 
     def _told(self) -> None:
@@ -178,7 +178,7 @@ class Runs:
         """All processes are told that this one gives its runs up; then whatever waits for a word, or in a collective
         for other ranks, goes on. From any thread that has the tenant's lock."""
         peers = self._gpus.peers
-        gone = peers.give_up(why) if peers is not None else ()
+        gone = peers.give_up(why.partition("\n")[0]) if peers is not None else ()
         try:
             self._resources.force_up(gone)
         finally:

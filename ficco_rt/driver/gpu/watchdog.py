@@ -115,7 +115,7 @@ class Watchdog:
                 why = str(error)
         if why:
             # NOTE the vendor's driver may not answer while another thread is inside it
-            args = (tenant, f"{tenant.name}: {why}", generation)
+            args = (tenant, why, generation)
             asked = threading.Thread(target=self._ails, args=args, name="ficco watchdog asks", daemon=True)
             asked.start()
             asked.join(ANSWER)
