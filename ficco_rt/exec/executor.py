@@ -486,7 +486,8 @@ class Executor:
     @_alone
     def poison(self) -> None:
         """Fill the executor's scratch and outputs with NaN, so that what is never written shows. In a group, all
-        processes call this before the same run.
+        processes call this before the same run, which then begins when all have done it. Replays of your graphs do not
+        wait for that: call a barrier of your own between `poison` and the replay.
 
         Raises UsageError (the executor is closed), DeviceError (memory).
         """

@@ -31,7 +31,7 @@ from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.fuzz.schedules import Memory, Orders
 from tests.fuzz.test_orders import inputs, same
-from tests.mock import standin
+from tests.mock import several, standin
 from tests.mock.test_callers import Callers
 from tests.mock.test_callers_graphs import Captures
 from tests.mock.test_command_line import Ended, Machine
@@ -447,6 +447,15 @@ def test_an_abort_that_waits_keeps_no_other_one_waiting(monkeypatch: pytest.Monk
     assert not first.done.is_set()
     graph.set()
     assert first.done.wait(10)
+
+
+def test_there_is_nothing_to_ask_where_no_library_makes_collectives(cuda: standin.StandIn) -> None:
+    """The watchdog asks executors of groups, too, that have none."""
+    cuda.reset("devices 2; sms 2")
+    with Executor(several.plan_for("cuda", "gemm_rs/streamed", 2), "cuda") as made:
+        driver = made.driver
+        assert isinstance(driver, GpuDriver)
+        assert driver._runs.ill() == ""
 
 
 def test_the_thread_of_communicators_does_not_live_on_in_a_forked_process() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from ficco_rt.driver.gpu import runs, turns, watchdog
+from ficco_rt.driver.gpu import gpus, owner, runs, turns, watchdog
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.gpu.turns import TURNS, Tenant
 from ficco_rt.errors import DeviceError
@@ -46,12 +48,12 @@ def driver_of(made: Executor) -> GpuDriver:
 @contextmanager
 def limited(made: Executor) -> Iterator[None]:
     """Its calls and runs may take LIMIT alone."""
-    gpus = driver_of(made)._gpus
-    gpus.timeout = gpus.tenant.timeout = LIMIT
+    mine = driver_of(made)._gpus
+    mine.timeout = mine.tenant.timeout = LIMIT
     with watchdog.WATCHDOG._changed:  # it looks as often as the shortest limit asks for
         watchdog.WATCHDOG._changed.notify_all()
     yield
-    gpus.timeout = gpus.tenant.timeout = LONG
+    mine.timeout = mine.tenant.timeout = LONG
 
 
 class Stuck:
@@ -252,21 +254,120 @@ def test_it_is_freed_behind_the_turn_in_which_python_forgets_it(cuda: StandIn) -
     assert not cuda.live()
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_who_is_closed_while_the_watchdog_asks_is_not_called_ill(cuda: StandIn, closed: bool) -> None:
-    """`close` gives the communicators back, so that what they answer then says nothing."""
-    asked: list[object] = []
+# ---------------------------------------------------------------- executors that are closed, and forks, meanwhile
 
-    def report(issued: object) -> list[str]:
-        asked.append(issued)
-        return []
 
-    def ill() -> str:
-        tenant.ill = None if closed else ill
-        return "its communicators are gone"
+@contextmanager
+def held(*locks: Any) -> Iterator[threading.Event]:
+    """Another thread has these locks, until the event."""
+    there, over = threading.Event(), threading.Event()
 
+    def hold() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            there.set()
+            assert over.wait(LONG)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert there.wait(LONG)
+    yield over
+    over.set()
+    thread.join()
+
+
+def test_who_closes_waits_for_who_asks_and_is_asked_no_more(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its events and streams go."""
+    monkeypatch.setattr(turns, "LEAST", LONG)
     with executor(cuda) as made:
-        tenant = Tenant("closing", driver_of(made)._vendor, 1.0, report=report, ill=ill, number=1)
+        tenant = driver_of(made)._gpus.tenant
+        asked: list[str] = []
+        tenant.report = lambda issued: asked.append("report") or []  # type: ignore[func-returns-value]
+        tenant.release = asked.append
+        generation = tenant.generation
+        for lock in (tenant.looks, tenant.lock):
+            with held(lock) as over:
+                closing = threading.Thread(target=tenant.shut)
+                closing.start()
+                closing.join(0.05)
+                assert closing.is_alive()
+                over.set()
+                closing.join()
+        tenant.ill = lambda: asked.append("ill") or ""  # type: ignore[func-returns-value]
+        tenant.number += 1  # as if it were under way
         watchdog.Watchdog(TURNS)._ask_health(tenant)
-    assert len(asked) == (not closed)
-    assert bool(tenant.overdue) is not closed
+        watchdog.let_go(tenant, "too late", generation)
+        assert watchdog.told(tenant) == []
+        assert not watchdog._flying(tenant)
+        assert tenant.replaying() == ()
+        assert not asked
+        assert not tenant.overdue
+        tenant.over = True
+
+
+@pytest.mark.parametrize("name", ["looks", "lock"])
+def test_who_closes_does_not_wait_for_ever_for_who_asks(cuda: StandIn, name: str) -> None:
+    """The vendor's driver does not come back: it gives nothing back then."""
+    cuda.reset("devices 2; sms 2")
+    made = Executor(several.plan_for("cuda", NAME, 2), "cuda")
+    before = cuda.live()
+    with held(getattr(driver_of(made)._gpus.tenant, name)):
+        made.close()
+    assert cuda.live() == before
+    gpus._BLOCKED.clear()  # not so for other tests
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent(cuda: StandIn) -> None:
+    """Threads that are not there in the child have had all the locks."""
+    cuda.reset("devices 2; sms 2")
+    with Executor(several.plan_for("cuda", NAME, 2), "cuda") as made:
+        tenant = driver_of(made)._gpus.tenant
+        changed, starting = watchdog.WATCHDOG._changed, owner.OWNER._starting
+        with held(TURNS._lock, tenant.looks, tenant.lock, changed, starting):
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                code = 1
+                with suppress(BaseException):
+                    with TURNS.turn(tenant), tenant.lock, tenant.looks:
+                        watchdog.WATCHDOG.watch(tenant)
+                    with suppress(DeviceError):  # the parent may have opened communicators
+                        owner.OWNER.do(lambda: None)
+                    with suppress(DeviceError):
+                        made.run()
+                        code = 2
+                    made.close()
+                    code -= 1
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_who_closes_does_not_wait_inside_the_driver_for_other_executors(cuda: StandIn) -> None:
+    """Memory is given back when what runs on the device is over; a call that waits for it cannot be given up."""
+    with executor(cuda) as first:
+        plan = several.plan_for("cuda", NAME, several.SMS)
+        second = Executor(plan, "cuda", timeout=LIMIT)
+        tenant = driver_of(first)._gpus.tenant
+        ended, passage = Tenant.ended, tenant.passage
+        assert passage is not None
+        TURNS.depart(tenant, passage)
+        before = cuda.live()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tenant, "ended", lambda self: self is not tenant and ended(self))
+            second.close()
+        assert cuda.live() == before
+        tenant.over = True
+        third = Executor(plan, "cuda", timeout=LIMIT)
+        third.close()
+        assert cuda.live() == before
+
+
+def test_what_still_runs_beside_a_device_that_failed_keeps_no_other_executor(cuda: StandIn) -> None:
+    """An error that a device tells gives the run up like any other: its words are raised, or it is known to stay."""
+    with executor(cuda) as first, Executor(several.plan_for("cuda", NAME, several.SMS), "cuda") as second:
+        cuda.set("query_steps 5000; stop 12; fail cuEventQuery 1 999")
+        with pytest.raises(DeviceError, match="CUDA_ERROR_UNKNOWN"):
+            first.run()
+        assert driver_of(second)._gpus.blocked
+    gpus._BLOCKED.clear()  # not so for other tests

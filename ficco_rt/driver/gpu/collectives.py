@@ -20,8 +20,10 @@ one group, whose end waits until no graph holds calls of them. So whoever gives 
 In several processes each opens communicators for its own ranks. Process 0 makes what the ranks have in common, and the
 group spreads it. The library waits for all processes when communicators open and at the first call of a kind, and has
 no time limit there: the thread that polls has one. A first call is made when all processes have come to it. After an
-abort no process goes on (`Runs.lost`). Before communicators are given back, each process begins a last collective and
-waits for its end, which tells that the others have begun theirs: nobody gives back what another one still uses.
+abort no process goes on (`Runs.lost`). Nobody gives back communicators that another process still uses: each first
+says on the node's page that it closes, and waits until all have said so. Without a common page, each begins a last
+collective and waits for its end. A process that has heard of a failure begins none, and aborts: the others may stand in
+other calls, and calls of different kinds must not meet.
 """
 
 from __future__ import annotations
@@ -307,7 +309,8 @@ class Communicators:
                 self._finish(gpus.device(rank), member.stream, wanted.number)
         except BaseException:
             self.abort()
-            self._at_rest()  # nobody frees what a call may still touch
+            if not self._at_rest():  # nobody frees what a call may still touch
+                gpus.hung = True
             raise
         finally:
             closing = Closing()
@@ -335,6 +338,8 @@ class Communicators:
 
     def ill(self) -> str:
         """The first asynchronous error of a communicator, where it is, and what goes by that communicator."""
+        if not self._open:
+            return ""
         found: list[str] = []
         job = OWNER.begin(lambda: found.append(self._health()))
         if job.done.wait(ANSWER) and job.error is not None:
@@ -419,10 +424,15 @@ class Communicators:
         closing.end()
 
     def _parted(self) -> bool:
-        """Whether all processes are about to give their communicators back. They get SETTLE seconds."""
+        """Whether all processes are about to give their communicators back, with no run under way. They get SETTLE
+        seconds."""
         gpus = self._gpus
         if gpus.peers is None or not self._open:
             return True
+        if self._unfinished is not None or gpus.peers.lost or gpus.peers.verdict():
+            return False
+        if not gpus.peers.unseen:
+            return gpus.peers.parted(SETTLE)
         try:
             for number in self._open:
                 members = []
@@ -439,12 +449,12 @@ class Communicators:
         return self._at_rest()
 
     def _at_rest(self) -> bool:
-        """Whether all streams come to rest within SETTLE seconds."""
+        """Whether all streams come to rest within SETTLE seconds, but for those of devices that failed."""
         begun = monotonic()
         while True:
-            through, error = self._gpus.idle()
-            if through or error is not None or monotonic() - begun > SETTLE:
-                return through and error is None
+            through, _ = self._gpus.idle()
+            if through or monotonic() - begun > SETTLE:
+                return through
             TURNS.seen()
             sleep(LOOK / 10)
 

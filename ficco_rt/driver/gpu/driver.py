@@ -146,7 +146,7 @@ class GpuDriver:
         except BaseException as error:
             if self._peers is not None and isinstance(error, DeviceError | UsageError):
                 self._peers.leave(error)
-            if not self._gpus.hung:
+            if self._gpus.tenant.shut() and not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
                     self._communicators.close()
                 with suppress(DeviceError):
@@ -593,12 +593,11 @@ class GpuDriver:
             with self._gpus.turn():
                 closing(self._peers.unmap)
             self._peers.part()
-        tenant.ill = None  # nobody asks what is given back
-        with tenant.lock:
-            tenant.replaying = tuple
+        if not tenant.shut():
+            self._gpus.hung = True
         with self._gpus.turn():
             TURNS.leave(tenant)
-            if self._gpus.blocked:
+            if not self._gpus.calm():
                 return  # any call may block; the process's end gives everything back
             for binding in self._binder.bindings:
                 closing(self._binder.drop_graphs, binding)

@@ -53,6 +53,7 @@ class Gpus:
         self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
         self.timing = False  # whether runs on callers' streams are timed; all others are
         self._hung = False
+        self._waited = False  # in vain, for other executors' runs
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
         self.devices: dict[int, Gpu] = {}
@@ -211,6 +212,21 @@ class Gpus:
             if waited > SPIN:
                 time.sleep(1e-4)
 
+    def calm(self) -> bool:
+        """In a turn: whether runs of other executors on these devices have come to their end, so that no call waits for
+        them inside the vendor's driver. They get `timeout`, once."""
+        begun = time.monotonic()
+        mine = {device.local for device in self.devices.values()}
+        while not self.blocked:
+            if all(mine.isdisjoint(other.rooms) for other in TURNS.others(self.tenant)):
+                return True
+            self._waited = self._waited or (self.timeout is not None and time.monotonic() - begun > self.timeout)
+            if self._waited:
+                return False
+            TURNS.seen()
+            time.sleep(1e-4)
+        return False
+
     # ---- memory
 
     def alloc(self, device: Gpu, size: int, what: str, *, flags: bool = False, shared: bool = False) -> int:
@@ -225,9 +241,9 @@ class Gpus:
 
     def free(self, address: int) -> None:
         device, _ = self._memory[address]
-        if self.blocked:  # NOTE the call waits for what runs
-            return
         with self.inside(device):
+            if not self.calm():  # NOTE the call waits for what runs
+                return
             del self._memory[address]  # whatever the call says: it may tell of an earlier error
             if self.peers is None or not self.peers.free(address):
                 self.vendor.free(address)

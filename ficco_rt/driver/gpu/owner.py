@@ -68,6 +68,10 @@ class Owner:
         if job.error is not None:
             raise job.error
 
+    def forked(self) -> None:
+        """In a forked process, which has none of its threads."""
+        self._starting = threading.Lock()
+
     def _appoint(self, before: Job | None) -> None:
         threading.Thread(target=self._serve, args=(before,), name="ficco communicators", daemon=True).start()
 
@@ -83,3 +87,4 @@ class Owner:
 
 
 OWNER = Owner()
+os.register_at_fork(after_in_child=OWNER.forked)

@@ -39,6 +39,7 @@ from .devices import facts_of
 from .devices import inside as current_on
 from .refused import Closing, Refused, concerning
 from .sharing import Leaves, Mapped, Sharing
+from .turns import TURNS
 from .vendor import Gpu, Handle, Vendor
 from .ways import IMEX, FabricTrial, descriptors_pass
 
@@ -179,7 +180,7 @@ class Peers:
         thread. The processes that have ended, of those that can be seen."""
         if self.board is not None:
             self.board.publish(why)
-        if self._unseen:
+        if self.unseen:
             with suppress(DeviceError):  # of a store or a launcher that is gone
                 self.group.leave(why)
         return self.board.gone() if self.board is not None else ()
@@ -189,10 +190,10 @@ class Peers:
         page, which takes messages. NOTE asked in every run."""
         if self.board is not None and self.board.any_verdict:
             return self.board.verdict()
-        return self.group.left() if far and self._unseen else ""
+        return self.group.left() if far and self.unseen else ""
 
     @property
-    def _unseen(self) -> bool:
+    def unseen(self) -> bool:
         """Whether there are processes that share no page with this one."""
         return self.board is None or len(self._near) < self.group.size
 
@@ -643,6 +644,20 @@ class Peers:
                 )
                 return
             time.sleep(0.001)
+
+    def parted(self, limit: float) -> bool:
+        """Whether all close, as this process does, and none has given up or ended. They get `limit` seconds, and share
+        a page."""
+        board = self.board
+        assert board is not None
+        board.say("closed")
+        until = time.monotonic() + limit
+        while not board.any_verdict and not board.gone() and time.monotonic() < until:
+            if board.all_closed():
+                return True
+            TURNS.seen()
+            time.sleep(0.001)
+        return False
 
     def close(self) -> None:
         """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind

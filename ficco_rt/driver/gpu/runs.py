@@ -159,8 +159,8 @@ class Runs:
         if not self.lost and self._gpus.peers is not None:
             with self._gpus.vendor.uncaptured():  # NOTE in a capture of another thread
                 why = self._ended_early()
-                if why and self._on_callers():
-                    return why
+                if why and self._board is not None and self._on_callers():
+                    return "\n".join([why, *self._board.lines()])
         return self._communicators.ill()
 
     def _told(self) -> None:
@@ -183,7 +183,7 @@ class Runs:
         """All processes are told that this one gives its runs up; then whatever waits for a word, or in a collective
         for other ranks, goes on. From any thread that has the tenant's lock."""
         peers = self._gpus.peers
-        gone = peers.give_up(why) if peers is not None else ()
+        gone = peers.give_up(why.partition("\n")[0]) if peers is not None else ()
         try:
             self._resources.force_up(gone)
         finally:
@@ -212,7 +212,7 @@ class Runs:
             self._await_last()
             self._follow(callers)
             self._release(_reason(error))
-        if not self._gpus.hung:
+        if self.here and not self._gpus.hung:
             with suppress(DeviceError):
                 self._gpus.end_issue()
 
@@ -494,9 +494,9 @@ class Runs:
             return all(map(self._through, self._gpus.devices))
         except DeviceError as error:
             self._lose(str(error))  # errors of running work stay with the context
-            if self._gpus.peers is not None:
-                self._gpus.peers.give_up(_reason(error))
-            raise DeviceError("\n".join([str(error), *self._report()])) from error
+            report = self._report()
+            self._release(_reason(error))  # else other executors of the process wait for what runs, to give memory back
+            raise DeviceError("\n".join([str(error), *report])) from error
 
     def _through(self, ordinal: int) -> bool:
         device = self._gpus.devices[ordinal]

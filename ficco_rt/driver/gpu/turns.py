@@ -11,6 +11,7 @@ NOTE this is the one thing that executors of a process share: GPUs are shared by
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from ...errors import DeviceError
 from .vendor import Handle, Vendor
 
 LEAST = 5.0  # seconds that a turn may take at any rate: a busy machine may hold a thread up, too
+ASKED = 0.5  # seconds to wait for another thread that asks the same tenant
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
 _THREADS_OWN = 2  # the handle of each thread's own default stream, in CUDA and HIP
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # set: that is what 0 means in cuda.bindings
@@ -66,7 +68,8 @@ class Tenant:
     Its runs are given up under `lock`, by any thread: `overdue` says why, and then `release` raises all words, so that
     whatever waits for one goes on. Under the same lock its own thread sees that runs have ended, and clears words: then
     `generation` goes up, and whoever wants to give up what was under way before comes too late. `overdue` is raised
-    when its thread comes back."""
+    when its thread comes back. Other threads ask its streams and events under `looks`, which its own thread takes for
+    nothing but to `shut` them out: the vendor's driver may keep who asks waiting."""
 
     name: str
     vendor: Vendor
@@ -77,6 +80,8 @@ class Tenant:
     ill: Callable[[], str] | None = None
     replaying: Callable[[], tuple[int, ...]] = lambda: ()
     lock: threading.RLock = field(default_factory=threading.RLock)
+    looks: threading.RLock = field(default_factory=threading.RLock)
+    closed: bool = False
     generation: int = 0
     overdue: str = ""
     number: int = 0  # of its last run
@@ -109,6 +114,30 @@ class Tenant:
             self.overdue = self.overdue or why
             self.release(self.overdue)
             return True
+
+    @contextmanager
+    def asked(self, limit: float = 0.0) -> Iterator[bool]:
+        """From any thread. If this gives true, its streams and events are there until the end: `shut` waits for it."""
+        got = self.looks.acquire(timeout=limit)
+        try:
+            yield got and not self.closed
+        finally:
+            if got:
+                self.looks.release()
+
+    def shut(self) -> bool:
+        """Before its streams and events go: from now on no other thread asks it or gives its runs up. False: one is in
+        the midst of that, and the vendor's driver does not come back."""
+        self.closed, self.ill = True, None
+        for lock in (self.looks, self.lock):
+            if not lock.acquire(timeout=LEAST):
+                return False
+            try:
+                self.generation += 1
+                self.replaying, self.report, self.release = tuple, lambda issued: [], lambda why: None
+            finally:
+                lock.release()
+        return True
 
     def depart(self, passage: Passage) -> None:
         if self.over or self.passage is None:
@@ -164,6 +193,11 @@ class Turns:
         self._depth -= 1
         self._lock.release()
 
+    def forked(self) -> None:
+        """In a forked process: a turn of another thread ends nowhere."""
+        if free(self._lock) is not self._lock:
+            self._lock, self._depth, self.held = threading.RLock(), 0, None
+
     def seen(self) -> None:
         """The calling thread is in no call, if it has the turn: it asks, again and again, whether something is over."""
         held = self.held
@@ -215,14 +249,22 @@ class Turns:
         tenant.over, tenant.passage = True, None
         tenant.behind.clear()
 
+    def others(self, tenant: Tenant) -> list[Tenant]:
+        """In a turn: the others whose runs are not over."""
+        found = [other for other in self.flying if other is not tenant and other.vendor.name == tenant.vendor.name]
+        for other in found:
+            with suppress(DeviceError):
+                other.ended()
+        return [other for other in found if not other.over]
+
     def ahead(self, tenant: Tenant) -> list[Tenant]:
         """Those behind whose runs the tenant's last one still stands."""
         found: dict[Tenant, None] = {}
         for behind in list(tenant.behind.values()):
             for other, number in list(behind.items()):
                 if other.number == number and not other.over:
-                    with suppress(DeviceError):
-                        if not other.ended():
+                    with suppress(DeviceError), other.asked(ASKED) as there:
+                        if there and not other.ended():
                             found[other] = None
         return list(found)
 
@@ -274,6 +316,14 @@ class Turns:
                     yield Wait(device, stream, event, f"run {other.number} of {other.name}")
 
 
+def free(lock: threading.RLock) -> threading.RLock:
+    """In a forked process: the lock, or a new one if a thread has it that is not here."""
+    if not lock.acquire(blocking=False):
+        return threading.RLock()
+    lock.release()
+    return lock
+
+
 def is_threads_own(stream: Handle) -> bool:
     """Whether a handle of a caller's stream stands for another stream in another thread."""
     return int(stream) == _THREADS_OWN or (not int(stream) and env.others(_PER_THREAD) not in (None, "", "0"))
@@ -285,3 +335,4 @@ def _same(a: Handle, b: Handle) -> bool:
 
 
 TURNS = Turns()
+os.register_at_fork(after_in_child=TURNS.forked)

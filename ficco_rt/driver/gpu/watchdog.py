@@ -19,10 +19,11 @@ It costs a run nothing: the thread sleeps, and looks a few times in the shortest
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import takewhile
 from types import FrameType
@@ -31,7 +32,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ...errors import DeviceError
 from .steps import make
-from .turns import TURNS, Issued, Tenant, Turns
+from .turns import ASKED, TURNS, Issued, Tenant, Turns, free
 
 Held: TypeAlias = tuple[Tenant, float, int]  # a turn, as `Turns.held` has it
 
@@ -57,10 +58,17 @@ class Watchdog:
             return
         with self._changed:
             self._tenants.add(tenant)
-            if self._thread is None or not self._thread.is_alive():  # it does not live on in a forked process
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="ficco watchdog", daemon=True)
                 self._thread.start()
             self._changed.notify()
+
+    def forked(self) -> None:
+        """In a forked process, which has none of its threads: their locks are free, and nobody is watched."""
+        self._changed, self._thread = threading.Condition(), None
+        for tenant in self._tenants:
+            tenant.lock, tenant.looks = free(tenant.lock), free(tenant.looks)
+        self._tenants.clear()
 
     def _watch(self) -> None:
         while True:
@@ -100,13 +108,14 @@ class Watchdog:
         idle = tenant.over and tenant.replayed is None  # callers replay their graphs at any time
         if ill is None or idle or tenant.overdue:
             return
-        try:
-            why = ill()
-        except DeviceError as error:
-            why = str(error)
-        if why and tenant.ill is not None:  # not of one that is being closed, whose communicators go
+        with tenant.asked() as there:
+            try:
+                why = ill() if there else ""
+            except DeviceError as error:
+                why = str(error)
+        if why:
             # NOTE the vendor's driver may not answer while another thread is inside it
-            args = (tenant, f"{tenant.name}: {why}", generation)
+            args = (tenant, why, generation)
             asked = threading.Thread(target=self._ails, args=args, name="ficco watchdog asks", daemon=True)
             asked.start()
             asked.join(ANSWER)
@@ -142,7 +151,7 @@ class Watchdog:
         tenant, *_ = held
         flying = {other: other.generation for other in list(self._turns.flying) if other is not tenant}
         others = {other: known for other, known in flying.items() if _flying(other)}
-        lines = list(told(tenant, issued))
+        lines = told(tenant, issued)
         for other in others:
             lines += [f"a run of {other.name} is under way, too", *told(other)]
         for line in lines:
@@ -154,12 +163,13 @@ class Watchdog:
             let_go(other, f"{other.name}: its runs were given up when a call of {tenant.name} did not come back", known)
 
 
-def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
+def told(tenant: Tenant, issued: Issued | None = None) -> list[str]:
     """A report on where the streams of a tenant stand; `issued`: the issued part of its last run, if not all."""
-    try:
-        yield from tenant.report(issued)
-    except DeviceError as error:
-        yield str(error)
+    with tenant.asked(ASKED) as there:
+        try:
+            return tenant.report(issued) if there else []
+        except DeviceError as error:
+            return [str(error)]
 
 
 def let_go(tenant: Tenant, why: str, generation: int, *, ill: bool = False) -> None:
@@ -170,10 +180,11 @@ def let_go(tenant: Tenant, why: str, generation: int, *, ill: bool = False) -> N
 
 
 def _flying(tenant: Tenant) -> bool:
-    try:
-        return not tenant.ended()
-    except DeviceError:
-        return True
+    with tenant.asked(ASKED) as there:
+        try:
+            return there and not tenant.ended()
+        except DeviceError:
+            return True
 
 
 def place_of(thread: int) -> tuple[str, Issued | None]:
@@ -206,3 +217,4 @@ def say(line: str) -> None:
 
 
 WATCHDOG = Watchdog(TURNS)
+os.register_at_fork(after_in_child=WATCHDOG.forked)
