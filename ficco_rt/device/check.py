@@ -46,7 +46,7 @@ from .sequence import Holder, Node, Other, RunCase, RunSequence, Seen, Step
 MOST_MISTAKES = 20
 
 _CALLED = RunCase(Manner(True, behind=False, timed=False), uses=(True, True))
-_LIKE = RunCase(Manner(True, behind=True, timed=False), uses=(True, False))
+_LIKE = RunCase(Manner(True, behind=True, timed=False), uses=(True, True))
 _REPLAY = Manner(True, behind=True, timed=False, others=True, replays=True)
 _PLAIN: tuple[Step, ...] = (
     RunCase(Manner(False, behind=False, timed=True)),

@@ -329,6 +329,7 @@ class RunSequence:
         shared = made & self.bound if apart else made
         ends: dict[int, Node] = {}
         sent: dict[int, Node] = {}
+        mine: dict[int, frozenset[int]] = {}  # a device's own words: reset at its end
         queues = {
             device: self._queue((StreamName("control", device), _REPLAY if step.replay else _OTHER), device)
             for device in placement.ordinals
@@ -358,22 +359,22 @@ class RunSequence:
             here = {(t, r) for t, r in does.written if t in shared and placement.devices[r] == device}
             here |= {(t, r) for t, r in does.read if t in shared and placement.devices[r] == device}
             there = {(t, r) for t, r in does.written if t in shared and placement.devices[r] != device}
-            mine = {i for i in words if plan.words[i].device == device}
+            mine[device] = frozenset(i for i in words if plan.words[i].device == device)
             launches = frozenset() if apart else frozenset(does.launches)
             node = self._append(queue, None, PLACELESS, apart=True)
-            node.touches = Footprint(f"{step} on device {device}", frozenset(here), frozenset(mine), launches)
+            node.touches = Footprint(f"{step} on device {device}", frozenset(here), mine[device], launches)
             opens = self._opens(device, mode)
             if opens and not apart:
                 cause = Cause(f"{step} on device {device}")
                 self._append(queue, ChangeWords(StreamName("control", device), opens, cause), PLACELESS, apart=True)
             sent[device] = self._append(queue, None, PLACELESS, apart=True)
-            sent[device].touches = Footprint(f"{step} on device {device}", frozenset(there), frozenset(words - mine))
+            sent[device].touches = Footprint(f"{step} on device {device}", frozenset(there), frozenset(words - mine[device]))
         for device, queue in queues.items():
             does = self._others[device]
             self._behind(queue, (sent[e] for e in sorted(does.feeds)))
             there = {(t, r) for t, r in does.read if t in shared and placement.devices[r] != device}
             ends[device] = self._append(queue, None, PLACELESS, apart=True)
-            ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there))
+            ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there), mine[device])
         for device, queue in queues.items():
             points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
             exits = [point.number for point in points if point is not None and point.kind == "exit"]
