@@ -186,20 +186,30 @@ def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield Diagnostic(PLACELESS, f"a run records the event '{kind}' of each device once")
 
 
+def ends_are_alike(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A run ends in one way, however it is made. What is there for some runs alone waits for nothing but what replays
+    need, or takes a time that nobody waits for. So what holds behind one run holds behind all."""
+    for action in (*plan.own.end, *plan.called.end):
+        timed = action.when == "timed" and isinstance(action, RecordEvent) and action.event.kind in ("begin", "end")
+        replays = action.when == "behind replays" and isinstance(action, AwaitEvent)
+        if action.when != "always" and not timed and not replays:
+            yield _at(action, f"{action.stream}, {action.when}: a run ends in one way, however it is made")
+
+
 def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
     """What waits for an event is on a device of the process that records it."""
-    by: dict[EventName, int] = {}
-    devices = {stream.name: stream.device for stream in plan.streams}
+    by: dict[EventName, set[int]] = defaultdict(set)
+    devices = _devices(plan)
     for action in plan.actions:
         if isinstance(action, RecordEvent):
-            by[action.event] = devices[action.stream]
+            by[action.event].add(devices[action.stream])
     for action in (*plan.called.begin, *plan.called.end) if plan.mode == "embedded" else ():
-        if isinstance(action, AwaitEvent) and by.get(action.event, devices[action.stream]) != devices[action.stream]:
+        if isinstance(action, AwaitEvent) and by[action.event] - {devices[action.stream]}:
             yield _at(action, f"{action.stream} waits for {action.event} of another device, whose graph is another one")
     for action in plan.actions:
-        if isinstance(action, AwaitEvent) and action.event in by:
-            recorder, waiter = (plan.placement.process(d) for d in (by[action.event], devices[action.stream]))
-            if recorder != waiter:
+        if isinstance(action, AwaitEvent):
+            waiter = plan.placement.process(devices[action.stream])
+            for recorder in sorted({plan.placement.process(device) for device in by[action.event]} - {waiter}):
                 yield _at(action, f"{action.stream} of process {waiter} waits for {action.event} of process {recorder}")
 
 
@@ -627,6 +637,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     events_are_recorded,
     ops_stand_once,
     frames_know_their_streams,
+    ends_are_alike,
     processes_share_no_events,
     launches_stand_once,
     launches_fit,

@@ -338,6 +338,8 @@ class RunSequence:
             before = [
                 self._append(self._caller(r, step.callers), None, PLACELESS, apart=True) for r in ranks if step.called
             ]
+            for rank, node in zip(ranks, before, strict=False):
+                node.uses = rank if step.replay else None  # a callers' graph makes its inputs itself
             begun[device] = self._behind(queue, [*(() if step.replay else self._known(step, device)), *before])
         for device, queue in queues.items():  # entries
             near = () if step.replay else self._mine(device)
