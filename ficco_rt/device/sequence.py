@@ -368,7 +368,9 @@ class RunSequence:
                 cause = Cause(f"{step} on device {device}")
                 self._append(queue, ChangeWords(StreamName("control", device), opens, cause), PLACELESS, apart=True)
             sent[device] = self._append(queue, None, PLACELESS, apart=True)
-            sent[device].touches = Footprint(f"{step} on device {device}", frozenset(there), frozenset(words - mine[device]))
+            sent[device].touches = Footprint(
+                f"{step} on device {device}", frozenset(there), frozenset(words - mine[device])
+            )
         for device, queue in queues.items():
             does = self._others[device]
             self._behind(queue, (sent[e] for e in sorted(does.feeds)))

@@ -278,6 +278,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "a run records the event 'completion' of each device once",
     ),
     (
+        "an end for some runs",
+        rules.ends_are_alike,
+        "gather",
+        lambda p: replace(p, own=replace(p.own, end=(*p.own.end[:-1], replace(p.own.end[-1], when="behind")))),
+        "the end of a run: control 1, behind: a run ends in one way, however it is made",
+    ),
+    (
         "op twice",
         rules.ops_stand_once,
         "gather",
