@@ -425,9 +425,14 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     awaited.update(word for action in plan.body for word in _awaited(action))
     resets.update(word for action in plan.body for word in _reset(action, places, devices))
     wrong: set[tuple[int, str]] = set()  # each is told of one manner
+    looked_at: set[tuple[int, ...]] = set()  # by what a manner does with words: most do the same
     for manner in manners(plan):
         frame = plan.frame(manner)
         actions = [a for a in (*frame.begin, *frame.end) if isinstance(a, ChangeWords | CopyMemory | ResetWords | Meet)]
+        key = tuple(map(id, actions))
+        if key in looked_at:
+            continue
+        looked_at.add(key)
         ups = raised + Counter(word for action in actions for word in _raised(action))
         waiters = awaited | {word for action in actions for word in _awaited(action)}
         downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
@@ -450,16 +455,15 @@ def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A device that meets others counts each run once, in its own word, before it tells or awaits anything of the run.
     Nothing but meetings raises, awaits or counts in words that tell of runs, and meetings do so in no other words."""
     devices = _devices(plan)
-    body = [action for action in plan.body if isinstance(action, ChangeWords | CopyMemory | Meet)]
+    body = [action for action in plan.body if isinstance(action, Meet)]
+    for action in plan.actions:
+        for number in (*_raised(action), *_awaited(action)) if not isinstance(action, Meet) else ():
+            if plan.words[number].tells_runs:
+                yield _at(action, f"word {number} ({plan.words[number].purpose}) outside of a meeting")
     for manner in manners(plan):
         frame = plan.frame(manner)
         counted: Counter[int] = Counter()
-        for action in (*frame.begin, *body, *frame.end):
-            if not isinstance(action, Meet):
-                for number in (*_raised(action), *_awaited(action)):
-                    if plan.words[number].tells_runs:
-                        yield _at(action, f"word {number} ({plan.words[number].purpose}) outside of a meeting")
-                continue
+        for action in (a for a in (*frame.begin, *body, *frame.end) if isinstance(a, Meet)):
             mine = {i for i in (action.runs,) if 0 <= i < len(plan.words) and plan.words[i].counts_runs}
             if {plan.words[i].device for i in mine} != {devices[action.stream]}:
                 yield _at(action, f"{action.stream} meets others by word {action.runs}, not by its own count of runs")

@@ -347,7 +347,7 @@ class RunSequence:
             self._behind(queue, (begun[e] for e in sorted(touched)))
         for device, queue in queues.items():
             does = self._others[device]
-            words = {
+            words = frozenset(
                 i
                 for i, word in enumerate(plan.words)
                 if (word.device == device or i in does.raised)
@@ -355,7 +355,7 @@ class RunSequence:
                 and word.reset != "taken"
                 and (not word.tells_runs or word.counts_runs)
                 and not apart
-            }
+            )
             here = {(t, r) for t, r in does.written if t in shared and placement.devices[r] == device}
             here |= {(t, r) for t, r in does.read if t in shared and placement.devices[r] == device}
             there = {(t, r) for t, r in does.written if t in shared and placement.devices[r] != device}
