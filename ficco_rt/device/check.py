@@ -19,7 +19,8 @@ them. A graph has its chain instead.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 from ficco_dsl.diagnostics import Diagnostic, Note
@@ -29,6 +30,7 @@ from ..region import Region
 from .features import too_few_queues
 from .ir import (
     GRAPHS,
+    AwaitEvent,
     CallCollective,
     ChangeWords,
     CopyMemory,
@@ -46,7 +48,7 @@ from .sequence import Holder, Node, Other, RunCase, RunSequence, Seen, Step
 MOST_MISTAKES = 20
 
 _CALLED = RunCase(Manner(True, behind=False, timed=False), uses=(True, True))
-_LIKE = RunCase(Manner(True, behind=True, timed=False), uses=(True, False))
+_LIKE = RunCase(Manner(True, behind=True, timed=False), uses=(True, True))
 _REPLAY = Manner(True, behind=True, timed=False, others=True, replays=True)
 _PLAIN: tuple[Step, ...] = (
     RunCase(Manner(False, behind=False, timed=True)),
@@ -85,7 +87,8 @@ def check(plan: DevicePlan) -> None:
             raise PlanError(mistakes)
     several: list[tuple[Step, ...]] = [_REPLAYS]
     if plan.mode != "embedded":
-        several = [(*_PLAIN, *_BESIDE_REPLAYS) if plan.features.embeds else _PLAIN]
+        plain = (*map(_traced, _PLAIN),) if plan.mode == "traced" else (*_PLAIN, *_otherwise_timed(plan))
+        several = [(*plain, *_BESIDE_REPLAYS) if plan.features.embeds else plain]
     if plan.sets > 1:  # each set more than once, behind runs of the same callers
         several.append((_CALLED, _LIKE, _LIKE, _LIKE))
     for steps in several:
@@ -95,6 +98,29 @@ def check(plan: DevicePlan) -> None:
 def _times(step: Step, plan: DevicePlan) -> int:
     """Runs of other modes take every set, so that the run behind them finds each touched."""
     return plan.sets if isinstance(step, Other) and not step.replay else 1
+
+
+def _traced(step: Step) -> Step:
+    """A traced run takes its times, whoever makes it."""
+    return replace(step, manner=replace(step.manner, timed=True)) if isinstance(step, RunCase) else step
+
+
+def _otherwise_timed(plan: DevicePlan) -> Iterator[Step]:
+    """The runs of `_PLAIN` that begin in another way when their times are taken, or are not."""
+    awaited = {action.event for action in plan.actions if isinstance(action, AwaitEvent)}
+    only_timed = [
+        action
+        for action in plan.called.begin
+        if action.when in ("timed", "timed or behind")
+        and not (isinstance(action, RecordEvent) and action.event not in awaited)
+    ]
+    if not only_timed:
+        return
+    alone, like = Manner(True, behind=False, timed=True), Manner(True, behind=True, timed=True)
+    if any(action.when == "timed" for action in only_timed):
+        others = Manner(True, behind=True, timed=False, others=True)
+        yield from (_CALLED, RunCase(like, uses=(True, True)), Other(), RunCase(others, callers=1), Seen())
+    yield from (RunCase(alone, uses=(True, False)), Seen())
 
 
 def checked(plan: DevicePlan) -> DevicePlan:

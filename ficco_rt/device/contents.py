@@ -12,14 +12,13 @@ from itertools import product
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..cells import cells
-from ..graph import rules as graph_rules
-from ..graph.ir import Copy, KernelCall
+from ..graph.ir import KernelCall
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
 from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import Look, kernel_work, symbolic
-from ..plan.rules import inside
+from ..plan.rules import illegal, illegal_copy, inside
 from ..region import Region
 from .ir import PLACELESS, Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
 
@@ -113,7 +112,7 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             if rank is None:
                 message = f"stream {launch.stream} has no rank"
             elif not isinstance(work.body, KernelCall) or all(map(_as_said, work.body.arguments)):
-                message = graph_rules.fits(work.body, rank, tensors)
+                message = illegal(work.body, rank, tensors)
             else:
                 message = f"kernel '{work.body.kernel}' has an argument of another kind"
             if message is not None:
@@ -124,7 +123,7 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             rank = ranks[action.stream]
             message = None
             if rank is not None:
-                message = graph_rules.copy_fits(Copy(move.dst, move.src), rank, tensors)
+                message = illegal_copy(move.dst, move.src, rank, tensors)
             if message is not None:
                 yield Diagnostic(move.origin, message)
                 continue

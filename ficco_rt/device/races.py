@@ -14,7 +14,7 @@ from ..graph.budget import CHECKED_CLOCKS, Budget
 from ..graph.ir import Gemm, heard
 from ..plan.clock import Clock, start
 from ..plan.ir import Work
-from ..plan.ledger import Ledger, Race, Toucher, Unwritten
+from ..plan.ledger import POINT, Ledger, Race, Toucher, Unwritten
 from ..region import Region, describe, whole
 from .ir import (
     CallCollective,
@@ -39,6 +39,7 @@ class Races:
         self.nothing = start(len(runs.queues))
         self.clocks: list[Clock] = [self.nothing] * len(runs.queues)
         self.raised: dict[int, Clock] = {}  # what a word that is up tells
+        self.reset: dict[int, Toucher] = {}  # who has reset a word last
         self.counts: Counter[int] = Counter()  # by word that counts them
         self.told: dict[tuple[int, int], Clock] = {}  # what a word tells that has come to a count of runs
         self.bits = 0
@@ -115,9 +116,9 @@ class Races:
                     tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
                     self._raise(word, self.clocks[q], me, tells)
                 else:
-                    self.clocks[q] = self._see(word, self.clocks[q], me)
+                    self.clocks[q] = self._see(word, self.clocks[q], me, self.clocks[q])
                 if change.takes:
-                    self.ledger.write_point(self._word(word), self.clocks[q], me)
+                    self._down(word, self.clocks[q], me)
                 self.clocks[q] = self.clocks[q].with_work(bit)
             case Meet():
                 self._meet(node, action, part)
@@ -133,7 +134,7 @@ class Races:
             case ResetWords():
                 me = self._me(node, -1)
                 for word in self.runs.reset(node, action):
-                    self.ledger.write_point(self._word(word), self.clocks[q], me)
+                    self._down(word, self.clocks[q], me)
             case LaunchKernel(launch=number):
                 self._work(node, number, part)
             case CallCollective():
@@ -148,7 +149,10 @@ class Races:
             if (name, rank) in self.whole:
                 self.ledger.touch(self.whole[name, rank], clock, me, last=touches.last)
         for word in touches.words:
-            self.ledger.touch_point(self._word(self.runs.word(node, word)), clock, me, last=touches.last)
+            number = self.runs.word(node, word)
+            self.ledger.touch_point(self._word(number), clock, me, last=touches.last)
+            if not touches.last and self.plan.words[word].device == self.runs.devices[node.queue]:
+                self.reset[number] = me
         for launch in touches.launches:
             self.ledger.touch_point(self._memory(launch, turn), clock, me)
 
@@ -178,7 +182,7 @@ class Races:
                 self.ledger.write_point(self._word(word), self.clocks[q], me)
                 self.counts[word] += 1
             elif step.does == "reset":
-                self.ledger.write_point(self._word(word), self.clocks[q], me)
+                self._down(word, self.clocks[q], me)
             else:
                 self.clocks[q] = self.clocks[q].join(self.told[word, self.counts[runs]])
         self.clocks[q] = self.clocks[q].with_work(bit)
@@ -214,7 +218,7 @@ class Races:
         me = self._me(node, bit, group.works[0].origin)
         base = clock = self.base[q]
         for word in self.runs.words(node, group.waits):
-            clock = self._see(word, clock, me)
+            clock = self._see(word, clock, me, base)
         for i, work in enumerate(group.works):
             mine = self._me(node, bit, work.origin, (work.op, 0))
             early = _before_waits(launch, work)
@@ -230,7 +234,7 @@ class Races:
         self.clocks[q] = self.clocks[q].join(clock).with_work(bit)
         if part == len(groups) - 1:
             for word in self.runs.words(node, launch.config.resets):
-                self.ledger.write_point(self._word(word), self.clocks[q], self._me(node, -1))
+                self._down(word, self.clocks[q], self._me(node, -1))
 
     # ---- words
 
@@ -239,8 +243,15 @@ class Races:
         self.raised[word] = tells
         self.memory.spend(len(self.clocks) + self.bits // 32, me.origin)
 
-    def _see(self, word: int, clock: Clock, me: Toucher) -> Clock:
-        """The clock of who has seen the word up."""
+    def _down(self, word: int, clock: Clock, me: Toucher) -> None:
+        self.ledger.write_point(self._word(word), clock, me)
+        self.reset[word] = me
+
+    def _see(self, word: int, clock: Clock, me: Toucher, before: Clock) -> Clock:
+        """The clock of who has seen the word up. Who knows nothing of its reset may see what the run before left up."""
+        down = self.reset.get(word)
+        if down is not None and not down.known(before, me):
+            self._tell(Race("race", self._word(word), POINT, down, "resets", me, "awaits"))
         tells = clock.join(self.raised[word])
         self.ledger.read_point(self._word(word), tells, me)
         return tells

@@ -186,20 +186,30 @@ def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield Diagnostic(PLACELESS, f"a run records the event '{kind}' of each device once")
 
 
+def ends_are_alike(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A run ends in one way, however it is made. What is there for some runs alone waits for nothing but what replays
+    need, or takes a time that nobody waits for. So what holds behind one run holds behind all."""
+    for action in (*plan.own.end, *plan.called.end):
+        timed = action.when == "timed" and isinstance(action, RecordEvent) and action.event.kind in ("begin", "end")
+        replays = action.when == "behind replays" and isinstance(action, AwaitEvent)
+        if action.when != "always" and not timed and not replays:
+            yield _at(action, f"{action.stream}, {action.when}: a run ends in one way, however it is made")
+
+
 def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
     """What waits for an event is on a device of the process that records it."""
-    by: dict[EventName, int] = {}
-    devices = {stream.name: stream.device for stream in plan.streams}
+    by: dict[EventName, set[int]] = defaultdict(set)
+    devices = _devices(plan)
     for action in plan.actions:
         if isinstance(action, RecordEvent):
-            by[action.event] = devices[action.stream]
+            by[action.event].add(devices[action.stream])
     for action in (*plan.called.begin, *plan.called.end) if plan.mode == "embedded" else ():
-        if isinstance(action, AwaitEvent) and by.get(action.event, devices[action.stream]) != devices[action.stream]:
+        if isinstance(action, AwaitEvent) and by[action.event] - {devices[action.stream]}:
             yield _at(action, f"{action.stream} waits for {action.event} of another device, whose graph is another one")
     for action in plan.actions:
-        if isinstance(action, AwaitEvent) and action.event in by:
-            recorder, waiter = (plan.placement.process(d) for d in (by[action.event], devices[action.stream]))
-            if recorder != waiter:
+        if isinstance(action, AwaitEvent):
+            waiter = plan.placement.process(devices[action.stream])
+            for recorder in sorted({plan.placement.process(device) for device in by[action.event]} - {waiter}):
                 yield _at(action, f"{action.stream} of process {waiter} waits for {action.event} of process {recorder}")
 
 
@@ -415,9 +425,14 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     awaited.update(word for action in plan.body for word in _awaited(action))
     resets.update(word for action in plan.body for word in _reset(action, places, devices))
     wrong: set[tuple[int, str]] = set()  # each is told of one manner
+    looked_at: set[tuple[int, ...]] = set()  # by what a manner does with words: most do the same
     for manner in manners(plan):
         frame = plan.frame(manner)
         actions = [a for a in (*frame.begin, *frame.end) if isinstance(a, ChangeWords | CopyMemory | ResetWords | Meet)]
+        key = tuple(map(id, actions))
+        if key in looked_at:
+            continue
+        looked_at.add(key)
         ups = raised + Counter(word for action in actions for word in _raised(action))
         waiters = awaited | {word for action in actions for word in _awaited(action)}
         downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
@@ -440,16 +455,15 @@ def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A device that meets others counts each run once, in its own word, before it tells or awaits anything of the run.
     Nothing but meetings raises, awaits or counts in words that tell of runs, and meetings do so in no other words."""
     devices = _devices(plan)
-    body = [action for action in plan.body if isinstance(action, ChangeWords | CopyMemory | Meet)]
+    body = [action for action in plan.body if isinstance(action, Meet)]
+    for action in plan.actions:
+        for number in (*_raised(action), *_awaited(action)) if not isinstance(action, Meet) else ():
+            if plan.words[number].tells_runs:
+                yield _at(action, f"word {number} ({plan.words[number].purpose}) outside of a meeting")
     for manner in manners(plan):
         frame = plan.frame(manner)
         counted: Counter[int] = Counter()
-        for action in (*frame.begin, *body, *frame.end):
-            if not isinstance(action, Meet):
-                for number in (*_raised(action), *_awaited(action)):
-                    if plan.words[number].tells_runs:
-                        yield _at(action, f"word {number} ({plan.words[number].purpose}) outside of a meeting")
-                continue
+        for action in (a for a in (*frame.begin, *body, *frame.end) if isinstance(a, Meet)):
             mine = {i for i in (action.runs,) if 0 <= i < len(plan.words) and plan.words[i].counts_runs}
             if {plan.words[i].device for i in mine} != {devices[action.stream]}:
                 yield _at(action, f"{action.stream} meets others by word {action.runs}, not by its own count of runs")
@@ -627,11 +641,12 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     events_are_recorded,
     ops_stand_once,
     frames_know_their_streams,
+    ends_are_alike,
     processes_share_no_events,
     launches_stand_once,
     launches_fit,
-    launches_are_asked_for,
     library_calls_are_the_works,
+    launches_are_asked_for,
     early_starts_are_safe,
     batches_have_no_order,
     copied_words_are_for_kernels_elsewhere,

@@ -33,7 +33,6 @@ from .ir import (
     DevicePlan,
     EventKind,
     EventName,
-    Frame,
     LaunchGraph,
     LaunchKernel,
     Manner,
@@ -206,10 +205,13 @@ class RunSequence:
         frame = self.plan.frame(run.manner)
         before, after = run.uses
         self._use(run, before)
+        launched: dict[int, tuple[Node, Node]] = {}
         for action in frame.begin:
-            self._outside(action, run)
+            node = self._outside(action, run)
+            if isinstance(action, LaunchGraph):
+                launched[action.device] = node, self._append(node.queue, None, PLACELESS)
         if self.plan.mode in GRAPHS:
-            self._graphs(frame, run)
+            self._graphs(launched)
         else:
             for action in self.plan.body:
                 self._outside(action, run)
@@ -217,24 +219,19 @@ class RunSequence:
             self._outside(action, run)
         self._use(run, after)
 
-    def _graphs(self, frame: Frame, run: RunCase) -> None:
+    def _graphs(self, launched: Mapping[int, tuple[Node, Node]]) -> None:
         """The graphs' insides. Whoever launched a graph goes on when the graph's control stream is through."""
         inside = _GRAPHS[self._turns[-1] % 2]
-        launched: dict[int, Node] = {}
-        for action in frame.begin:
-            if isinstance(action, LaunchGraph):
-                launched[action.device] = self.queues[self._of(action, run)][-1]
         for stream in self.plan.streams:
             if stream.name.kind != "caller" and stream.device in launched:
                 begin = self._append(self._queue((stream.name, inside), stream.device), None, PLACELESS)
                 begin.begins = True
-                begin.wait_for(launched[stream.device])
+                begin.wait_for(launched[stream.device][0])
         for action in self.plan.body:
             queue = self._queue((action.stream, inside), self.of_streams[action.stream].device)
             self._node(queue, action)
-        for device, node in launched.items():
-            control = self._queue((StreamName("control", device), inside), device)
-            self._append(node.queue, None, PLACELESS).wait_for(self.queues[control][-1])
+        for device, (_, end) in launched.items():
+            end.wait_for(self._last(self._queue((StreamName("control", device), inside), device)))
 
     def _use(self, run: RunCase, uses: bool) -> None:
         """The callers' own work with their tensors."""
@@ -246,8 +243,8 @@ class RunSequence:
     def _caller(self, rank: int, callers: int = 0) -> int:
         return self._queue((StreamName("caller", rank), callers), self.plan.placement.devices[rank])
 
-    def _outside(self, action: Action, run: RunCase) -> None:
-        self._node(self._of(action, run), action)
+    def _outside(self, action: Action, run: RunCase) -> Node:
+        return self._node(self._of(action, run), action)
 
     def _of(self, action: Action, run: RunCase) -> int:
         """The queue of an action outside of graphs."""
@@ -255,12 +252,13 @@ class RunSequence:
         among = run.callers if stream.name.kind == "caller" else _OUTSIDE
         return self._queue((stream.name, among), stream.device)
 
-    def _node(self, queue: int, action: Action) -> None:
+    def _node(self, queue: int, action: Action) -> Node:
         node = self._append(queue, action, action.cause.origin or PLACELESS)
         if isinstance(action, RecordEvent):
             self._recorded[action.event] = node
         elif isinstance(action, AwaitEvent):
             node.wait_for(self._recorded.get(action.event))
+        return node
 
     def _append(self, queue: int, action: Action | None, place: Span, *, apart: bool = False) -> Node:
         """`apart`: it takes no place in a hardware queue."""
@@ -329,6 +327,7 @@ class RunSequence:
         shared = made & self.bound if apart else made
         ends: dict[int, Node] = {}
         sent: dict[int, Node] = {}
+        mine: dict[int, frozenset[int]] = {}  # a device's own words: reset at its end
         queues = {
             device: self._queue((StreamName("control", device), _REPLAY if step.replay else _OTHER), device)
             for device in placement.ordinals
@@ -339,6 +338,8 @@ class RunSequence:
             before = [
                 self._append(self._caller(r, step.callers), None, PLACELESS, apart=True) for r in ranks if step.called
             ]
+            for rank, node in zip(ranks, before, strict=False):
+                node.uses = rank if step.replay else None  # a callers' graph makes its inputs itself
             begun[device] = self._behind(queue, [*(() if step.replay else self._known(step, device)), *before])
         for device, queue in queues.items():  # entries
             near = () if step.replay else self._mine(device)
@@ -346,7 +347,7 @@ class RunSequence:
             self._behind(queue, (begun[e] for e in sorted(touched)))
         for device, queue in queues.items():
             does = self._others[device]
-            words = {
+            words = frozenset(
                 i
                 for i, word in enumerate(plan.words)
                 if (word.device == device or i in does.raised)
@@ -354,26 +355,28 @@ class RunSequence:
                 and word.reset != "taken"
                 and (not word.tells_runs or word.counts_runs)
                 and not apart
-            }
+            )
             here = {(t, r) for t, r in does.written if t in shared and placement.devices[r] == device}
             here |= {(t, r) for t, r in does.read if t in shared and placement.devices[r] == device}
             there = {(t, r) for t, r in does.written if t in shared and placement.devices[r] != device}
-            mine = {i for i in words if plan.words[i].device == device}
+            mine[device] = frozenset(i for i in words if plan.words[i].device == device)
             launches = frozenset() if apart else frozenset(does.launches)
             node = self._append(queue, None, PLACELESS, apart=True)
-            node.touches = Footprint(f"{step} on device {device}", frozenset(here), frozenset(mine), launches)
+            node.touches = Footprint(f"{step} on device {device}", frozenset(here), mine[device], launches)
             opens = self._opens(device, mode)
             if opens and not apart:
                 cause = Cause(f"{step} on device {device}")
                 self._append(queue, ChangeWords(StreamName("control", device), opens, cause), PLACELESS, apart=True)
             sent[device] = self._append(queue, None, PLACELESS, apart=True)
-            sent[device].touches = Footprint(f"{step} on device {device}", frozenset(there), frozenset(words - mine))
+            sent[device].touches = Footprint(
+                f"{step} on device {device}", frozenset(there), frozenset(words - mine[device])
+            )
         for device, queue in queues.items():
             does = self._others[device]
             self._behind(queue, (sent[e] for e in sorted(does.feeds)))
             there = {(t, r) for t, r in does.read if t in shared and placement.devices[r] != device}
             ends[device] = self._append(queue, None, PLACELESS, apart=True)
-            ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there))
+            ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there), mine[device])
         for device, queue in queues.items():
             points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
             exits = [point.number for point in points if point is not None and point.kind == "exit"]

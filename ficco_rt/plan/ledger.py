@@ -46,7 +46,7 @@ class _Cell:
 
 
 _FRESH = _Cell(None, ())
-_POINT = Box((0,), (1,))
+POINT = Box((0,), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +171,17 @@ class Ledger:
 
     def read_point(self, point: Region, clock: Clock, me: Toucher) -> None:
         key = (point.tensor, point.rank)
-        made = self._read(self._points.get(key, _FRESH), point, _POINT, clock, me, False)
+        made = self._read(self._points.get(key, _FRESH), point, POINT, clock, me, False)
         self._points[key] = made
 
     def write_point(self, point: Region, clock: Clock, me: Toucher) -> None:
         key = (point.tensor, point.rank)
-        self._over(self._points.get(key, _FRESH), point, _POINT, clock, me)
+        self._over(self._points.get(key, _FRESH), point, POINT, clock, me)
         self._points[key] = _Cell(me, ())
 
     def touch_point(self, point: Region, clock: Clock, me: Toucher, *, last: bool = False) -> None:
         key = (point.tensor, point.rank)
-        self._points[key] = self._touch(self._points.get(key, _FRESH), point, _POINT, clock, me, last)
+        self._points[key] = self._touch(self._points.get(key, _FRESH), point, POINT, clock, me, last)
 
     def _compare(
         self, region: Region, box: Box, earlier: Toucher, did: str, me: Toucher, does: str, clock: Clock

@@ -203,7 +203,7 @@ def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in plan.tensors}
     for stream, transfer in _transfers(plan):
         dst, src = transfer.dst, transfer.src
-        message = graph_rules.copy_fits(graph_ir.Copy(dst, src), stream.rank, tensors)
+        message = illegal_copy(dst, src, stream.rank, tensors)
         if message is not None:
             yield Diagnostic(transfer.origin, message)
         elif len(dst.boxes) != 1 or len(src.boxes) != 1:
@@ -253,10 +253,20 @@ def works_fit(plan: Plan) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in plan.tensors}
     for stream, launch in plan.launches():
         for work in launch.works:
-            message = _odd_call(work.body) if isinstance(work.body, graph_ir.KernelCall) else None
-            message = message or graph_rules.fits(work.body, stream.rank, tensors)
+            message = illegal(work.body, stream.rank, tensors)
             if message is not None:
                 yield Diagnostic(work.origin, message)
+
+
+def illegal(body: graph_ir.Body, rank: int, tensors: graph_rules.Tensors) -> str | None:
+    """Why a stream of the rank may not do it, if so."""
+    message = _odd_call(body) if isinstance(body, graph_ir.KernelCall) else None
+    return message or graph_rules.fits(body, rank, tensors)
+
+
+def illegal_copy(dst: Region, src: Region, rank: int, tensors: graph_rules.Tensors) -> str | None:
+    """The same of a copy by a copy engine."""
+    return graph_rules.copy_fits(graph_ir.Copy(dst, src), rank, tensors)
 
 
 def _odd_call(call: graph_ir.KernelCall) -> str | None:

@@ -9,7 +9,7 @@ import sys
 from tests.interpreter.campaign import ORDERS, campaign, judged, table, undamaged
 from tests.interpreter.hosts import Trial
 from tests.interpreter.jobs import JOBS, Job
-from tests.interpreter.machine import Harm
+from tests.interpreter.programs import Harm
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from ficco_rt.device.ir import CallCollective, CopyMemory, DevicePlan, LaunchKer
 from ficco_rt.errors import DeviceError, PlanError
 from tests.interpreter.hosts import Inputs, Trial, learn
 from tests.interpreter.jobs import Job, plans
-from tests.interpreter.machine import Harm, Program, WrongNumbers
 from tests.interpreter.mutants import Mutant, mutant
+from tests.interpreter.programs import Harm, Program, WrongNumbers
 
 ORDERS = 120  # of a mutant that the check accepts
 Verdict = Literal["refused", "internal error", "harmless", "other work", "harmful"]

@@ -28,19 +28,15 @@ from ficco_rt.device.ir import (
 )
 from tests.interpreter.machine import (
     Cell,
-    Harm,
     Machine,
     Moment,
-    Numbers,
-    Place,
     Process,
-    Program,
     Queue,
     Run,
     Thread,
-    WrongNumbers,
 )
 from tests.interpreter.mutants import Mutant
+from tests.interpreter.programs import Harm, Numbers, Place, Program, WrongNumbers
 
 VERSIONS = 3  # of the inputs, which follow one another
 

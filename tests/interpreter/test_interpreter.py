@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ficco_rt.device.ir import AwaitEvent, LaunchKernel, Meet, RecordEvent, ResetWords
-from tests.interpreter.campaign import campaign, harm, undamaged
+from tests.interpreter.campaign import campaign, harm, judged, undamaged
 from tests.interpreter.hosts import Trial
 from tests.interpreter.jobs import JOBS, Job, plans
 from tests.interpreter.mutants import Mutant
@@ -59,6 +59,23 @@ def test_mistakes_show(job: Job, damage: Damage, said: str) -> None:
     found = harm(job, Mutant("plan", "damage", damage(plans(job)[job.mode])), 60)
     assert found is not None
     assert re.search(said, str(found[1]))
+
+
+@pytest.mark.parametrize(
+    ("job", "seed"),
+    [
+        (5, 1000017),  # a graph before what its stream waits for
+        (7, 5000013),
+        (8, 1000032),  # an end that waits in some runs alone
+        (8, 1000054),  # an event of another process, which the other frame records in its own
+        (9, 1000015),  # a wait that may see what the run before has left up
+        (11, 5000008),  # a run that does not wait for the inputs of a replay
+        (13, 5000009),
+        (18, 1000028),
+    ],
+)
+def test_mutants_that_did_harm_are_refused(job: int, seed: int) -> None:
+    assert judged(JOBS[job], seed).verdict == "refused"
 
 
 def test_no_harmful_mutant_is_accepted() -> None:

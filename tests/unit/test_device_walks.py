@@ -1,0 +1,218 @@
+"""The walks behind the rules of device plans refuse what breaks order, with their messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.device import rules
+from ficco_rt.device.build import device_plan, layout_of
+from ficco_rt.device.check import check
+from ficco_rt.device.features import usual
+from ficco_rt.device.frames import Frames
+from ficco_rt.device.ir import (
+    AwaitEvent,
+    DevicePlan,
+    LaunchGraph,
+    LaunchKernel,
+    Mode,
+    Placement,
+    RecordEvent,
+    ResetWords,
+)
+from ficco_rt.errors import PlanError
+from ficco_rt.machine.profiles import profile
+from tests import cases
+from tests.unit.device_plan_damage import (
+    Damage,
+    begun_at_once,
+    circle,
+    completionless,
+    crowded,
+    dropped,
+    late_entries,
+    semaphoreless,
+    taken_first,
+    told_too_early,
+    waited_too_early,
+    waits_first,
+    without,
+)
+from tests.unit.test_device_check import COPY, LAUNCH, made
+
+WALKS: list[tuple[str, str, Damage, str]] = [
+    (
+        "no event of the side stream",
+        "relay",
+        dropped(AwaitEvent, 0),
+        "deadlock: stream 2 waits for word 8 (flag 4)",
+    ),
+    (
+        "side stream not behind the run before",
+        "relay",
+        without(AwaitEvent, "begin", "called"),
+        "deadlock: stream 2 waits for word 9 (flag 5)",
+    ),
+    (
+        "callers do not wait",
+        "gather",
+        without(AwaitEvent, "end", "called"),
+        "race on A@1 rows 0–63, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) reads it, the caller of "
+        "rank 1 writes it, and nothing orders the two",
+    ),
+    (
+        "no semaphore",
+        "graph",
+        semaphoreless,
+        "race on S@0 rows 128–255, columns 0–127: CopyAsync on rank 1 stream dma (stream 3) writes it, "
+        f"{LAUNCH} (stream 0) reads it, and nothing orders the two",
+    ),
+    (
+        "no completion",
+        "gather",
+        completionless,
+        f"race on G@1 rows 0–63, columns 0–127: {COPY} (stream 0) writes it, "
+        "Launch on rank 1 stream compute (stream 3) reads it, and nothing orders the two",
+    ),
+    (
+        "an exit told before the words are reset, in graphs",
+        "embedded",
+        told_too_early,
+        "race on word 0 (semaphore of event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
+        "(control 0) writes it, and nothing orders the two",
+    ),
+    (
+        "an exit told before the words are reset, by processes",
+        "processes",
+        told_too_early,
+        "race on word 0 (semaphore of event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
+        "(control 0) writes it, and nothing orders the two",
+    ),
+    (
+        "an entry awaited behind what it is for",
+        "entries",
+        late_entries,
+        "race on X@1 rows 0–63, columns 0–63: CopyAsync on rank 0 stream dma (stream 0) reads it, the caller of rank 1 "
+        "writes it, and nothing orders the two",
+    ),
+    (
+        "a copy that does not wait until the other device is ready",
+        "opening",
+        begun_at_once,
+        "race on G@0 rows 128–191, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) writes it, "
+        "Launch on rank 0 stream compute (stream 1) reads it, and nothing orders the two",
+    ),
+    (
+        "devices that wait before they say that they are ready",
+        "opening",
+        taken_first,
+        "deadlock: control 0 waits for word 2 (semaphore of ready of device 1)",
+    ),
+    (
+        "an exit awaited before it is told",
+        "embedded",
+        waited_too_early,
+        "deadlock: control 0 waits for word 1 (semaphore of exit of device 1)",
+    ),
+    ("a circle", "relay", circle, "deadlock: stream 0 waits for word 0 (flag 0)"),
+    ("waits in front", "one queue", waits_first, "deadlock: stream 0 waits for a hardware queue of device 0"),
+    ("no room", "shared", crowded, "deadlock: stream 1 waits for the multiprocessors of device 0"),
+]
+
+
+@pytest.mark.parametrize(("plan", "damage", "message"), [w[1:] for w in WALKS], ids=[w[0] for w in WALKS])
+def test_walks(plan: str, damage: Damage, message: str) -> None:
+    """What keeps all rules, and deadlocks or races."""
+    damaged = damage(made(plan))
+    assert not [found for rule in rules.RULES for found in rule(damaged)]
+    with pytest.raises(PlanError) as refused:
+        check(damaged)
+    assert message in [found.message for found in refused.value.diagnostics]
+
+
+HOLES: list[tuple[str, Mode]] = [
+    (name, mode)
+    for name in ("gemm_ar/streamed", "ag_gemm/streamed", "gemm_rs/oneshot")
+    for mode in ("streams", "graph", "embedded")
+]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one process", "a process each"])
+@pytest.mark.parametrize(("name", "mode"), HOLES)
+def test_what_stands_between_runs_is_refused(
+    name: str, mode: Mode, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames without any order between replays and plain runs."""
+    check(small(name, mode, apart))
+    monkeypatch.setattr(Frames, "_replays", lambda self, device: [])
+    monkeypatch.setattr(Frames, "_before_replays", lambda self, rank: iter(()))
+    with pytest.raises(PlanError, match=r"nothing orders the two|deadlock"):
+        check(small(name, mode, apart))
+
+
+def small(name: str, mode: Mode, apart: bool = False, ranks: int = 2, each: int = 1) -> DevicePlan:
+    machine = profile("h200-switch", ranks)
+    plan = plan_of(build(cases.schedule(name), ranks, cases.sizes(name, ranks, True)), machine)
+    processes = tuple(rank // each for rank in range(ranks)) if apart else ()
+    placement = Placement(tuple(range(ranks)), processes)
+    return device_plan(layout_of(plan, machine.device, placement, usual(machine.device.arch)), mode)
+
+
+@pytest.mark.parametrize("mode", ["streams", "graph", "traced"])
+def test_replays_stand_behind_runs_of_processes_with_several_devices(mode: Mode) -> None:
+    """A replay begins behind the whole run, on the other devices of its process too."""
+    plan = small("a2a_gemm/hierarchical", mode, apart=True, ranks=4, each=2)
+    check(plan)
+    less = [
+        a
+        for a in plan.called.end
+        if not (isinstance(a, AwaitEvent) and a.stream.kind == "caller" and a.when == "behind replays")
+    ]
+    with pytest.raises(PlanError, match="a replay of a caller"):
+        check(replace(plan, called=replace(plan.called, end=tuple(less))))
+
+
+def test_one_process_that_is_named_counts_no_runs() -> None:
+    for mode in get_args(Mode):
+        check(small("ag_gemm/serial", mode, apart=True, each=2))
+
+
+@pytest.mark.parametrize("name", ["gemm_rs/direct", "ag_gemm/streamed", "gemm_rs/chunked"])
+def test_an_end_that_is_told_before_the_work_is_done(name: str) -> None:
+    """The host uses the tensors as soon as it has seen the end of a run on nobody's streams."""
+    plan = small(name, "streams")
+    kernels = {a.stream for a in plan.body if isinstance(a, LaunchKernel)}
+    tails = {a.event for a in plan.own.end if isinstance(a, RecordEvent) and a.stream in kernels}
+    refused = 0
+    for i, action in enumerate(plan.own.end):
+        if isinstance(action, AwaitEvent) and action.event in tails:
+            less = (*plan.own.end[:i], *plan.own.end[i + 1 :])
+            with pytest.raises(PlanError):
+                check(replace(plan, own=replace(plan.own, end=less)))
+            refused += 1
+    assert refused == len(tails) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "kind"),
+    [
+        ("gemm_rs/streamed", "graph", LaunchGraph),
+        ("gemm_rs/streamed", "streams", ResetWords),
+        ("gemm_ar/streamed", "streams", ResetWords),
+    ],
+)
+def test_a_condition_under_which_a_run_is_not_whole(name: str, mode: Mode, kind: type[Any]) -> None:
+    plan = small(name, mode)
+    tried = 0
+    for side in ("begin", "end"):
+        actions = getattr(plan.own, side)
+        for i, action in enumerate(actions):
+            if isinstance(action, kind):
+                less = (*actions[:i], replace(action, when="behind"), *actions[i + 1 :])
+                with pytest.raises(PlanError):
+                    check(replace(plan, own=replace(plan.own, **{side: less})))
+                tried += 1
+    assert tried
