@@ -15,9 +15,8 @@ from ..plan.ir import Plan
 from ..types import TYPES, Dtype
 from .api import CollectivesBy, Driver, DriverName
 from .gpu.devices import discover as machine_of
-from .gpu.devices import kept_open, placed
+from .gpu.devices import kept_open, own_devices, placed
 from .gpu.driver import GpuDriver
-from .gpu.peers import own_devices
 from .gpu.symmetric import SymmetricTensor
 from .gpu.vendor import Vendor
 from .host.driver import HostDriver

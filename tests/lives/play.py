@@ -11,7 +11,6 @@ import ctypes
 import gc
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ import numpy as np
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.gpu import collectives, runs, turns, watchdog
-from ficco_rt.driver.host.stepping import Stepper
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
@@ -38,6 +36,7 @@ from ficco_rt.region import Region
 from ficco_rt.types import numpy_dtype
 from tests import cases
 from tests.lives.life import OWN, Event, Key, Life, Op, Report
+from tests.lives.striking import calm, strike, waited
 from tests.mock import standin
 from tools.processes_side import Pipes
 
@@ -373,7 +372,7 @@ class Player:
             "library": f"lose_collective {n} {int(more)}",
         }.get(event.kind, "")  # fmt: skip
         if told and self.life.driver == "host":
-            _strike(event)
+            strike(event)
         elif told:
             self.gpus.set(told)
         if event.kind == "exit":
@@ -581,7 +580,7 @@ class Player:
 
     def _calm(self) -> None:
         if self.life.driver == "host":
-            Stepper.run = _STEP  # type: ignore[method-assign]
+            calm()
         else:
             self.gpus.calm()
 
@@ -668,11 +667,11 @@ class Player:
     def _timed(self, limit: float, what: str) -> Iterator[None]:
         """A call comes back within its limit, and what the answer to a failure may take; time in which the machine had
         no processor for this process does not count."""
-        begun, waited = time.monotonic(), _waited()
+        begun, queued = time.monotonic(), waited()
         try:
             yield
         finally:
-            took = time.monotonic() - begun - (_waited() - waited)
+            took = time.monotonic() - begun - (waited() - queued)
             self.report.slowest = max(self.report.slowest, took - limit)
             if took > limit + ANSWER + MARGIN:
                 self.object("HUNG", f"{what} took {took:.1f} s, with a limit of {limit:g} s")
@@ -684,53 +683,9 @@ def life_lost(report: Report) -> bool:
     return "this process can use them no more" in text or "in a new process" in text
 
 
-def _waited() -> float:
-    """Seconds that the process has stood in the queue for a processor."""
-    with open("/proc/self/schedstat") as file:
-        return int(file.read().split()[1]) / 1e9
-
-
-_STEP = Stepper.run
-
-
-def _strike(event: Event) -> None:
-    """On the host: at the `call`-th job from now."""
-    left = event.call
-
-    def struck(job: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left:
-            return
-        if event.kind == "fail":
-            raise DeviceError("this job fails")
-        number = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "pause": signal.SIGSTOP}[event.kind]
-        os.kill(os.getpid(), number)
-
-    def run(stepper: Any, progress: Any) -> None:
-        pop = stepper.pool.pop
-
-        def popped() -> Any:
-            struck(None)
-            return pop()
-
-        stepper.pool.pop = popped
-        _STEP(stepper, progress)
-
-    Stepper.run = run  # type: ignore[method-assign,assignment]
-
-
 def prepare(life: Life) -> None:
     """What the process that forks lives makes for all of them."""
     for key in life.keys:
         plan(key)
         for data in range(4):
             wanted(key, data)
-
-
-def stderr_log(place: int, begun: float) -> Callable[[str], None]:
-    def log(text: str) -> None:
-        sys.stderr.write(f"{time.monotonic() - begun:7.3f} [{place}] {text}\n")
-        sys.stderr.flush()
-
-    return log

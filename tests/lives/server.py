@@ -29,7 +29,7 @@ import numpy as np
 
 from ficco_rt.driver.gpu import binding, driver
 from ficco_rt.driver.gpu.driver import GpuDriver
-from tests.lives import play
+from tests.lives import play, striking
 from tests.lives.life import DriverName, Life, Report
 from tests.mock import standin
 from tests.mock.processes import kernels
@@ -170,7 +170,7 @@ class Server:
             known, modules = self._plans.modes(), set(sys.modules)
             player = play.Player(flight.life, place, pipes, flight.page, flight.folder)
             if self._verbose:
-                player.log = play.stderr_log(place, flight.begun)
+                player.log = striking.stderr_log(place, flight.begun)
             report = player.report
             player.play()
             report.asked = [(at, modes) for at, modes in self._plans.modes().items() if known.get(at) != modes]

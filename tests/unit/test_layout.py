@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     | KERNELS
     | PLAN
     | DRIVER_API
-    | {"ficco_rt.graph.ir", "ficco_rt.graph.noise", "ficco_rt.sim", "ficco_rt.group"},
+    | {"ficco_rt.graph.ir", "ficco_rt.graph.noise", "ficco_rt.sim", "ficco_rt.group", "ficco_rt.device.run_plan"},
     "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | DEVICE | {"ficco_rt.graph.ir", "ficco_rt.graph.budget"},
     "ficco_rt.kernel_files": LEAVES | IRS | {"ficco_rt.files", "ficco_rt.library"},
     "ficco_rt.compiler": LEAVES
@@ -138,6 +138,7 @@ FOREIGN: dict[str, set[str]] = {
     "ficco_rt.kernels": {"numpy"},
     "ficco_rt.exec": {"numpy", "ml_dtypes"},
     "ficco_rt.plan": {"numpy"},
+    "ficco_rt.device": {"numpy"},
     "ficco_rt.graph": {"numpy"},
     "ficco_rt.types": {"numpy"},
     "ficco_rt.transports": {"mpi4py", "torch"},  # what callers have

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ficco_rt.device.features import usual
-from ficco_rt.driver.gpu import peers
+from ficco_rt.driver.gpu import devices, peers
 from ficco_rt.driver.gpu.peers import Peers
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.group import Group, LeftError
@@ -97,7 +97,7 @@ def test_processes_of_different_nodes_may_be_on_different_machines(monkeypatch: 
 
 
 def test_each_process_takes_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in peers.LOCAL_RANKS:
+    for variable in devices.LOCAL_RANKS:
         monkeypatch.delenv(variable, raising=False)
     free = [((0, 1), (0, 1), {0: 0}), ((0, 1), (0, 1), {1: 1})]
     assert placed(vendor(), vendor()) == free
@@ -130,7 +130,7 @@ def test_each_process_takes_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_gpus_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in peers.LOCAL_RANKS:
+    for variable in devices.LOCAL_RANKS:
         monkeypatch.delenv(variable, raising=False)
     same = told(placed(vendor(["a"], 0), vendor(["a"], 0)))
     assert same[0] == same[1]

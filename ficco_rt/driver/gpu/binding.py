@@ -68,9 +68,9 @@ from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
-from .peers import Shared
 from .refused import Closing, concerning
 from .resources import RunResources
+from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor
 from .turns import Passage

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Any
 
+from ... import env
 from ...device.ir import Placement
 from ...errors import DeviceError, UsageError
 from ...machine.discover import DeviceFacts
@@ -13,6 +16,8 @@ from ...machine.model import Machine
 from ...transports import local
 from .refused import Closing, concerning
 from .vendor import Gpu, Handle, Vendor
+
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PMI_LOCAL_RANK")
 
 
 def placed(vendor: Vendor, ranks: int, ranks_per_gpu: int) -> Placement:
@@ -136,3 +141,39 @@ def discover(
 def _linked(vendor: Vendor, a: int, b: int) -> bool:
     with concerning(f"device {a}"):
         return vendor.linked(a, b)
+
+
+def own_devices(
+    vendor: Vendor, needed: int, place: int, agreed: Callable[[Callable[[], object]], list[Any]], most: int = 1
+) -> tuple[list[int], list[str]]:
+    """So many devices for this process, as the vendor numbers them, fewer if there are no more; and the UUIDs of all
+    that it sees. `agreed` gives what every process has made. A process that wishes for none gets the first ones that
+    fewer than `most` before it have; where that is more than one, a process needs one device."""
+    visible: list[str] = []
+
+    def seen() -> object:
+        visible[:] = [vendor.uuid(i) for i in range(vendor.count())]
+        return [visible, _wish(vendor, needed, len(visible), most)]
+
+    taken: Counter[str] = Counter()
+    mine: list[int] = []
+    for p, (theirs, wished) in enumerate(agreed(seen)):
+        chosen = wished
+        if wished is None:
+            chosen = [i for i, uuid in enumerate(theirs) if taken[uuid] < most][:needed]
+        taken.update(theirs[i] for i in chosen)
+        if p == place:
+            mine = chosen
+    return mine, visible
+
+
+def _wish(vendor: Vendor, needed: int, count: int, most: int) -> list[int] | None:
+    """The devices that this process should take: the current one; or those that its place on the machine tells."""
+    current = vendor.chosen()
+    if needed == 1 and current is not None:
+        return [current]
+    for name in LOCAL_RANKS:
+        text = env.others(name) or ""
+        if text.isdecimal() and (int(text) // most + 1) * needed <= count:
+            return list(range(int(text) // most * needed, (int(text) // most + 1) * needed))
+    return None

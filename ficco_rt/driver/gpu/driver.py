@@ -42,11 +42,11 @@ from .arrivals import try_copies
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
 from .collectives import Communicators
-from .devices import placed
+from .devices import own_devices, placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
-from .peers import Peers, label, own_devices, touched_by_others
+from .peers import Peers, label, touched_by_others
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles, steady

@@ -19,14 +19,12 @@ import logging
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...device.nodes import nodes_of
 from ...errors import DeviceError, LeftError, UsageError
@@ -35,10 +33,10 @@ from ...machine.discover import DeviceFacts
 from ...version import __version__
 from .board import MOST, Board, made
 from .descriptors import Way, no_more_files, pass_around
-from .devices import facts_of
+from .devices import facts_of, own_devices
 from .devices import inside as current_on
 from .refused import Closing, Refused, concerning
-from .sharing import Leaves, Mapped, Sharing
+from .sharing import Area, Found, Leaves, Mapped, Shared, Sharing
 from .turns import TURNS
 from .vendor import Gpu, Handle, Vendor
 from .ways import IMEX, FabricTrial, descriptors_pass
@@ -50,7 +48,6 @@ T = TypeVar("T")
 
 PARTING = 2.0  # seconds that `close` waits for others to let go of memory
 TENSOR = "@"  # in the labels of tensors alone
-LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PMI_LOCAL_RANK")
 _NO_EXPORT = (
     "this tensor's memory cannot be given to other processes; take tensors of ficco_rt.empty(…), or of ordinary "
     "allocations (cudaMalloc; PyTorch's default allocator)"
@@ -68,35 +65,6 @@ _NO_IPC = (
     "processes apart? Then give them a common network namespace, or a common folder for temporary files (memory then "
     "passes as file descriptors), or start them with --ipc=host and --pid=host"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Area:
-    """Memory of this process that others map. `handles` become file descriptors, or fabric handles; without handles it
-    is IPC memory. `kept`: it is a caller's, whose handles were retained for this and are given back."""
-
-    number: int
-    sizes: tuple[int, ...]
-    handles: tuple[Handle, ...] = ()
-    ipc: bytes = b""
-    kept: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An area of another process as it lies in this one."""
-
-    mapped: Mapped
-    ipc: bool
-
-
-@dataclass(slots=True)
-class Shared:
-    """What one exchange of memory has brought: addresses by label, and what is used of others and of callers."""
-
-    addresses: dict[str, int]
-    theirs: list[tuple[int, int]]
-    callers: list[tuple[int, int]]
 
 
 class Peers:
@@ -670,42 +638,6 @@ class Peers:
         for number in list(self._areas):
             closing(self._drop, number)
         closing.end()
-
-
-def own_devices(
-    vendor: Vendor, needed: int, place: int, agreed: Callable[[Callable[[], object]], list[Any]], most: int = 1
-) -> tuple[list[int], list[str]]:
-    """So many devices for this process, as the vendor numbers them, fewer if there are no more; and the UUIDs of all
-    that it sees. `agreed` gives what every process has made. A process that wishes for none gets the first ones that
-    fewer than `most` before it have; where that is more than one, a process needs one device."""
-    visible: list[str] = []
-
-    def seen() -> object:
-        visible[:] = [vendor.uuid(i) for i in range(vendor.count())]
-        return [visible, _wish(vendor, needed, len(visible), most)]
-
-    taken: Counter[str] = Counter()
-    mine: list[int] = []
-    for p, (theirs, wished) in enumerate(agreed(seen)):
-        chosen = wished
-        if wished is None:
-            chosen = [i for i, uuid in enumerate(theirs) if taken[uuid] < most][:needed]
-        taken.update(theirs[i] for i in chosen)
-        if p == place:
-            mine = chosen
-    return mine, visible
-
-
-def _wish(vendor: Vendor, needed: int, count: int, most: int) -> list[int] | None:
-    """The devices that this process should take: the current one; or those that its place on the machine tells."""
-    current = vendor.chosen()
-    if needed == 1 and current is not None:
-        return [current]
-    for name in LOCAL_RANKS:
-        text = env.others(name) or ""
-        if text.isdecimal() and (int(text) // most + 1) * needed <= count:
-            return list(range(int(text) // most * needed, (int(text) // most + 1) * needed))
-    return None
 
 
 def touched_by_others(plan: DevicePlan) -> list[Key]:

@@ -195,3 +195,32 @@ class Sharing(ABC):
 def _places(address: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Where each of the pieces that lie side by side begins, and its bytes."""
     return [(address + sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Memory of this process that others map. `handles` become file descriptors, or fabric handles; without handles it
+    is IPC memory. `kept`: it is a caller's, whose handles were retained for this and are given back."""
+
+    number: int
+    sizes: tuple[int, ...]
+    handles: tuple[Handle, ...] = ()
+    ipc: bytes = b""
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An area of another process as it lies in this one."""
+
+    mapped: Mapped
+    ipc: bool
+
+
+@dataclass(slots=True)
+class Shared:
+    """What one exchange of memory has brought: addresses by label, and what is used of others and of callers."""
+
+    addresses: dict[str, int]
+    theirs: list[tuple[int, int]]
+    callers: list[tuple[int, int]]
