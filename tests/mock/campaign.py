@@ -34,6 +34,7 @@ import numpy as np
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.gpu import gpus, runs
+from ficco_rt.driver.gpu.owner import OWNER
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
@@ -152,8 +153,11 @@ class Campaign:
         except KeyboardInterrupt:
             end = "interrupted"
         spent = time.monotonic() - began
+        owners: list[int] = []
+        if OWNER._pid:
+            OWNER.do(lambda: owners.append(threading.get_ident()))
         for thread in threading.enumerate():  # what still gives communicators back of what is lost
-            if thread.name == "ficco communicators":
+            if thread.name == "ficco communicators" and thread.ident not in owners:
                 thread.join(10)
         fired = library.fired()
         reasons = list(self._objections(kind, fired, end, text))
