@@ -245,6 +245,23 @@ def test_a_replay_that_hangs_has_a_time_limit_though_nobody_waits_for_it(
         made.right(3, lambda: made.captures.replay(range(RANKS), streams))
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_no_memory_is_freed_while_a_replay_waits(cuda: StandIn, own: bool) -> None:
+    """Freeing waits for all work of its device, and the watchdog lets nothing go that waits for a call it is behind."""
+    with captured(cuda, "ag_gemm/streamed", joined=False, timeout=0.5) as made:
+        executor, streams = made.executor, made.callers.streams
+        with made.captures.capturing():
+            made.layer()
+        other = Executor(executor.plan, "cuda", machine=executor.machine, timeout=30)
+        other.bind(**made.callers.tensors())
+        made.captures.replay([0], streams)
+        (executor if own else other).close()
+        other.close()
+        if not own:
+            with pytest.raises(DeviceError, match="did not end"):
+                executor.check()
+
+
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("called", [False, True])
 def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool, graph: bool) -> None:

@@ -584,6 +584,31 @@ def test_the_end_of_a_process_ends_the_wait_unless_its_part_is_done() -> None:
     assert world.runs.ill().splitlines()[0] == "process 1 ended in the midst of a run"
 
 
+def test_a_verdict_of_another_process_ends_what_nobody_waits_for() -> None:
+    """A replay, or a run on callers' streams: the watchdog asks."""
+    world = World(group=True, verdict="process 1 gave up run 3: late")
+    world.ended = False
+    assert world.runs.ill().splitlines() == ["process 1 gave up run 3: late", "others"]
+    world.ended = True
+    assert world.runs.ill() == ""
+
+
+def test_devices_are_busy_with_runs_and_replays() -> None:
+    turns = Turns()
+    other, _ = tenant()
+    turns.flying[other] = None
+    for event, rooms, busy in (("under way", {0}, True), ("ended", {0}, False), ("under way", {1}, False)):
+        other.seen, other.passage, other.rooms = 0, Passage({}, {}, {0: (event, None)}), dict.fromkeys(rooms)  # type: ignore[arg-type]
+        assert turns.busy("made up", {0}) is busy
+    assert not turns.busy("another", {1})
+    turns.embed(other, Passage({}, {}, {0: ("under way", None), 1: ("ended", None)}))
+    other.over = True
+    assert turns.busy("made up", {0, 1})
+    assert not turns.busy("made up", {1})
+    flying(other, "under way", error=True)  # calls tell that at once
+    assert not turns.busy("made up", {0})
+
+
 def test_an_error_of_a_device_is_published_and_loses_it() -> None:
     world = World(group=True)
     world.ended = DeviceError("an illegal address\nin a kernel")

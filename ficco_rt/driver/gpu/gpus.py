@@ -53,7 +53,7 @@ class Gpus:
         self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
         self.timing = False  # whether runs on callers' streams are timed; all others are
         self._hung = False
-        self._waited = False  # in vain, for other executors' runs
+        self._waited = False  # in vain, for what runs on the devices
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
         self.devices: dict[int, Gpu] = {}
@@ -213,12 +213,12 @@ class Gpus:
                 time.sleep(1e-4)
 
     def calm(self) -> bool:
-        """In a turn: whether runs of other executors on these devices have come to their end, so that no call waits for
-        them inside the vendor's driver. They get `timeout`, once."""
+        """In a turn: whether runs on these devices, and replays of callers' graphs, have come to their end, so that no
+        call waits for them inside the vendor's driver. They get `timeout`, once."""
         begun = time.monotonic()
         mine = {device.local for device in self.devices.values()}
         while not self.blocked:
-            if all(mine.isdisjoint(other.rooms) for other in TURNS.others(self.tenant)):
+            if not TURNS.busy(self.vendor.name, mine):
                 return True
             self._waited = self._waited or (self.timeout is not None and time.monotonic() - begun > self.timeout)
             if self._waited:

@@ -158,7 +158,7 @@ class Runs:
         """From the watchdog's thread: a failure that no stream shows."""
         if not self.lost and self._gpus.peers is not None:
             with self._gpus.vendor.uncaptured():  # NOTE in a capture of another thread
-                why = self._ended_early()
+                why = self._ended_early() or self._gpus.peers.verdict(far=False)
                 if why and self._board is not None and self._on_callers():
                     return "\n".join([why, *self._board.lines()])
         return self._communicators.ill()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -156,6 +156,17 @@ class Tenant:
             self.seen = number
         return self.over
 
+    def under_way(self, devices: Set[int]) -> bool:
+        """Whether a run or a replay of it is under way on these devices. None is on a device that failed: calls tell
+        that at once."""
+        try:
+            if not self.ended() and not devices.isdisjoint(self.rooms):
+                return True
+            ends = {} if self.replayed is None else self.replayed.ends
+            return not all(self.vendor.ended(event) for device, (event, _) in ends.items() if device in devices)
+        except DeviceError:
+            return False
+
 
 class Turns:
     """See the module. NOTE each run takes a turn: what `take`, `depart` and `give` do costs every run."""
@@ -249,13 +260,11 @@ class Turns:
         tenant.over, tenant.passage = True, None
         tenant.behind.clear()
 
-    def others(self, tenant: Tenant) -> list[Tenant]:
-        """In a turn: the others whose runs are not over."""
-        found = [other for other in self.flying if other is not tenant and other.vendor.name == tenant.vendor.name]
-        for other in found:
-            with suppress(DeviceError):
-                other.ended()
-        return [other for other in found if not other.over]
+    def busy(self, vendor: str, devices: Set[int]) -> bool:
+        """In a turn: whether a run, or a replay of a caller's graph that holds one, is under way on these devices."""
+        return any(
+            other.vendor.name == vendor and other.under_way(devices) for other in {**self.flying, **self._replayed}
+        )
 
     def ahead(self, tenant: Tenant) -> list[Tenant]:
         """Those behind whose runs the tenant's last one still stands."""
