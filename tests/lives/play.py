@@ -199,14 +199,22 @@ class Seat:
         gpus, vendor, streams = self._gpus, self._vendor, self._streams()
         self.executor.graph = self.executor.traced = self.executor.latched = False
         devices = [gpus.device(rank) for rank in self.executor.ranks]
-        for device, stream in zip(devices, streams, strict=True):
-            with gpus.inside(device):
-                vendor.begin_capture(stream)
-        self.executor.run(self.bound[number], streams=[int(s) for s in streams])
-        for device, stream in zip(devices, streams, strict=True):
-            with gpus.inside(device):
-                captured = vendor.end_capture(stream)
-                self.graphs.append((device, captured, vendor.instantiate(captured), stream))
+        captured = list(zip(devices, streams, strict=True))
+        try:
+            for device, stream in captured:
+                with gpus.inside(device):
+                    vendor.begin_capture(stream)
+            self.executor.run(self.bound[number], streams=[int(s) for s in streams])
+            while captured:
+                device, stream = captured[0]
+                with gpus.inside(device):
+                    graph = vendor.end_capture(stream)
+                    self.graphs.append((device, graph, vendor.instantiate(graph), stream))
+                del captured[0]
+        except BaseException:
+            for _, stream in captured:
+                vendor.drop_capture(stream)
+            raise
 
     def replay(self, places: Sequence[int], before: Callable[[int], None]) -> None:
         for place in places:
