@@ -342,6 +342,46 @@ def test_an_abort_waits_for_the_thread_of_a_call(
     at_rest(cuda)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_call_that_is_interrupted_is_asked_about_no_more(
+    library: standin.StandIn, monkeypatch: pytest.MonkeyPatch, graph: bool
+) -> None:
+    """While it is polled, in a capture too. Its communicators are made again."""
+    fresh(library)
+    with executor(library, plan_of()) as made:
+        assert verified_run(made, values="exact").ok
+        communicators, vendors = parts(made)
+        state, asked = vendors.state, 0
+
+        def interrupted(communicator: int) -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                assert not communicators.ill()  # somebody is in the call
+                raise KeyboardInterrupt
+            return str(state(communicator))
+
+        made.graph = graph
+        with monkeypatch.context() as patch:
+            patch.setattr(vendors, "state", interrupted)
+            patch.setattr(collectives, "ANSWER", 10.0)
+            release = made.driver._runs._release  # type: ignore[attr-defined]
+
+            def released(why: str) -> bool:
+                assert (asked, communicators.unfinished) == (1, 0)
+                assert not communicators.ill()  # nor is anybody now, but the call goes on in the library
+                assert asked == 1
+                return bool(release(why))
+
+            patch.setattr(made.driver._runs, "_release", released)  # type: ignore[attr-defined]
+            with pytest.raises(KeyboardInterrupt):
+                made.run()
+        for _ in range(2):
+            assert verified_run(made, values="exact").ok
+        assert communicators.unfinished is None
+    at_rest(library)
+
+
 def parts(made: Executor) -> tuple[collectives.Communicators, Any]:
     assert isinstance(made.driver, GpuDriver)
     return made.driver._communicators, made.driver._communicators._library

@@ -398,8 +398,9 @@ class World:
             sets=1, under_way=lambda number: (), force_up=self._force, clear=self._clear, event=lambda name, of: name,
         )  # fmt: skip
         communicators: Any = SimpleNamespace(
-            abort=did("abort"), ready=did("ready"), aborted=False, ill=lambda: "", calls=list, lent=False
-        )
+            abort=did("abort"), ready=did("ready"), aborted=False, unfinished=None, ill=lambda: "", calls=list,
+            lent=False,
+        )  # fmt: skip
         launch = SimpleNamespace(counters=2, device=device, scratch=0)
         bound = SimpleNamespace(launches={0: launch, 1: SimpleNamespace(counters=0)})
         binder: Any = SimpleNamespace(bindings={0: bound}.values(), calls=lambda binding, manner: self.calls)

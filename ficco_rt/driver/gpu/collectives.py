@@ -109,7 +109,7 @@ class Communicators:
         self.lent = False  # callers' graphs may hold calls, too
         self._changing = threading.Lock()  # `abort` comes from other threads
         self._calling = threading.Lock()  # held in calls, until these are over, and while the owner asks for errors
-        self._unfinished: int | None = None  # the number of a call that was given up before it was over
+        self.unfinished: int | None = None  # of a call that was given up: the number of communicators that are lost
 
     @property
     def count(self) -> int:
@@ -243,13 +243,13 @@ class Communicators:
                 communicators = self._open.get(number)
                 if communicators is None:
                     return (_aborted(),)
-                self._unfinished = number
+                self.unfinished = number
                 with library.group():
                     for rank, member in members:
                         library.call(kind, communicators[rank], rank, self._ranks, member)
                 error = self._polled(library, number, communicators, generation)
                 if error is None:
-                    self._unfinished = None
+                    self.unfinished = None
                 return (error,)
         except Refused as error:
             return (error,)
@@ -351,6 +351,8 @@ class Communicators:
         if not self._calling.acquire(blocking=False):
             return ""  # a call is under way, and looks itself
         try:
+            if self.unfinished is not None:
+                return ""  # they are about to be aborted
             for number, communicators in list(self._open.items()):
                 for rank, communicator in communicators.items():
                     with concerning(self._gpus.device(rank)):
@@ -388,7 +390,7 @@ class Communicators:
         library = self._library
         assert library is not None
         with self._calling:  # later calls find no communicators; they do not wait: their thread may have to drop graphs
-            last, self._unfinished = self._unfinished, None
+            last, self.unfinished = self.unfinished, None
         order = sorted(given, key=lambda number: number == last)
         left = [communicator for number in order for communicator in given[number].values()]
         with suppress(DeviceError), library.group():  # an error has been told already
@@ -429,7 +431,7 @@ class Communicators:
         gpus = self._gpus
         if gpus.peers is None or not self._open:
             return True
-        if self._unfinished is not None or gpus.peers.lost or gpus.peers.verdict():
+        if self.unfinished is not None or gpus.peers.lost or gpus.peers.verdict():
             return False
         if not gpus.peers.unseen:
             return gpus.peers.parted(SETTLE)

@@ -260,11 +260,13 @@ class Runs:
             try:
                 self._record(binding, mode, steps)
                 gpus.end_issue()
-            except BaseException:  # the first error is the one to tell
+            except BaseException as error:  # the first error is the one to tell
                 with suppress(DeviceError):
                     gpus.end_issue()
                 with suppress(DeviceError):
                     self._binder.drop_graphs(binding)
+                if self._communicators.unfinished is not None:
+                    self._release(_reason(error))
                 raise
 
     def _record(self, binding: BoundPlan, mode: Mode, steps: Sequence[DriverStep]) -> None:
