@@ -548,9 +548,9 @@ def test_no_torch_or_too_few_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == told
     monkeypatch.setattr(gpus, "find_spec", lambda name: name)
     for there, arguments, message in (
-        (0, [], "2 GPUs are needed, one a rank; this machine has no NVIDIA GPU, driver or cuda-bindings"),
-        (1, [], "2 GPUs are needed, one a rank; this machine has 1 NVIDIA GPU"),
-        (2, ["--gpus", "4"], "4 GPUs are needed, one a rank; this machine has 2 NVIDIA GPUs"),
+        (0, [], "2 GPUs are needed; this machine has no NVIDIA GPU, driver or cuda-bindings"),
+        (1, [], "2 GPUs are needed; this machine has 1 NVIDIA GPU"),
+        (2, ["--gpus", "4"], "4 GPUs are needed; this machine has 2 NVIDIA GPUs"),
     ):
         monkeypatch.setattr(gpus, "device_count", lambda name, there=there: there)
         assert cli.main(arguments) == 3

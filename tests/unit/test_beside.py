@@ -148,7 +148,7 @@ def test_a_row() -> None:
 
 def test_rows_that_are_not_measured() -> None:
     row = measure(CASE, 2, 1, Fake(), GIB // 2, 0)
-    assert row.failed == "both sides need 0.9 GiB of a GPU; 0.5 are free"
+    assert row.failed == "both sides need 0.9 GiB a rank; 0.5 are free"
     row = measure(CASE, 2, 1, Fake(refuses="load"), 80 * GIB, 0)
     assert (row.failed, row.wrong) == ("the other checkout, load: no such thing", False)
     row = measure(CASE, 2, 1, Fake(wrong=3), 80 * GIB, 0)
@@ -253,7 +253,7 @@ def checkouts(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def sides(checkouts: tuple[Path, Path]) -> Iterator[Pair]:
-    made = Pair(*(Worker(f"side {path.name}", path, 2, FAKE) for path in checkouts))
+    made = Pair(*(Worker(f"side {path.name}", path, 2, 1, FAKE) for path in checkouts))
     yield made
     made.close()
 
@@ -304,7 +304,7 @@ def test_a_worker_that_dies(sides: Pair) -> None:
 
 
 def test_a_worker_that_hangs_is_killed(checkouts: tuple[Path, Path]) -> None:
-    worker = Worker("side a", checkouts[0], 2, FAKE)
+    worker = Worker("side a", checkouts[0], 2, 1, FAKE)
     try:
         worker.ready()
         worker.send("load", {"schedule": "hangs"})
@@ -315,7 +315,7 @@ def test_a_worker_that_hangs_is_killed(checkouts: tuple[Path, Path]) -> None:
 
 
 def test_a_worker_that_cannot_start(checkouts: tuple[Path, Path]) -> None:
-    worker = Worker("side a", checkouts[0], 7, FAKE)
+    worker = Worker("side a", checkouts[0], 7, 1, FAKE)
     try:
         with pytest.raises(DeviceError, match="side a, start: DeviceError: no GPU"):
             worker.ready()
@@ -327,7 +327,7 @@ def test_a_checkout_must_be_the_one_that_is_imported(
     checkouts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'dsl'}")  # behind the empty checkout
-    worker = Worker("the other checkout", checkouts[1], 0)
+    worker = Worker("the other checkout", checkouts[1], 0, 1)
     try:
         with pytest.raises(DeviceError, match=f"the other checkout took the ficco_rt of {ROOT}, not that of "):
             worker.ready()
@@ -358,6 +358,8 @@ def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.Capt
     [
         [],
         ["x", "--gpus", "1"],
+        ["x", "--gpus", "1", "--ranks-per-gpu", "1"],
+        ["x", "--ranks-per-gpu", "0"],
         ["x", "--rounds", "0"],
         ["x", "--compile-only", "--rows", "qkv70b_2k"],
         ["x", "--starts", "0"],
@@ -376,7 +378,7 @@ def test_no_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     monkeypatch.setattr(gpus, "find_spec", lambda name: name)
     monkeypatch.setattr(gpus, "device_count", lambda name: 0)
     assert cli.main([str(ROOT)]) == 3
-    told = "beside: 2 GPUs are needed, one a rank; this machine has no NVIDIA GPU, driver or cuda-bindings\n"
+    told = "beside: 2 GPUs are needed; this machine has no NVIDIA GPU, driver or cuda-bindings\n"
     assert capsys.readouterr().err == told
 
 
@@ -410,15 +412,16 @@ def test_the_host_alone_in_pairs_of_processes(
 ) -> None:
     started = []
 
-    def start(checkouts: tuple[Path, Path], gpus: int, *, other_first: bool = False) -> Sides:
-        started.append(other_first)
+    def start(checkouts: tuple[Path, Path], gpus: int, each: int, *, other_first: bool = False) -> Sides:
+        started.append((gpus, each, other_first))
         return Sides(0.96 if other_first else 1.0)
 
     monkeypatch.setattr(cli, "find_gpus", lambda wanted: wanted)
     monkeypatch.setattr(cli, "start", start)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    assert cli.main([str(ROOT), "--host-only", "--starts", "3"]) == 0
-    assert started == [False, True, False]
+    shared = ["--gpus", "1", "--ranks-per-gpu", "2"]
+    assert cli.main([str(ROOT), "--host-only", "--starts", "3", *shared]) == 0
+    assert started == [(1, 2, False), (1, 2, True), (1, 2, False)]
     assert capsys.readouterr().out.count("| 0.986 |") == len(HOST)
 
 
@@ -435,7 +438,7 @@ def test_a_run_that_ends_early_tells_the_rows_that_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "find_gpus", lambda wanted: wanted)
-    monkeypatch.setattr(cli, "start", lambda checkouts, gpus: Ended(0.9))
+    monkeypatch.setattr(cli, "start", lambda checkouts, gpus, each: Ended(0.9))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     file = tmp_path / "out.json"
     assert cli.main([str(ROOT), "--rows", "qkv70b_2k", "--rounds", "1", "--json", str(file)]) == 3

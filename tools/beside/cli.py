@@ -32,6 +32,7 @@ Runs of tools/bench/scenarios.json, the host's time to issue a run, and the time
     python -m tools.beside ../before                                  # all of it, on two GPUs
     python -m tools.beside ../before --rows qkv70b_2k,o8b_16k         # these scenarios
     python -m tools.beside ../before --host-only --starts 8           # the host's time, in 8 pairs of processes
+    python -m tools.beside ../before --gpus 1 --ranks-per-gpu 2       # on one GPU, which two ranks share
     python -m tools.beside ../before --compile-only                   # needs no GPU
 
 Ratios are the other checkout's time / this one's: above 1 this one is faster.
@@ -46,7 +47,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("other", type=Path, metavar="OTHER_CHECKOUT", help="the root of another checkout, such as the state before")
-    add("--gpus", type=int, default=2, metavar="N", help="ranks, one a GPU (2, for which the variants are chosen)")
+    add("--gpus", type=int, default=2, metavar="N", help="GPUs (2, for which the variants are chosen)")
+    add("--ranks-per-gpu", type=int, default=1, metavar="R", help="that share a GPU (1)")
     add("--rounds", type=int, default=8, metavar="N", help="turns of each side for a row (8); compilations: 5 at most")
     add("--rows", metavar="NAME,…", help="scenarios to run (default: all)")
     add("--compile-only", action="store_true", help="compare what compiling takes, and nothing else")
@@ -60,8 +62,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add("--json", type=Path, metavar="FILE", help="write all figures; after every row, all so far")
     options = parser.parse_args(arguments)
-    if options.gpus < 2 or options.rounds < 1 or options.starts < 1:
-        parser.error("--gpus is a number from 2, --rounds and --starts from 1")
+    if min(options.gpus, options.ranks_per_gpu, options.rounds, options.starts) < 1:
+        parser.error("--gpus, --ranks-per-gpu, --rounds and --starts are numbers from 1")
+    if options.gpus * options.ranks_per_gpu < 2:
+        parser.error("--gpus 1 has one rank, and schedules have two or more: add --ranks-per-gpu 2")
     if options.compile_only and (options.rows is not None or options.host_only or options.starts > 1):
         parser.error("--rows, --host-only and --starts are of runs on GPUs, and --compile-only has none")
     if options.host_only and options.rows is not None:
@@ -89,7 +93,8 @@ def beside(options: argparse.Namespace) -> int:
     picked: tuple[Case, ...] = ()
     if not (options.compile_only or options.host_only):
         names = None if options.rows is None else [name.strip() for name in options.rows.split(",")]
-        picked = rows(names, options.gpus)
+        picked = rows(names, options.gpus * options.ranks_per_gpu)
+    each: int = options.ranks_per_gpu
     gpus = 0 if options.compile_only else find_gpus(options.gpus)
     about: dict[str, object] = {
         "this": revision(ROOT),
@@ -98,22 +103,22 @@ def beside(options: argparse.Namespace) -> int:
         "rounds": options.rounds,
     }
     results = Results()
-    pair = start((ROOT, other), gpus)
+    pair = start((ROOT, other), gpus, each)
     try:
         made = pair.ready()
-        free = min(int(side.get("free", 0)) for side in (made.this, made.other))
+        free = min(int(side.get("free", 0)) for side in (made.this, made.other)) // each
         about |= {key: value for key, value in made.this.items() if key not in ("checkout", "free")}
         print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
         compilations = () if options.host_only else COMPILATIONS
-        for results in steps(pair, picked, compilations, gpus, options.rounds, free):
+        for results in steps(pair, picked, compilations, gpus * each, options.rounds, free):
             if options.json is not None:
                 _write_json(options.json, results, about, complete=False)
         hosts = [results.host]
         for number in range(1, options.starts):
             pair.close()
-            pair = start((ROOT, other), gpus, other_first=number % 2 == 1)
+            pair = start((ROOT, other), gpus, each, other_first=number % 2 == 1)
             pair.ready()
-            hosts.append(tuple(measure_host(case, gpus, pair) for case in HOST))
+            hosts.append(tuple(measure_host(case, gpus * each, pair) for case in HOST))
             results = replace(results, host=tuple(map(over_starts, zip(*hosts, strict=True))))
     except (DeviceError, KeyboardInterrupt):
         _tell(results)  # what is measured is measured
@@ -127,7 +132,7 @@ def beside(options: argparse.Namespace) -> int:
 
 
 def steps(
-    pair: Pair, picked: Sequence[Case], compilations: Sequence[Compilation], gpus: int, rounds: int, free: int
+    pair: Pair, picked: Sequence[Case], compilations: Sequence[Compilation], ranks: int, rounds: int, free: int
 ) -> Iterator[Results]:
     """All that is measured so far, after every step: rows, the host's time, compilations."""
     begun = time.monotonic()
@@ -137,11 +142,11 @@ def steps(
         print(f"[{time.monotonic() - begun:5.0f} s] {label}", file=sys.stderr, flush=True)
 
     for case in picked:
-        results = replace(results, rows=(*results.rows, measure(case, gpus, rounds, pair, free)))
+        results = replace(results, rows=(*results.rows, measure(case, ranks, rounds, pair, free)))
         told(case.label)
         yield results
-    for case in HOST if gpus else ():
-        results = replace(results, host=(*results.host, measure_host(case, gpus, pair)))
+    for case in HOST if ranks else ():
+        results = replace(results, host=(*results.host, measure_host(case, ranks, pair)))
         told(f"host, {case.label}")
         yield results
     for compilation in compilations:

@@ -36,16 +36,17 @@ def one_core() -> Iterator[None]:
 
 
 class Gpus:
-    """Rank r runs on GPU r."""
+    """Ranks share a GPU, `each` of them, in their order."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, gpus: int, each: int) -> None:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the driver asks: before any context is made
         import torch
 
         self._torch = torch
-        self._devices = [torch.device("cuda", rank) for rank in range(ranks)]
+        self._each = each
+        self._devices = [torch.device("cuda", rank // each) for rank in range(gpus * each)]  # by rank
         self._streams = [torch.cuda.Stream(device) for device in self._devices]
-        self._machine = ficco_rt.discover(ranks)
+        self._machine = ficco_rt.discover(len(self._devices), ranks_per_gpu=each)
         self._clock = Clock(self._streams, meeting(self._streams))
         self._executor: Any = None
         self._bound: Any = None
@@ -55,7 +56,7 @@ class Gpus:
         """Versions, devices, and the bytes that are free on the fullest GPU."""
         torch = self._torch
         return {
-            "gpus": f"{len(self._devices)} × {torch.cuda.get_device_name(0)}",
+            "gpus": f"{len(set(self._devices))} × {torch.cuda.get_device_name(0)}",
             "torch": str(torch.__version__),
             "cuda": str(torch.version.cuda),
             "free": min(torch.cuda.mem_get_info(device)[0] for device in self._devices),
@@ -71,7 +72,7 @@ class Gpus:
             for name, shape in shapes.items()
         }
         plan = compile_schedule(schedule, len(self._devices), arguments, self._machine)  # the text's own defaults
-        self._executor = ficco_rt.Executor(plan, "cuda", graph=graph, timeout=TIMEOUT)
+        self._executor = ficco_rt.Executor(plan, "cuda", ranks_per_gpu=self._each, graph=graph, timeout=TIMEOUT)
         self._bound = self._executor.bind(**self._tensors)
         return {"hash": ficco_rt.plan_hash(plan), "commands": sum(len(s.commands) for s in plan.streams)}
 

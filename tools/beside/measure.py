@@ -98,11 +98,11 @@ def by_best(rounds: Sequence[Both]) -> Compared:
 
 
 def measure(case: Case, ranks: int, rounds: int, pair: Asked, free: int, rest: float = REST) -> Row:
-    """A row. `free` is the memory of a GPU, in bytes, that both sides may take. Raises DeviceError."""
+    """A row. `free` is the memory, in bytes, that both sides may take for a rank. Raises DeviceError."""
     scenario = case.scenario
     needed = memory(scenario, ranks)
     if needed > free:
-        return Row(case, failed=f"both sides need {needed / 2**30:.1f} GiB of a GPU; {free / 2**30:.1f} are free")
+        return Row(case, failed=f"both sides need {needed / 2**30:.1f} GiB a rank; {free / 2**30:.1f} are free")
     try:
         made = _load(case, ranks, pair)
         same = _same(made)
@@ -157,7 +157,7 @@ def measure_compile(compilation: Compilation, rounds: int, pair: Asked) -> Compi
 
 
 def memory(scenario: Scenario, ranks: int) -> int:
-    """Bytes that both sides need of a GPU at their fullest, which is while the result is checked; rather too many.
+    """Bytes that both sides need for a rank at their fullest, which is while the result is checked; rather too many.
 
     A, B and C in bf16, C again, poisoned and the executor's own; A, B and two results in fp32; and scratch, which
     holds gathered rows of A or partial products.

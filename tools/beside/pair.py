@@ -36,12 +36,18 @@ class Both:
 class Worker:
     """A process on `checkout`; `program` is this file's worker, but for tests."""
 
-    def __init__(self, name: str, checkout: Path, gpus: int, program: Path = WORKER) -> None:
+    def __init__(self, name: str, checkout: Path, gpus: int, each: int, program: Path = WORKER) -> None:
         self.name = name
         self._checkout = checkout
         paths = [str(checkout), str(checkout / "dsl"), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(program), str(gpus)],  # -P: nothing is imported from the program's folder
+            [
+                sys.executable,
+                "-P",
+                str(program),
+                str(gpus),
+                str(each),
+            ],  # -P: nothing is imported from the program's folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -139,8 +145,8 @@ class Pair:
             worker.close()
 
 
-def start(checkouts: Sequence[Path], gpus: int, *, other_first: bool = False) -> Pair:
+def start(checkouts: Sequence[Path], gpus: int, each: int, *, other_first: bool = False) -> Pair:
     """Both workers, coming up: of this checkout and of the other one, which may be started first."""
     named = list(zip(("this checkout", "the other checkout"), checkouts, strict=True))
-    workers = {name: Worker(name, checkout, gpus) for name, checkout in (named[::-1] if other_first else named)}
+    workers = {name: Worker(name, checkout, gpus, each) for name, checkout in (named[::-1] if other_first else named)}
     return Pair(*(workers[name] for name, _ in named))

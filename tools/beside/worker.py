@@ -1,6 +1,6 @@
 """One side of a comparison: a process that answers requests, each a line of JSON.
 
-    PYTHONPATH=CHECKOUT:CHECKOUT/dsl python -P tools/beside/worker.py GPUS
+    PYTHONPATH=CHECKOUT:CHECKOUT/dsl python -P tools/beside/worker.py GPUS RANKS_PER_GPU
 
 The checkout that is measured may be older than this file. So only public functions of ficco_rt are called, and what
 is imported besides comes from this file's checkout and imports nothing of ficco_rt. Without GPUs (0) a worker compiles.
@@ -34,7 +34,7 @@ def compiled(schedule: str, ranks: int, arguments: dict[str, Any]) -> dict[str, 
     return {"seconds": time.process_time() - begun, "hash": ficco_rt.plan_hash(plan)}
 
 
-def handlers(gpus: int) -> tuple[dict[str, object], Handlers]:
+def handlers(gpus: int, each: int) -> tuple[dict[str, object], Handlers]:
     """What is measured with, and what can be asked for."""
     about: dict[str, object] = {"checkout": str(Path(ficco_rt.__file__).resolve().parents[1])}
     if not gpus:
@@ -43,7 +43,7 @@ def handlers(gpus: int) -> tuple[dict[str, object], Handlers]:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tools.beside.gpus import Gpus
 
-    side = Gpus(gpus)
+    side = Gpus(gpus, each)
     asked = (side.load, side.check, side.fill, side.turn, side.host, side.drop)
     return about | side.about(), {"compile": compiled} | {f.__name__: f for f in asked}
 
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     known: dict[str, Callable[..., object]] = {}
 
     def start() -> object:
-        about, asked = handlers(int(arguments[0]))
+        about, asked = handlers(*map(int, arguments))
         known.update(asked)
         return about
 
