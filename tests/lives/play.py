@@ -122,7 +122,6 @@ class Seat:
         self.executor = Executor(self.plan, key.driver, group=group, timeout=timeout)
         self.nothing = self._vendor.current() if key.driver != "host" else None  # no context
         self.views: dict[int, dict[tuple[str, int], Any]] = {}  # of a set: its tensors' memory
-        self.data: dict[int, int] = {}  # of a set: which inputs it has
         self.pending: list[tuple[int, int, int]] = []  # operation, set, data: of runs that have not been seen to end
         self.bound: dict[int, Any] = {}
         self.streams: list[Any] = []
@@ -193,6 +192,10 @@ class Seat:
             executor.run(self.bound[op.tensors])
         else:
             executor.run(self.bound[op.tensors], streams=[int(s) for s in self._streams()])
+
+    def fresh(self, op: Op) -> bool:
+        """Whether no run is pending that has the same tensors."""
+        return all(tensors != op.tensors for _, tensors, _ in self.pending)
 
     def capture(self, number: int) -> None:
         """A graph for each GPU, on its rank's stream."""
@@ -298,6 +301,7 @@ class Player:
         self.seats: list[Seat] = []
         self.forked: list[int] = []
         self.struck = False  # the event has come
+        self._filled: Op | None = None  # whose tensors a late process has filled before it waited
         self.lasted = 0.0  # seconds that a call may take
         self._groups = 0
         self._came: dict[object, bytes] = {}
@@ -392,8 +396,10 @@ class Player:
 
     def _late(self, op: Op, seconds: float) -> None:
         """What the run is to write holds the pattern while the others wait for it (`_called`)."""
-        if op.issues and not self.seats[op.seat].pending:
-            self._fill(self.seats[op.seat], op)
+        seat = self.seats[op.seat]
+        if op.issues and op.tensors in seat.views and seat.fresh(op):
+            self._fill(seat, op)
+            self._filled = op
         time.sleep(seconds)
 
     def _do(self, number: int, op: Op, group: Group | None) -> None:
@@ -432,8 +438,8 @@ class Player:
             self._sync(seat)
         with self._timed(self.lasted or LONG, "bind"):
             seat.tensors(op.tensors)
-        fresh = all(of != op.tensors for _, of, _ in seat.pending)
-        if fresh and not self._is_filled(seat, op):
+        fresh = seat.fresh(op)
+        if fresh and op is not self._filled:
             self._fill(seat, op)
         check = partial(self._untouched, number, seat, op) if fresh else lambda rank: None
         part = self.life.event.kind == "part" and number == self.life.event.op
@@ -486,17 +492,6 @@ class Player:
                 view[...] = inputs(seat.key, op.data)[name][rank]
             elif kinds[name] == "output" and view.size:
                 view.view(np.uint8).fill(PATTERN)
-        seat.data[op.tensors] = op.data
-
-    def _is_filled(self, seat: Seat, op: Op) -> bool:
-        """For the very run that comes: a process that is late has done that before."""
-        return (
-            self.life.event.kind == "late"
-            and op is self.life.ops[self.life.event.op]
-            and seat.data.get(op.tensors) == op.data
-            and self.place == self.life.event.place
-            and op.tensors in seat.views
-        )
 
     def _untouched(self, number: int, seat: Seat, op: Op, rank: int) -> None:
         """What a rank's run is to write, nobody has written before its call."""
@@ -625,7 +620,7 @@ class Player:
             return
         # communicators of a run that was given up may keep calls; a stream may stop when all was seen to be right
         waits = ("ncclCommAbort blocks", "ncclCommDestroy blocks") if failed else ()
-        waits += ("cuMemFree blocks", "hipFree blocks") if event == "stop" and not failed else ()
+        waits += ("cuMemFree blocks", "hipFree blocks") if event == "stop" and self._right_everywhere() else ()
         found = [line for line in self.gpus.violations().splitlines() if not line.startswith(waits)]
         if found:
             self.object("VIOLATION", "; ".join(found[:3]))
