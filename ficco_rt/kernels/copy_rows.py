@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import struct
 
-SOURCE, ENTRY, THREADS = "copy_rows.cu", "copy_rows", 256
-BLOCKS = 8  # which one multiprocessor has room for
+SOURCE, ENTRY, THREADS, LOADS = "copy_rows.cu", "copy_rows", 256, 4
+PIECE = THREADS * LOADS * 16  # bytes that a block loads at once
+MOST = 512  # blocks: some rounds of all multiprocessors. Beside launches that hold all but one, that one takes them all
 _ROWS = struct.Struct("<6Q")  # CopyRows of src/copy_rows.h
+
+
+def blocks(size: int) -> int:
+    """Of a launch that copies so many bytes."""
+    return max(1, min(MOST, -(-size // PIECE)))
 
 
 def argument(to: int, of: int, width: int, rows: int = 1, to_pitch: int = 0, of_pitch: int = 0) -> bytes:

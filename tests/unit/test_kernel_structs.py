@@ -277,4 +277,4 @@ def test_rows_to_be_copied(tmp_path: Path) -> None:
     assert found.size == len(data)
     assert {name: found[name].read(data) for name in given} == given
     text = (KERNELS / "copy_rows.h").read_text()
-    assert f"COPY_THREADS = {copy_rows.THREADS}" in text
+    assert f"COPY_THREADS = {copy_rows.THREADS}, COPY_LOADS = {copy_rows.LOADS} " in text

@@ -157,11 +157,12 @@ class LaunchBinder:
     def copying(self, device: Gpu, part: LinearCopy | PitchedCopy, stream: Handle) -> DriverCall:
         """The launch of the kernel that copies this inside the device."""
         entry = self._modules.own(copy_rows.SOURCE, copy_rows.ENTRY, device, options(device.facts.arch))
-        grid = Grid((copy_rows.BLOCKS,), (copy_rows.THREADS,), 0)
         if isinstance(part, LinearCopy):
-            argument = copy_rows.argument(part.dst, part.src, part.size)
+            size, argument = part.size, copy_rows.argument(part.dst, part.src, part.size)
         else:
+            size = part.width * part.rows
             argument = copy_rows.argument(part.dst, part.src, part.width, part.rows, part.dst_pitch, part.src_pitch)
+        grid = Grid((copy_rows.blocks(size),), (copy_rows.THREADS,), 0)
         return self._gpus.vendor.launch_action(entry.handle, grid, (argument,), stream)
 
     def release(self, bound: BoundLaunch) -> None:

@@ -3,7 +3,7 @@
 
 #include "integers.h"
 
-enum { COPY_THREADS = 256 };
+enum { COPY_THREADS = 256, COPY_LOADS = 4 };
 
 typedef struct CopyRows {
     u64 to, from;              // addresses of the first rows
