@@ -63,7 +63,7 @@ def test_a_long_reason_keeps_to_its_place(boards: list[Board]) -> None:
 
 
 def test_a_forked_process_publishes_nothing(boards: list[Board], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "_forks", board._forks + 1)
+    monkeypatch.setattr(board, "forks", board.forks + 1)
     boards[0].publish("of a child")
     assert not boards[1].any_verdict
 
@@ -394,6 +394,7 @@ class World:
             idle=lambda: self.through, well=lambda: None, busy=lambda: ("a device",), mode="streams", timing=False,
             begin_issue=did("begin"), end_issue=did("end"), ranks=(0,), control={0: "control"}, put=did("put"),
         )  # fmt: skip
+        self.gpus.hang = lambda: setattr(self.gpus, "hung", True)
         resources: Any = SimpleNamespace(
             sets=1, under_way=lambda number: (), force_up=self._force, clear=self._clear, event=lambda name, of: name,
         )  # fmt: skip

@@ -50,18 +50,14 @@ class Said:
         return f"{what}, since {self.ago:.1f} s; {self.issued} runs issued, {self.ended} seen to end"
 
 
-def forks() -> int:
-    """How many forks lie between this process and the one that imported the module. NOTE each run asks: that is less
-    than a system call."""
-    return _forks
+forks = 0  # between this process and the one that imported the module. NOTE each run asks: that is no call
 
 
 def _forked() -> None:
-    global _forks
-    _forks += 1
+    global forks
+    forks += 1
 
 
-_forks = 0
 os.register_at_fork(after_in_child=_forked)
 
 
@@ -79,14 +75,14 @@ class Board:
     def __init__(self, descriptor: int, place: int, members: Sequence[int]) -> None:
         self._descriptor = descriptor
         self._place, self._members = place, members
-        self._forks = forks()  # a forked process says nothing in this one's name
+        self._forks = forks  # a forked process says nothing in this one's name
         self._page = mmap.mmap(descriptor, _SIZE)
         self._issued = self._ended = 0
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
         self.say("opens")
 
     def say(self, doing: Doing) -> None:
-        if forks() != self._forks:
+        if forks != self._forks:
             return
         _SLOT.pack_into(self._page, _at(self._place), _DOINGS.index(doing), self._issued, self._ended, time.monotonic())
 
@@ -103,7 +99,7 @@ class Board:
     def publish(self, why: str) -> None:
         """This process gives up its runs: all that no process has checked yet. The first reason stays."""
         at = _at(self._place) + _SLOT.size
-        if forks() != self._forks or _VERDICT.unpack_from(self._page, at)[0]:
+        if forks != self._forks or _VERDICT.unpack_from(self._page, at)[0]:
             return
         # NOTE whole characters, and the reason before what says that there is one
         reason = why.encode()[:_REASON].decode(errors="ignore").encode()

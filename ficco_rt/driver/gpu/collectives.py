@@ -197,7 +197,7 @@ class Communicators:
         """Communicators that were never used."""
         job = OWNER.begin(lambda: self._abort({number: made}), lasts=True)
         if not job.done.wait(SETTLE):
-            self._gpus.hung = True
+            self._gpus.hang()
 
     def _missing(self, waited: float) -> str:
         """Why what the library waits for will not come; nothing: it may."""
@@ -310,7 +310,7 @@ class Communicators:
         except BaseException:
             self.abort()
             if not self._at_rest():  # nobody frees what a call may still touch
-                gpus.hung = True
+                gpus.hang()
             raise
         finally:
             closing = Closing()
@@ -408,7 +408,7 @@ class Communicators:
                 "the communicators stay: graphs of yours hold runs of this executor; drop them before you close it "
                 "(PyTorch: graph.reset())"
             )
-        self._gpus.hung = True
+        self._gpus.hang()
         raise DeviceError(f"communicators are not given back within {SETTLE:g} s")
 
     def close(self) -> None:

@@ -594,7 +594,7 @@ class GpuDriver:
                 closing(self._peers.unmap)
             self._peers.part()
         if not tenant.shut():
-            self._gpus.hung = True
+            self._gpus.hang()
         with self._gpus.turn():
             TURNS.leave(tenant)
             if not self._gpus.calm():

@@ -52,7 +52,7 @@ class Gpus:
         self.current: Gpu | None = None  # whose context is current, while a run is issued
         self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
         self.timing = False  # whether runs on callers' streams are timed; all others are
-        self._hung = False
+        self.hung = False  # see `hang`
         self._waited = False  # in vain, for what runs on the devices
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
@@ -83,22 +83,16 @@ class Gpus:
                 self.close()
             raise
 
-    @property
-    def hung(self) -> bool:
+    def hang(self) -> None:
         """Something runs that does not end: a call may block for ever. So may calls of other executors there that wait
         for a device (`blocked`)."""
-        return self._hung
-
-    @hung.setter
-    def hung(self, on: bool) -> None:
-        self._hung = on
-        if on:
-            _BLOCKED.update((self.vendor.name, device.local) for device in self.devices.values())
+        self.hung = True
+        _BLOCKED.update((self.vendor.name, device.local) for device in self.devices.values())
 
     @property
     def blocked(self) -> bool:
         """Whether something runs on these devices, of any executor of the process, that does not end."""
-        return self._hung or any((self.vendor.name, device.local) in _BLOCKED for device in self.devices.values())
+        return self.hung or any((self.vendor.name, device.local) in _BLOCKED for device in self.devices.values())
 
     def device(self, rank: int) -> Gpu:
         """Of a rank of this process."""
@@ -206,7 +200,7 @@ class Gpus:
         while not self._idle(device, stream):
             waited = time.monotonic() - begun
             if self.timeout is not None and waited > self.timeout:
-                self.hung = True
+                self.hang()
                 raise DeviceError(f"{device} did not come to rest within {self.timeout:g} s (--timeout)")
             TURNS.seen()
             if waited > SPIN:

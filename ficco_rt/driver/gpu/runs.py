@@ -14,8 +14,8 @@ from ...device.ir import EventName, Mode
 from ...device.run_plan import RunPlan, uploads
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
+from . import board
 from .binding import Binder, BoundPlan, Callers, RunManner
-from .board import forks
 from .collectives import Communicators
 from .gpus import SPIN, Gpus
 from .refused import concerning
@@ -53,7 +53,7 @@ class Runs:
         self._latest: tuple[BoundPlan, RunManner, int | None, Sequence[Wait]] | None = None  # see `run_plan`
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
-        self._pid, self._forks = os.getpid(), forks()
+        self._pid, self._forks = os.getpid(), board.forks
         self._looked_at: Callers = ()
         self._threads_own = False  # some of these are default streams of the calling thread
         self._why = ""  # why these devices get no further run
@@ -146,7 +146,7 @@ class Runs:
         """Inside, no other thread gives runs up, and none is in the midst of it. DeviceError: the vendor's driver does
         not come back from raising words."""
         if not self._tenant.lock.acquire(timeout=LEAST):
-            self._gpus.hung = True
+            self._gpus.hang()
             self._lose(f"another thread has raised words for {LEAST:g} s, and the driver does not come back")
             self.answers()
         try:
@@ -237,7 +237,10 @@ class Runs:
                 vendor.wait(self._gpus.control[device.ordinal], event)
 
     def _prepare(self) -> None:
-        self.check(far=False)
+        """NOTE each run comes here, and there is mostly nothing to check: that is found out without a call."""
+        gpus = self._gpus
+        if self.lost or gpus.hung or self._tenant.overdue or gpus.peers is not None or board.forks != self._forks:
+            self.check(far=False)
         if self._dirty:
             self._clear()
 
@@ -456,7 +459,7 @@ class Runs:
     @property
     def here(self) -> bool:
         """Whether this is the process that has made them, and none that it has forked."""
-        return forks() == self._forks
+        return board.forks == self._forks
 
     def answers(self) -> None:
         if self.lost or self._gpus.hung:
@@ -595,7 +598,7 @@ class Runs:
             self._let_through(why)
         if not self._drained():
             self._lose(why)
-            self._gpus.hung = True
+            self._gpus.hang()
             return False
         self._running, self._tenant.over = False, True
         self._spoiled()
@@ -639,7 +642,7 @@ class Runs:
         unchecked = (self._running or self._replays) and not self.lost
         if not self._gpus.hung and not self._drained():
             if self.lost:  # what still runs waits for a device that failed
-                self._gpus.hung = True
+                self._gpus.hang()
             else:
                 self._release("it was closed in the midst of a run")
         if self._trouble is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from ...dlpack import DLTensor
 from ...errors import DeviceError
 from ...types import TYPES, Dtype
-from .board import forks
+from . import board
 from .devices import inside, open_devices
 from .sharing import Mapped, Sharing
 from .turns import TURNS, Tenant
@@ -80,7 +80,7 @@ class SymmetricTensor:
                     vendor.release(ordinal)
                 raise
         self.address = made if isinstance(made, int) else made.address
-        self._finalizer = weakref.finalize(self, _free_later, vendor, gpu, sharing, made, forks())
+        self._finalizer = weakref.finalize(self, _free_later, vendor, gpu, sharing, made, board.forks)
 
     def __repr__(self) -> str:
         return f"<symmetric {list(self.shape)} of {self.dtype} on device {self.device}>"
@@ -116,7 +116,7 @@ def _free_later(vendor: Vendor, gpu: Gpu, sharing: Sharing, made: Mapped | int, 
     """Between turns: Python may call a finaliser in the midst of one."""
 
     def free() -> None:
-        if forks() != made_in:  # the memory is the parent's
+        if board.forks != made_in:  # the memory is the parent's
             return
         with suppress(DeviceError):
             with vendor.uncaptured(), inside(vendor, gpu):
