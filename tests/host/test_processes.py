@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -209,6 +210,25 @@ def test_processes_that_cannot_share_memory_are_told_why() -> None:
         "it does not see process 0, as they are in different PID namespaces (another process has its number); "
         "start all processes as one user, in one container or with --pid=host"
     )
+
+
+def test_a_forked_process_does_nothing_in_its_parents_name(tmp_path: Path) -> None:
+    def body(place: int) -> object:
+        with executor_of(tmp_path, place) as executor:
+            ran(executor)
+            child = os.fork()
+            if not child:
+                code = 1
+                with suppress(BaseException), executor:
+                    with pytest.raises(DeviceError, match=f"process {os.getppid()} has made this executor, of a group"):
+                        ran(executor)
+                    code = 7
+                    raise KeyError("the others hear of no error of a child")
+                os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            return ran(executor)
+
+    assert is_right(several(tmp_path, 2, body))
 
 
 def test_different_numbers_of_runs_are_told(tmp_path: Path) -> None:

@@ -396,10 +396,11 @@ class Player:
 
     def _late(self, op: Op, seconds: float) -> None:
         """What the run is to write holds the pattern while the others wait for it (`_called`)."""
-        seat = self.seats[op.seat]
-        if op.issues and op.tensors in seat.views and seat.fresh(op):
-            self._fill(seat, op)
-            self._filled = op
+        if op.issues:
+            seat = self.seats[op.seat]
+            if op.tensors in seat.views and seat.fresh(op):
+                self._fill(seat, op)
+                self._filled = op
         time.sleep(seconds)
 
     def _do(self, number: int, op: Op, group: Group | None) -> None:

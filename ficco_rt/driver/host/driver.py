@@ -7,6 +7,7 @@ that waits for what never comes ends with a named deadlock. Both are repeatable.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class HostDriver:
         used = {w.body.kernel for _, launch in plan.launches() for w in launch.works if isinstance(w.body, KernelCall)}
         self._functions = {k.name: host_function(k, modules) for k in plan.kernels if k.name in used}
         self._peers = Peers(plan, group, timeout) if group is not None and group.size > 1 else None
+        self._pid = os.getpid()
         self._ranks = tuple(range(plan.ranks)) if self._peers is None else self._peers.ranks
         issued = count()
         self._streams = {s: HostStream(x, issued) for s, x in enumerate(plan.streams) if x.rank in self._ranks}
@@ -265,6 +267,7 @@ class HostDriver:
         """Nothing runs before `synchronize`."""
         if streams:
             raise UsageError("the host driver has no streams of the caller's to wait for")
+        self._answers()
         for stream in self._streams.values():
             stream.queue.clear()
             stream.head = 0
@@ -287,6 +290,7 @@ class HostDriver:
         issued, self._issued = self._issued, None
         if issued is None:
             return
+        self._answers()
         if self._peers is None:
             self._step(progress)
             return
@@ -302,6 +306,19 @@ class HostDriver:
         except BaseException as error:  # the others wait for this process, whatever ends its run
             self._peers.fail(error)
             raise
+
+    @property
+    def _here(self) -> bool:
+        """Whether this is the process that has made it, and none that it has forked."""
+        return os.getpid() == self._pid
+
+    def _answers(self) -> None:
+        """DeviceError: in a forked process the memory that processes share is still the parent's."""
+        if self._peers is not None and not self._here:
+            raise DeviceError(
+                f"process {self._pid} has made this executor, of a group, and has forked this process, in which it "
+                "does not work; start processes by another way than fork (multiprocessing: the method spawn)"
+            )
 
     def _step(self, progress: OnProgress | None) -> None:
         streams = list(self._streams.values())
@@ -326,14 +343,14 @@ class HostDriver:
         return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`
 
     def leave(self, error: BaseException) -> None:
-        if self._peers is not None and self._streams:
+        if self._peers is not None and self._streams and self._here:
             self._peers.leave(error)
 
     def holdings(self) -> Holdings:
         return Holdings(len(self._streams), self._plan.events, 0, sum(a.nbytes for a in self._arrays.values()))
 
     def close(self) -> None:
-        if self._peers is not None and self._streams:
+        if self._peers is not None and self._streams and self._here:
             self._peers.close()
         self._issued = None
         self._streams.clear()  # tasks and streams hold each other
