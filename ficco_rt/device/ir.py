@@ -598,11 +598,14 @@ class Manner:
     replays: bool = False
 
     def __str__(self) -> str:
-        if not self.behind:
-            where = ["alone"]
-        else:
-            where = ["behind others" if self.others else "behind its like"] + ["behind replays"] * self.replays
-        return ", ".join(["called" if self.called else "own", *where, *["timed"] * (self.called and self.timed)])
+        said = {
+            "on callers' streams" if self.called else "on its own streams": True,
+            "behind the run before" if self.behind else "alone": True,
+            "which was others'": self.behind and self.others,
+            "behind replays": self.replays,
+            "timed": self.timed,
+        }
+        return ", ".join(text for text, holds in said.items() if holds)
 
     def of(self, actions: Iterable[Action]) -> tuple[Action, ...]:
         """The actions of a frame that take part."""

@@ -27,13 +27,12 @@ from .ir import (
     DevicePlan,
     LaunchGraph,
     LaunchKernel,
+    Manner,
     Meet,
     Move,
     RecordEvent,
     ResetWords,
     StreamName,
-    When,
-    issued,
 )
 
 Current: TypeAlias = Literal["its own", "some", "none"]  # which context has to be current when a call is made
@@ -230,31 +229,6 @@ def outside(record: RecordEvent) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How a run stands among others: on callers' streams or not, and which conditions hold (`ir.When`)."""
-
-    called: bool
-    behind: bool
-    timed: bool
-    others: bool
-    replays: bool
-
-    def has(self, when: When) -> bool:
-        """Whether an action of a frame takes part."""
-        return issued(when, behind=self.behind, timed=self.timed, others=self.others, replays=self.replays)
-
-    def __str__(self) -> str:
-        said = {
-            "on callers' streams": self.called,
-            "behind the run before": self.behind,
-            "which was others'": self.behind and self.others,
-            "behind replays": self.replays,
-            "timed": self.timed,
-        }
-        return ", ".join(text for text, holds in said.items() if holds) or "alone"
-
-
-@dataclass(frozen=True, slots=True)
 class Gate:
     """A stream waits first for another executor's run on its device."""
 
@@ -318,10 +292,10 @@ def process_streams(plan: DevicePlan, process: int, called: bool) -> dict[Stream
 def frame_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
     """What a run issues itself; the body of a graph is captured before."""
     frame = plan.called if manner.called else plan.own
-    yield from (action for action in frame.begin if manner.has(action.when))
+    yield from manner.of(frame.begin)
     if plan.mode not in GRAPHS:
         yield from plan.body
-    yield from (action for action in frame.end if manner.has(action.when))
+    yield from manner.of(frame.end)
 
 
 def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, process: int = 0) -> RunPlan:
@@ -344,7 +318,7 @@ def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, pro
                 yield Issued(device, call, number, needs)
 
     frame = plan.called if manner.called else plan.own
-    begin, end = ([a for a in actions if manner.has(a.when)] for actions in (frame.begin, frame.end))
+    begin, end = map(manner.of, (frame.begin, frame.end))
     graphs = plan.mode in GRAPHS
     return RunPlan(
         plan, process, run, number, manner, (), (),

@@ -160,7 +160,7 @@ def _contexts(r: RunPlan, steps: Sequence[Step], captured: bool) -> Iterator[str
 def each_action_has_its_calls(r: RunPlan) -> Iterator[str]:
     """In the order of the actions: no call is missing, is there twice, or is on another stream."""
     frame: Frame = r.plan.called if r.manner.called else r.plan.own
-    begin, end = ([a for a in actions if r.manner.has(a.when)] for actions in (frame.begin, frame.end))
+    begin, end = map(r.manner.of, (frame.begin, frame.end))
     graphs = r.plan.mode in GRAPHS
     yield from _compared(r, [*begin, *(() if graphs else r.plan.body), *end], r.steps)
     yield from _compared(r, r.plan.body if graphs else (), r.captured)

@@ -399,14 +399,14 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords, 0, 2),
-        "word 5 (flag 1) is raised 2 times in a run (own, alone), for whoever waits",
+        "word 5 (flag 1) is raised 2 times in a run (on its own streams, alone, timed), for whoever waits",
     ),
     (
         "never raised",
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords),
-        "word 5 (flag 1) is raised 0 times in a run (own, alone), for whoever waits",
+        "word 5 (flag 1) is raised 0 times in a run (on its own streams, alone, timed), for whoever waits",
     ),
     ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
     (
@@ -414,7 +414,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "gather",
         launched(0, {"resets": (2,)}),
-        "word 1 (flag 3) is reset 0 times in a run (own, alone)",
+        "word 1 (flag 3) is reset 0 times in a run (on its own streams, alone, timed)",
     ),
     (
         "reset by who does not wait",
@@ -428,7 +428,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "graph",
         dropped(ResetWords),
-        "word 0 (semaphore of event 3) is reset 0 times in a run (own, alone)",
+        "word 0 (semaphore of event 3) is reset 0 times in a run (on its own streams, alone, timed)",
     ),
     (
         "a word that is taken by who raises it",
@@ -442,7 +442,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "opening",
         openings(lambda change: replace(change, takes=False)),
-        "word 2 (semaphore of ready of device 1) is reset 0 times in a run (own, alone)",
+        "word 2 (semaphore of ready of device 1) is reset 0 times in a run (on its own streams, alone, timed)",
     ),
     (
         "a run that is not counted",
@@ -512,7 +512,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.graphs_are_launched,
         "graph",
         without(LaunchGraph, "begin"),
-        "a run launches each device's graph once, and only in modes with graphs (own, alone)",
+        "a run launches each device's graph once, and only in modes with graphs (on its own streams, alone, timed)",
     ),
     (
         "chain cut",

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from ficco_rt.device.ir import CopyMemory, Mode
-from ficco_rt.device.run_plan import CopyBatch, CopyRows, Issued, Manner, expected, first_runs
+from ficco_rt.device.ir import CopyMemory, Manner, Mode
+from ficco_rt.device.run_plan import CopyBatch, CopyRows, Issued, expected, first_runs
 from ficco_rt.device.run_rules import checked
 from ficco_rt.errors import InternalError, UsageError
 from ficco_rt.exec.executor import Executor

@@ -23,14 +23,13 @@ from ...device.ir import (
     Features,
     Frame,
     LaunchGraph,
+    Manner,
     Meet,
     Mode,
     Placement,
     RecordEvent,
     ResetWords,
     StreamName,
-    When,
-    issued,
 )
 from ...device.rooms import Rooms, gates, rooms
 from ...device.run_plan import (
@@ -43,7 +42,6 @@ from ...device.run_plan import (
     Gate,
     Issued,
     Launch,
-    Manner,
     Marks,
     Place,
     RunPlan,
@@ -95,9 +93,10 @@ class RunManner(NamedTuple):
     others: bool
     replays: bool
 
-    def has(self, when: When) -> bool:
-        """Whether an action of a frame takes part."""
-        return issued(when, behind=self.behind, timed=self.timed, others=self.others, replays=self.replays)
+    @property
+    def said(self) -> Manner:
+        """Without the streams, as the device plan has it."""
+        return Manner(bool(self.callers), self.behind, self.timed, self.others, self.replays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +292,7 @@ class Binder:
         frame = plan.called if manner.callers else plan.own
 
         def made(actions: Iterable[Action]) -> list[DriverStep]:
-            part = (action for action in actions if manner.has(action.when))
+            part = manner.said.of(actions)
             return list(entered(self._gpus.vendor, self._steps(binding, plan, part, manner.callers)))
 
         begin, end = made(frame.begin), made(frame.end)
@@ -355,7 +354,7 @@ class Binder:
         names = {(device.ordinal, id(handle)): name for name, (device, handle) in streams.items()}
         ordinals = {device.local: ordinal for ordinal, device in devices.items()}
         waits = [Gate(ordinals[local], names[ordinals[local], id(stream)], of) for local, stream, of in gates]
-        said = Manner(bool(manner.callers), manner.behind, manner.timed, manner.others, manner.replays)
+        said = manner.said
         captured: tuple[CallStep, ...] = ()
         if manner.mode in GRAPHS:
             captured = self._said(binding, plan, streams, plan.body, self.captured(binding, manner.mode))
