@@ -2,12 +2,14 @@
 
     python tools/capture_check.py                        # needs two NVIDIA GPUs or more; two minutes
     python tools/capture_check.py --replays 1000 --environments plain
+    python tools/capture_check.py --ranks-per-gpu 2      # on one GPU, which two ranks share
     python tools/capture_check.py --sizes decode --environments plain connections --replays 500 --beside ../before
 
 The layer is ag_gemm, an activation of PyTorch's and gemm_rs, with a rank on each GPU. It is captured over all GPUs,
-whose streams are joined by events, and as one graph a GPU. Each replay has another input in place; its output must have
-the same bits as that of plain runs, which are compared with a product in fp32. Then the captured layer and the same
-layer with our own graphs, of executors of which nothing is captured, take turns, and so does each schedule alone.
+whose streams are joined by events, and as one graph a GPU (not where ranks share a GPU: these share a graph). Each
+replay has another input in place; its output must have the same bits as that of plain runs, which are compared with a
+product in fp32. Then the captured layer and the same layer with our own graphs, of executors of which nothing is
+captured, take turns, and so does each schedule alone.
 
 Each environment is a process of its own: plain, `connections` (CUDA_DEVICE_MAX_CONNECTIONS=1), `expandable`
 (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True). With `--beside` the same is done with the library of another
@@ -50,10 +52,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, help="turns of the timings")
     parser.add_argument("--schedule", default="streamed", help="of ag_gemm and gemm_rs")
     parser.add_argument("--beside", type=Path, metavar="PATH", help="another checkout, to compare with")
+    parser.add_argument("--ranks-per-gpu", type=int, default=1, metavar="R", help="that share a GPU (1)")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.replays < 1 or options.rounds < 1:
-        parser.error("--replays and --rounds are numbers from 1")
+    if min(options.replays, options.rounds, options.ranks_per_gpu) < 1:
+        parser.error("--replays, --rounds and --ranks-per-gpu are numbers from 1")
     if options.beside is not None and not (options.beside / "ficco_rt").is_dir():
         parser.error(f"--beside: {options.beside} is no checkout of this repository")
     if options.inside:
@@ -61,8 +64,8 @@ def main() -> int:
         return 4 if wrong else 0
     from ficco_rt.driver.registry import device_count
 
-    if device_count("cuda") < 2:
-        sys.stderr.write("capture_check: a layer of two schedules needs two NVIDIA GPUs\n")
+    if device_count("cuda") * options.ranks_per_gpu < 2:
+        sys.stderr.write("capture_check: a layer of two schedules needs two NVIDIA GPUs, or --ranks-per-gpu 2\n")
         return 3
     good = True
     for name in options.environments:
@@ -96,33 +99,33 @@ def ended_well(environment: dict[str, str]) -> bool:
 class Layer:
     """C = reduce_scatter(silu(all_gather(x) · w1) · w2), a rank a GPU, with all tensors in place."""
 
-    def __init__(self, size: str, schedule: str) -> None:
+    def __init__(self, size: str, schedule: str, each: int) -> None:
         import torch
 
         from ficco_rt import Executor, compile, discover
 
         self.torch = torch
-        self.ranks = ranks = torch.cuda.device_count()
+        self.ranks = ranks = torch.cuda.device_count() * each
         tokens, hidden, inner = SIZES[size]
-        self.devices = [torch.device("cuda", rank) for rank in range(ranks)]
+        self.devices = [torch.device("cuda", rank // each) for rank in range(ranks)]
         make = torch.Generator().manual_seed(7)
 
         def random(rows: int, columns: int, rank: int, scale: float = 1.0) -> Any:
             values = torch.randn(rows, columns, generator=make) * scale
             return values.to(torch.bfloat16).to(self.devices[rank])
 
-        each = range(ranks)
-        self.inputs = [[random(tokens // ranks, hidden, rank) for rank in each] for _ in range(INPUTS)]
+        all_ = range(ranks)
+        self.inputs = [[random(tokens // ranks, hidden, rank) for rank in all_] for _ in range(INPUTS)]
         self.x = [torch.empty_like(x) for x in self.inputs[0]]
-        self.w1 = [random(hidden, inner // ranks, rank, hidden**-0.5) for rank in each]
-        self.h = [torch.empty(tokens, inner // ranks, dtype=torch.bfloat16, device=self.devices[r]) for r in each]
-        self.w2 = [random(inner // ranks, hidden, rank, inner**-0.5) for rank in each]
-        self.y = [torch.empty(tokens // ranks, hidden, dtype=torch.bfloat16, device=self.devices[r]) for r in each]
-        machine = discover(ranks)
+        self.w1 = [random(hidden, inner // ranks, rank, hidden**-0.5) for rank in all_]
+        self.h = [torch.empty(tokens, inner // ranks, dtype=torch.bfloat16, device=self.devices[r]) for r in all_]
+        self.w2 = [random(inner // ranks, hidden, rank, inner**-0.5) for rank in all_]
+        self.y = [torch.empty(tokens // ranks, hidden, dtype=torch.bfloat16, device=self.devices[r]) for r in all_]
+        machine = discover(ranks, ranks_per_gpu=each)
         first = compile(f"ag_gemm/{schedule}", ranks=ranks, machine=machine, M=tokens, N=inner, K=hidden)
         second = compile(f"gemm_rs/{schedule}", ranks=ranks, machine=machine, M=tokens, N=hidden, K=inner)
-        self.gather = Executor(first, "cuda", graph=True, timeout=30)
-        self.reduce = Executor(second, "cuda", graph=True, timeout=30)
+        self.gather = Executor(first, "cuda", ranks_per_gpu=each, graph=True, timeout=30)
+        self.reduce = Executor(second, "cuda", ranks_per_gpu=each, graph=True, timeout=30)
         self.gathered = self.gather.bind(A=self.x, B=self.w1, C=self.h)
         self.reduced = self.reduce.bind(A=self.h, B=self.w2, C=self.y)
         self.streams = [torch.cuda.Stream(device) for device in self.devices]
@@ -233,7 +236,9 @@ def check(size: str, options: argparse.Namespace) -> bool:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    layer, own = Layer(size, options.schedule), Layer(size, options.schedule)  # of the second one nothing is captured
+    layer, own = (
+        Layer(size, options.schedule, options.ranks_per_gpu) for _ in range(2)
+    )  # nothing of the second in graphs
     expected = [layer.plain(number) for number in range(INPUTS)]
     worst = 0.0
     for number in range(INPUTS):
@@ -243,7 +248,7 @@ def check(size: str, options: argparse.Namespace) -> bool:
     good = worst < 0.02
     where = f"{layer.ranks} × {torch.cuda.get_device_name(0)}"
     print(f"  {size} {SIZES[size]}, {where}: plain runs within {worst:.4f} of fp32")
-    for joined in (True, False):
+    for joined in (True, False) if options.ranks_per_gpu == 1 else (True,):
         how = "one graph over all GPUs" if joined else "one graph a GPU"
         captured = Captured(layer, layer.run, joined)
         wrong = [torch.zeros((), dtype=torch.int64, device=device) for device in layer.devices]

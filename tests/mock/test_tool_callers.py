@@ -19,7 +19,15 @@ from tools.callers import child, cli, subject, threads
 
 
 def options(library: StandIn, **more: object) -> argparse.Namespace:
-    given = {"backend": library.face, "ranks": 2, "runs": 20, "threads": 3, "executors": 2, "limit": 60}
+    given = {
+        "backend": library.face,
+        "ranks": 2,
+        "ranks_per_gpu": 1,
+        "runs": 20,
+        "threads": 3,
+        "executors": 2,
+        "limit": 60,
+    }
     return argparse.Namespace(**(given | more))
 
 

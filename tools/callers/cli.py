@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     if options.child is None:
         there = device_count(options.backend)
-        needed = options.ranks // getattr(options, "ranks_per_gpu", 1)
+        needed = -(-options.ranks // options.ranks_per_gpu)
         if there < needed:
             sys.stderr.write(f"callers: {needed} GPUs are needed, one a rank (--ranks); here are {there}\n")
             return 3
@@ -54,14 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     of_foreign = what.add_parser("foreign", help="work of other libraries beside runs")
     for one, runs, limit in ((of_threads, 500, 60), (of_foreign, 40, 25)):
         one.add_argument("--backend", choices=list(VENDORS), default="cuda")
-        one.add_argument("--ranks", type=_count, default=2, metavar="N", help="one GPU each (2)")
+        one.add_argument("--ranks", type=_count, default=2, metavar="N", help="one GPU each, or R (2)")
+        one.add_argument("--ranks-per-gpu", type=_count, default=1, metavar="R", help="that share a GPU (1)")
         one.add_argument("--runs", type=_count, default=runs, metavar="N", help=f"of a thread, or a schedule ({runs})")
         one.add_argument("--limit", type=_count, default=limit, metavar="S", help=f"seconds of a part ({limit})")
     of_threads.add_argument("--processes", type=_count, default=20, metavar="N", help="one after another (20)")
     of_threads.add_argument("--threads", type=_count, default=8, metavar="N", help="of a process (8)")
     of_threads.add_argument("--executors", type=_count, default=2, metavar="N", help="of a thread, in turn (2)")
     of_foreign.add_argument("--room", type=int, default=32, metavar="N", help="multiprocessors left to others (32)")
-    of_foreign.add_argument("--ranks-per-gpu", type=_count, default=1, metavar="R", help="that share a GPU (1)")
     of_foreign.add_argument("--only", default="", metavar="TEXT", help="schedules whose names have this")
     return parser
 

@@ -26,7 +26,8 @@ def main(options: argparse.Namespace) -> int:
     for number in range(options.processes):
         limit = options.limit * (2 if number == 0 else 1)  # kernels are compiled in the first
         at = time.monotonic()
-        given = [f"--{name}={getattr(options, name)}" for name in ("backend", "ranks", "runs", "threads", "executors")]
+        names = ("backend", "ranks", "ranks_per_gpu", "runs", "threads", "executors")
+        given = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
         said, why = run([f"--child={number}", "threads", *given, f"--limit={limit}"], limit)
         errors = [f"{one.name}: {one.error}" for one in said if one.error] + ([why] if why else [])
         missing = options.threads * options.executors - len(said)
@@ -49,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def child(options: argparse.Namespace, number: int) -> int:
-    machine = discover(options.backend, options.ranks)
+    machine = discover(options.backend, options.ranks, options.ranks_per_gpu)
     per = options.threads * options.executors
     names = [NAMES[(number * per + i) % len(NAMES)] for i in range(per)]
     workers = [
@@ -75,7 +76,8 @@ def _work(options: argparse.Namespace, machine: Machine, names: list[str], seed:
 
 def _live(options: argparse.Namespace, machine: Machine, name: str, seed: int) -> None:
     """One executor's life."""
-    subject = Subject(plan_for(name, machine, options.ranks), options.backend, machine, options.limit / 2, seed)
+    plan, each = plan_for(name, machine, options.ranks), options.ranks_per_gpu
+    subject = Subject(plan, options.backend, machine, options.limit / 2, seed, each)
     with subject.executor as executor:
         for i in range(options.runs // options.executors):
             waited = i // BURST % 2 == 0
