@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,18 @@ def test_what_the_runtime_says_of_devices(hip: StandIn) -> None:
     other = discover("hip", 4)
     assert other.device.arch == "gfx90a"
     assert dict(other.device.gemm_rate)["bf16"] > dict(other.device.gemm_rate)["fp32"]
+
+
+def test_a_status_that_the_bindings_cannot_read_is_no_capture(hip: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that fails writes none, and they look at whatever is there."""
+    vendor = Hip()
+
+    def raises(stream: object) -> None:
+        raise ValueError("32730 is not a valid hipStreamCaptureStatus")
+
+    monkeypatch.setattr(vendor, "hip", SimpleNamespace(hipStreamIsCapturing=raises))
+    assert not vendor.capturing([7])
+    assert vendor.capture_of(7) is None
 
 
 def test_copies_between_devices_leave_compute_units_alone(hip: StandIn) -> None:

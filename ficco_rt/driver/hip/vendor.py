@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -357,10 +357,13 @@ class Hip:
         return nullcontext()
 
     def capturing(self, streams: Sequence[Handle]) -> bool:
+        """NOTE where the call fails, the next one tells why. The bindings may raise ValueError then: they look at a
+        status that nobody has written."""
         for stream in streams:
-            code, status = self.hip.hipStreamIsCapturing(stream)
-            if not code and int(status):
-                return True
+            with suppress(ValueError):
+                code, status = self.hip.hipStreamIsCapturing(stream)
+                if not code and int(status):
+                    return True
         return False
 
     def capture_of(self, stream: Handle) -> int | None:
