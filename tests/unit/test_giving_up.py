@@ -114,6 +114,20 @@ def test_a_verdict_is_read_from_the_page_and_far_ones_are_asked_for() -> None:
     assert peers(None, 0, 2, left="far")[0].verdict() == "far"
 
 
+def test_others_have_one_time_to_close_however_often_it_is_waited_for() -> None:
+    of, _ = peers(page(), 2, 2)
+    of.lost, of._closing, of._areas, of.name = False, time.monotonic() - 60, {0: SimpleNamespace(ipc=True)}, "it"
+    of.board.say, of.board.all_closed = of.board.said.append, lambda: False
+    begun = time.monotonic()
+    of.part()
+    assert not of.parted(30)
+    assert time.monotonic() - begun < 1
+    assert of.board.said == ["closed", "closed"]
+    of._closing = 0.0
+    assert not of.parted(0.1)
+    assert time.monotonic() - begun >= 0.1
+
+
 # ---------------------------------------------------------------- words
 
 

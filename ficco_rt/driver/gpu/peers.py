@@ -95,6 +95,7 @@ class Peers:
         self._inside: Callable[[], AbstractContextManager[None]] = nullcontext
         self.board: Board | None = None
         self.lost = False  # an exchange has failed: the others may be gone
+        self._closing = 0.0  # when this process began to close
         self._processes = processes(ranks, group.size)
         self._each = ranks // group.size
         self.gpus = 0  # that all processes have together
@@ -603,8 +604,7 @@ class Peers:
         have done the same, or have ended. NOTE no exchange: they may close much later."""
         if self.board is None or self.lost:
             return
-        self.board.say("closed")
-        until = time.monotonic() + PARTING
+        until = self._closes(self.board) + PARTING
         while any(area.ipc for area in self._areas.values()) and not self.board.all_closed():
             if time.monotonic() > until:
                 LOG.warning(
@@ -613,13 +613,18 @@ class Peers:
                 return
             time.sleep(0.001)
 
+    def _closes(self, board: Board) -> float:
+        """The page says that this process closes: since when."""
+        board.say("closed")
+        self._closing = self._closing or time.monotonic()
+        return self._closing
+
     def parted(self, limit: float) -> bool:
-        """Whether all close, as this process does, and none has given up or ended. They get `limit` seconds, and share
-        a page."""
+        """Whether all close, as this process does, and none has given up or ended. They get `limit` seconds from when
+        this one began to close, and share a page."""
         board = self.board
         assert board is not None
-        board.say("closed")
-        until = time.monotonic() + limit
+        until = self._closes(board) + limit
         while not board.any_verdict and not board.gone() and time.monotonic() < until:
             if board.all_closed():
                 return True
