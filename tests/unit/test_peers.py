@@ -4,6 +4,7 @@ nothing but names."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -203,3 +204,63 @@ def test_what_fails_in_one_process_fails_in_all() -> None:
         dict.fromkeys(("agreed", "in step", "alone"), "DeviceError: out of memory"),
     ]
     assert issubclass(LeftError, DeviceError)
+
+
+# ---------------------------------------------------------------- giving up
+
+
+def giving_up(page: Any, near: int, size: int, left: str = "", fails: bool = False) -> tuple[Any, list[str]]:
+    told: list[str] = []
+
+    def leave(why: str) -> None:
+        told.append(why)
+        if fails:
+            raise DeviceError("the store is gone")
+
+    made = object.__new__(Peers)
+    made.board, made._near = page, list(range(near))  # type: ignore[assignment]
+    made.group = SimpleNamespace(size=size, leave=leave, left=lambda: left)  # type: ignore[assignment]
+    return made, told
+
+
+def page(verdict: str = "", gone: tuple[int, ...] = ()) -> Any:
+    said: list[str] = []
+    return SimpleNamespace(
+        publish=said.append, said=said, gone=lambda: gone, any_verdict=bool(verdict), verdict=lambda: verdict
+    )
+
+
+def test_who_gives_up_tells_those_on_the_page_and_by_messages_the_others() -> None:
+    for near, told in ((2, []), (1, ["late"])):
+        of, messages = giving_up(page(gone=(1,)), near, 2)
+        assert of.give_up("late") == (1,)
+        assert (of.board.said, messages) == (["late"], told)
+    of, messages = giving_up(None, 0, 2)
+    assert (of.give_up("late"), messages) == ((), ["late"])
+
+
+def test_a_store_that_is_gone_keeps_nobody_from_giving_up() -> None:
+    of, messages = giving_up(page(), 1, 2, fails=True)
+    assert (of.give_up("late"), messages) == ((), ["late"])
+
+
+def test_a_verdict_is_read_from_the_page_and_far_ones_are_asked_for() -> None:
+    assert giving_up(page("gave up"), 2, 2)[0].verdict() == "gave up"
+    assert giving_up(page(), 2, 2, left="far")[0].verdict() == ""
+    assert giving_up(page(), 1, 2, left="far")[0].verdict() == "far"
+    assert giving_up(page(), 1, 2, left="far")[0].verdict(far=False) == ""
+    assert giving_up(None, 0, 2, left="far")[0].verdict() == "far"
+
+
+def test_others_have_one_time_to_close_however_often_it_is_waited_for() -> None:
+    of, _ = giving_up(page(), 2, 2)
+    of.lost, of._closing, of._areas, of.name = False, time.monotonic() - 60, {0: SimpleNamespace(ipc=True)}, "it"
+    of.board.say, of.board.all_closed = of.board.said.append, lambda: False
+    begun = time.monotonic()
+    of.part()
+    assert not of.parted(30)
+    assert time.monotonic() - begun < 1
+    assert of.board.said == ["closed", "closed"]
+    of._closing = 0.0
+    assert not of.parted(0.1)
+    assert time.monotonic() - begun >= 0.1
