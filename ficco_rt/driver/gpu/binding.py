@@ -174,8 +174,8 @@ class BoundPlan:
     shared: Shared | None = None  # memory of other processes
 
     def in_turn(self, run: int) -> BoundPlan:
-        """What the run of this number runs."""
-        return self.turns[run % self.plans.layout.sets]
+        """What the run of this number runs. NOTE each run comes here, and most have nothing to take by turns."""
+        return self.turns[run % self.plans.layout.sets] if self.more else self
 
     @property
     def turns(self) -> list[BoundPlan]:
@@ -270,8 +270,6 @@ class Binder:
 
     def calls(self, binding: BoundPlan, manner: RunManner) -> Calls:
         """Made once for each set of callers' streams; those used longest ago are forgotten."""
-        if binding.latest is not None and binding.latest[0] is manner:
-            return binding.latest[1]
         found = binding.calls.pop(manner, None)
         if found is None:
             found = self._calls(binding, manner)

@@ -90,8 +90,8 @@ class Runs:
         taken = False
         try:
             self._prepare()
-            manner = self._set(mode, callers)
-            calls = self._binder.calls(binding, manner)
+            manner, latest = self._set(mode, callers), binding.latest
+            calls = latest[1] if latest is not None and latest[0] is manner else self._binder.calls(binding, manner)
             TURNS.take(tenant)
             taken = True
             waits = TURNS.depart(tenant, calls.passage)
