@@ -90,12 +90,12 @@ if TYPE_CHECKING:
     from .driver.api import DriverName
     from .driver.gpu.symmetric import SymmetricTensor
     from .exec.executor import Executor
-    from .group import Group
     from .machine.model import Device, Links, Machine
     from .machine.profiles import AnyMachine
     from .plan.ir import Plan
+    from .process.group import Group
     from .select.choose import By, Choice
-    from .trace import Trace
+    from .trace.model import Trace
 
 
 def compile(schedule: str | Path, ranks: int, machine: AnyMachine | None = None, **params: object) -> Plan:
@@ -133,7 +133,7 @@ def empty(
     Example: `empty((4096, 8192), "bf16", group=Group.from_env())`.
     """
     from .driver.registry import symmetric
-    from .group import as_group
+    from .process.group import as_group
 
     return symmetric(driver, shape, dtype, device, None if group is None else as_group(group))
 
@@ -205,7 +205,7 @@ def save_machine(machine: Machine, path: str | Path) -> None:
 
     Example: `save_machine(discover(2), "mine.toml")`.
     """
-    from .arguments import of_kind
+    from .files.arguments import of_kind
     from .machine.file import save
     from .machine.model import Machine
 
@@ -280,7 +280,7 @@ def __getattr__(name: str) -> Any:
 
         return Executor
     if name == "Group":
-        from .group import Group
+        from .process.group import Group
 
         return Group
     if name in ("Device", "Links", "Machine"):

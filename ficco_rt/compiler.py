@@ -11,28 +11,28 @@ import ficco_dsl
 from ficco_dsl.diagnostics import Diagnostic
 from ficco_dsl.nodes import Schedule
 
-from . import files, kernel_files, library
-from .arguments import of_kind, plain, whole
+from .files import atomic, shipped
+from .files.arguments import of_kind, plain, whole
 from .graph import ir as graph_ir
 from .graph.bind import bind
 from .graph.budget import one_meter, without_collection
 from .graph.build import build as build_graph
+from .graph.overrides import apart, with_said
 from .graph.prove import prove
 from .machine.model import Machine
 from .machine.profiles import DEFAULT, AnyMachine, chosen
-from .plan import codec
+from .plan import codec, kernel_files
 from .plan import ir as plan_ir
 from .plan import lint as plan_lint
 from .plan.check import Happening, check
 from .plan.lower import lower
 from .plan.prove import prove as prove_plan
-from .queues import apart, with_said
 
 
 def load(name_or_path: str | Path) -> Schedule:
     """Read and parse a schedule: a path, or a name in the library such as `ag_gemm/serial`."""
-    path = library.find(str(name_or_path))
-    return ficco_dsl.parse_bytes(files.read_bytes(path), library.shown(path))
+    path = shipped.find(str(name_or_path))
+    return ficco_dsl.parse_bytes(atomic.read_bytes(path), shipped.shown(path))
 
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:
@@ -101,7 +101,7 @@ def compile_schedule(
 
 def load_plan(path: str | Path, trust: bool = False) -> plan_ir.Plan:
     """A stored plan, read, checked and proven. Raises UsageError (the file), PlanError (what is in it)."""
-    return plan_from(files.read_bytes(path), str(path), trust)
+    return plan_from(atomic.read_bytes(path), str(path), trust)
 
 
 def plan_from(data: bytes, name: str, trust: bool = False) -> plan_ir.Plan:
@@ -116,7 +116,7 @@ def plan_from(data: bytes, name: str, trust: bool = False) -> plan_ir.Plan:
 def checked_plan(data: bytes, name: str, trust: bool) -> tuple[plan_ir.Plan, list[Happening]]:
     """The plan, not proven yet, and an order in which its works can happen."""
     folder = Path(name).parent
-    plan = kernel_files.stored_in(codec.from_json(files.decoded(data, name), name), folder)
+    plan = kernel_files.stored_in(codec.from_json(atomic.decoded(data, name), name), folder)
     order = check(plan)
     kernel_files.held(plan, folder, trust)
     return plan, order
@@ -124,8 +124,8 @@ def checked_plan(data: bytes, name: str, trust: bool) -> tuple[plan_ir.Plan, lis
 
 def save_plan(plan: plan_ir.Plan, path: str | Path) -> None:
     """Store a plan: the whole file or nothing. Raises UsageError."""
-    files.check_outputs([(files.PLAN, path)])
-    files.write_atomic(path, stored(kernel_files.sealed(a_plan(plan)), Path(path).parent))
+    atomic.check_outputs([(atomic.PLAN, path)])
+    atomic.write_atomic(path, stored(kernel_files.sealed(a_plan(plan)), Path(path).parent))
 
 
 def stored(plan: plan_ir.Plan, folder: Path) -> str:

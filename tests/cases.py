@@ -8,24 +8,25 @@ from functools import cache
 from typing import TypeVar
 
 from ficco_dsl.nodes import Schedule
-from ficco_rt import compiler, library
-from ficco_rt.queues import by_library as by_vendor
+from ficco_rt import compiler
+from ficco_rt.files import shipped
+from ficco_rt.graph.overrides import by_library as by_vendor
 
 RANKS = (1, 2, 3, 4, 7, 8)
 ALL = bool(os.environ.get("FICCO_ALL"))  # all cases of tests that else take a few of them
 _Case = TypeVar("_Case")
-SCHEDULES = tuple(e.name for e in library.entries())
+SCHEDULES = tuple(e.name for e in shipped.entries())
 
 
 @cache
 def schedule(name: str) -> Schedule:
-    return compiler.load(library.find(name))
+    return compiler.load(shipped.find(name))
 
 
 @cache
 def by_library(name: str) -> Schedule:
     """A shipped schedule whose products the vendor's library makes."""
-    return by_vendor(compiler.load(library.find(name)))
+    return by_vendor(compiler.load(shipped.find(name)))
 
 
 def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:

@@ -70,9 +70,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def shipped() -> tuple[Row, ...]:
-    from ficco_rt import library
+    from ficco_rt.files import shipped
 
-    return tuple(Row(entry.name, ranks, 1) for entry in library.entries() for ranks in MANY_RANKS)
+    return tuple(Row(entry.name, ranks, 1) for entry in shipped.entries() for ranks in MANY_RANKS)
 
 
 def over_its_bound(row: Row, repeat: int) -> bool:

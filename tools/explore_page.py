@@ -27,7 +27,7 @@ from ficco_rt.explore.losses import PIECES, Losses, Operator, losses
 from ficco_rt.explore.scenarios import SHIPPED, load
 from ficco_rt.explore.summary import cases, fastest
 from ficco_rt.explore.table import Row, read
-from ficco_rt.files import read_text, write_atomic
+from ficco_rt.files.atomic import read_text, write_atomic
 from ficco_rt.machine.profiles import profile
 
 PAGE = ROOT / "docs" / "reproduce" / "ficco.md"

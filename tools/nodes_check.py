@@ -38,9 +38,9 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.group import Group
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
+from ficco_rt.process.group import Group
 from tools import nccl_check
 from tools.processes_side import Pipes
 

@@ -50,7 +50,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 from tools.processes_side import EVERY, RANKS, TIMEOUT, Side, answered, prepared, process
 
 if TYPE_CHECKING:
-    from ficco_rt.group import Group
+    from ficco_rt.process.group import Group
 
 PARTS = ("right", "kill", "groups", "flat", "capture", "ways")
 LAUNCHED = ("right", "capture", "ways")  # of these the ones that run in processes that others have started
@@ -178,7 +178,7 @@ class Sides(Several):
 def sizes_of(name: str, scale: int) -> dict[str, object]:
     """Sizes of a shipped schedule; `scale` 1 is small."""
     from ficco_rt.compiler import load
-    from ficco_rt.library import find
+    from ficco_rt.files.shipped import find
 
     declared = {p.name for p in load(find(name)).params}
     chosen: dict[str, object] = {"M": 256 * scale, "N": 128 * scale, "K": 128 * scale}
@@ -188,9 +188,9 @@ def sizes_of(name: str, scale: int) -> dict[str, object]:
 
 
 def right(both: Several, alone: Sides, options: argparse.Namespace) -> bool:
-    from ficco_rt import library
+    from ficco_rt.files import shipped
 
-    names = options.schedules or [entry.name for entry in library.entries()]
+    names = options.schedules or [entry.name for entry in shipped.entries()]
     good, began, runs, way = True, time.monotonic(), 0, ""
     for name in names:
         sizes, told = sizes_of(name, options.scale), []
@@ -240,7 +240,7 @@ def right(both: Several, alone: Sides, options: argparse.Namespace) -> bool:
 
 def launched(options: argparse.Namespace) -> int:
     """The part `right`, in the processes of a launcher; place 0 has the one process beside them."""
-    from ficco_rt.group import Group
+    from ficco_rt.process.group import Group
 
     group = Group.from_env()
     side = Side(group, prepared(options.driver, group.rank, options.ranks_per_gpu), options.ranks_per_gpu)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ficco_rt.errors import DeviceError, NumbersError, ScheduleError, UsageError
 
 if TYPE_CHECKING:
-    from ficco_rt.group import Group
+    from ficco_rt.process.group import Group
 
 ERRORS = (DeviceError, NumbersError, ScheduleError, UsageError, RuntimeError)  # torch's are the last
 RANKS = 2
@@ -74,7 +74,7 @@ class Side:
 
     def regroup(self, ranks: Sequence[int] | None) -> None:
         """What is opened from here on runs in a group of these places; None: of all."""
-        from ficco_rt.group import Group
+        from ficco_rt.process.group import Group
 
         self._group = self._all if ranks is None else Group(self._all, ranks=ranks)
 
@@ -83,7 +83,7 @@ class Side:
         from ficco_rt.compiler import build, load, plan_of
         from ficco_rt.driver.gpu.driver import GpuDriver
         from ficco_rt.driver.registry import discover
-        from ficco_rt.library import find
+        from ficco_rt.files.shipped import find
         from tools import nccl_check
 
         machine = self._machine if ranks == RANKS else replace(self._machine, ranks=ranks)
@@ -269,7 +269,7 @@ def prepared(driver: str, place: int, ranks_per_gpu: int = 1) -> str:
 
 
 def _group(place: int, pipes: Sequence[Connection | None]) -> Group | None:
-    from ficco_rt.group import Group
+    from ficco_rt.process.group import Group
 
     if len(pipes) == 1:
         return None

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt import compiler
 from ficco_rt.cli.drawing import show_time
-from ficco_rt.files import read_text, write_atomic
+from ficco_rt.files.atomic import read_text, write_atomic
 from ficco_rt.machine.cost import CollectiveName, collective_time
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select.candidates import by_rules, text_of

@@ -30,6 +30,7 @@ except ImportError:
     sys.exit(3)
 
 from ficco_rt.driver.cuda.tensor_map import encode
+from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.kernels import compiler, families, tiles
 from ficco_rt.kernels.family import LaunchRequest
 from ficco_rt.kernels.naive.family import REDUCE
@@ -38,7 +39,6 @@ from ficco_rt.kernels.sm90 import variants
 from ficco_rt.kernels.sm90.variants import ARCH
 from ficco_rt.kernels.works import Sum, View
 from ficco_rt.machine.profiles import stored
-from ficco_rt.region import Axis, Interval, Region
 from tools.gemm_bench.packages import require
 
 require("sum_bench")

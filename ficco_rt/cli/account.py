@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..account import Account, PartName, StageUse, account, stage_uses
-from ..arrows import arrows, path_times
+from ..analysis.account import Account, PartName, StageUse, account, stage_uses
+from ..analysis.causes import arrows, path_times
 from ..machine.model import Machine
 from ..plan.ir import Plan
-from ..trace import Trace
+from ..trace.model import Trace
 from .drawing import show_bytes, signed_time
 
 _IDEAL = ("ideal", "The longer of computing alone and moving alone.")

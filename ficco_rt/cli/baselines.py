@@ -222,12 +222,13 @@ def turns_among(runs: int) -> frozenset[int]:
 
 def _shipped_serial(operation: Operation, machine: Machine) -> tuple[Plan | None, str]:
     """The serial schedule in the library that is one of the operation, and its name."""
-    from .. import compiler, library
+    from .. import compiler
     from ..errors import ScheduleError
     from ..exec.operation import operation_of
+    from ..files import shipped
 
     sizes = _sizes(operation)
-    for entry in library.entries():
+    for entry in shipped.entries():
         if not entry.name.endswith("/serial") or sizes is None:
             continue
         schedule = compiler.load(entry.path)

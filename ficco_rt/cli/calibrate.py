@@ -13,7 +13,7 @@ from ..calibrate.probes import Probe, probes
 from ..calibrate.tables import measured_of
 from ..driver.api import DriverName
 from ..errors import DeviceError
-from ..files import MACHINE, check_outputs
+from ..files.atomic import MACHINE, check_outputs
 from ..machine.model import Machine
 from ..machine.units import figure
 from .common import count

@@ -9,7 +9,7 @@ from math import prod
 
 from ..errors import UsageError
 from ..explore.losses import PIECES, Losses, Operator, losses
-from ..files import FileKind, check_outputs, write_atomic
+from ..files.atomic import FileKind, check_outputs, write_atomic
 from .common import count, machine_of
 from .console import Progress, Style, table
 from .plots import signatures

@@ -7,8 +7,8 @@ import sys
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from .. import files
 from ..errors import PlanError, SizesError, exit_code
+from ..files import atomic
 from ..graph.noise import percent
 from ..plan.ir import Plan
 from ..types import TYPES
@@ -98,7 +98,7 @@ def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, o
     from ..plan import codec as plan_codec
     from ..plan.check import check as check_plan
 
-    text = files.decoded(source.data, source.name)
+    text = atomic.decoded(source.data, source.name)
     with progress.step("reading and checking the device plan"), sourced(source.texts), compilation():
         plan = codec.from_json(text, source.name)
         check(plan)

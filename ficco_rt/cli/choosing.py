@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files, library
-from ..arguments import VENDOR
 from ..errors import UsageError
+from ..files import atomic, shipped
+from ..files.arguments import VENDOR
 from ..machine.profiles import is_file
 from .common import Job, count, joins_more, machine_of
 from .console import Progress, Style, show_path, table
@@ -33,7 +33,7 @@ _MEASURE = {
 
 def is_operation(target: str) -> bool:
     """Whether a target is an operation, such as ag_gemm, and no file's name."""
-    return target in library.operations() and not Path(target).is_file()
+    return target in shipped.operations() and not Path(target).is_file()
 
 
 def choose(
@@ -97,7 +97,7 @@ def candidates_of(path: str) -> list[object]:
 
     Raises UsageError with the entry that is wrong."""
     try:
-        entries = json.loads(files.read_text(path))
+        entries = json.loads(atomic.read_text(path))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is no JSON: {str(error)[:80]}") from error
     if not isinstance(entries, list):
@@ -259,7 +259,7 @@ def tune(
     path = Path(output) if output is not None else memory.place()
     if output is None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files.check_outputs([(files.MEASURED, path)])
+    atomic.check_outputs([(atomic.MEASURED, path)])
     known = memory.load(path) if path.exists() else memory.EMPTY
     sizes = parse_settings(settings)
     own = None if candidates is None else candidates_of(candidates)
@@ -282,7 +282,7 @@ def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | No
         raise UsageError(
             "--merge takes two files or more and the file to write: ficco tune --merge A.json B.json -o C.json"
         )
-    files.check_outputs([(files.MEASURED, output)], targets)
+    atomic.check_outputs([(atomic.MEASURED, output)], targets)
     made = memory.merged(memory.load(path) for path in targets)
     memory.save(made, output)
     number = sum(map(len, made.times.values()))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import files
 from ..errors import UsageError
+from ..files import atomic
 from .console import Progress, Sources, sourced
 from .settings import parse_settings
 
@@ -103,11 +103,11 @@ def read(target: str) -> Source:
     if target == "-":
         return of_stdin(read_stdin())
     if target.endswith(PLAN_SUFFIX):  # no library name
-        return _source(target, files.read_bytes(target), target)
-    from .. import library
+        return _source(target, atomic.read_bytes(target), target)
+    from ..files import shipped
 
-    path = library.find(target)
-    return _source(library.shown(path), files.read_bytes(path), path)
+    path = shipped.find(target)
+    return _source(shipped.shown(path), atomic.read_bytes(path), path)
 
 
 def of_stdin(data: bytes) -> Source:
@@ -216,9 +216,11 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
     """Everything from text (or stored plan) to a proven, checked plan; `found` as of `build_graph`."""
     if request.source.is_plan:
         return _stored(request, progress, found)
-    from .. import compiler, kernel_files, library
+    from .. import compiler
+    from ..files import shipped
     from ..graph.prove import prove
     from ..machine.profiles import is_file
+    from ..plan import kernel_files
     from ..plan.check import check
     from ..plan.lower import lower
 
@@ -234,7 +236,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
             plan = kernel_files.sealed(lower(graph, machine))
         with progress.step("checking the plan"):
             check(plan)
-    title = library.title(source.data.decode("utf-8", "replace"))
+    title = shipped.title(source.data.decode("utf-8", "replace"))
     warnings = compiler.lint(graph, machine)
     if found is None and not is_file(request.machine or ""):
         warnings = (*_too_few(source, machine), *warnings)

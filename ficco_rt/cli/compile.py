@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files import PLAN, check_outputs, write_atomic
+from ..files.atomic import PLAN, check_outputs, write_atomic
 from .check import operations, proof_words
 from .choosing import given_words
 from .common import Request, compile_job, count, read

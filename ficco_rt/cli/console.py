@@ -15,7 +15,7 @@ from typing import TextIO
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
-from ..library import located
+from ..files.shipped import located
 
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "blue": "1;34", "cyan": "36"}
 _SHOWN = 120  # columns of a source line that are shown

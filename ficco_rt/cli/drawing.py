@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from ..account import length, rank_uses, union
-from ..trace import NO_WORK, Trace, TraceSpan, base_name
+from ..analysis.account import length, rank_uses, union
+from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black. Colour-blind readers can tell the first two of

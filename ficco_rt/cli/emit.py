@@ -59,7 +59,6 @@ def emit(options: Options) -> int:
 def _emit_device_plan(job: Job, options: Options) -> None:
     """Print the device plan for the devices of the machine, with so many ranks on each device and in each process; or
     the calls by which each process makes a first run."""
-    from .. import kernel_files
     from ..compiler import compilation
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
@@ -69,6 +68,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device.ir import Placement
     from ..device.nodes import nodes_of
     from ..device.run_plan import first_runs
+    from ..plan import kernel_files
     from ..plan.codec import content_hash
 
     if options.ranks_per_gpu < 1:

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 
-from .. import library
 from ..errors import UsageError
 from ..explore import measured as measurements
 from ..explore import scenarios as sizes_of
@@ -20,7 +19,8 @@ from ..explore.summary import Best, Fit, Pair, best, fit, wins
 from ..explore.sweep import Space, Todo, cores, make, todo
 from ..explore.table import TABLE, Row, TableFile, read, size_names
 from ..explore.trials import Trial, asked_for, fitting, trials
-from ..files import check_outputs, write_atomic
+from ..files import shipped
+from ..files.atomic import check_outputs, write_atomic
 from ..machine.model import Machine
 from ..select.candidates import open_params, shown
 from .characterise import OPERATORS
@@ -210,7 +210,7 @@ def _params(rows: Sequence[Row]) -> list[str]:
         for name, value in row.params:
             values.setdefault(name, {})[shown(value)] = None
     sizes = {name for row in rows for name, _ in row.sizes}
-    names = {name for s in {row.schedule for row in rows} & library.shipped().keys() for name in open_params(s)}
+    names = {name for s in {row.schedule for row in rows} & shipped.shipped().keys() for name in open_params(s)}
     left = sorted(names - values.keys() - sizes)
     words = [f"{name} = {', '.join(tried)}" for name, tried in values.items()]
     if left:

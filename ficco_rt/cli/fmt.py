@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ..errors import ScheduleError, UsageError
-from ..files import is_special, read_bytes, write_atomic
+from ..files.atomic import is_special, read_bytes, write_atomic
 from .common import STDIN, read_stdin
 from .console import SourcedError
 

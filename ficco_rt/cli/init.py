@@ -9,9 +9,9 @@ from pathlib import Path
 from ficco_dsl.diagnostics import ScheduleError
 from ficco_dsl.parser import parse_syntax
 
-from .. import library
 from ..errors import UsageError
-from ..files import SCHEDULE, check_outputs, read_text, write_atomic
+from ..files import shipped
+from ..files.atomic import SCHEDULE, check_outputs, read_text, write_atomic
 from .settings import show_params
 
 GPUS = 4  # of the commands that are named
@@ -65,7 +65,7 @@ def init(file: str, like: str | None) -> int:
     if like is None:
         text = FIRST.format(name=name)
     else:
-        source = library.find(like)
+        source = shipped.find(like)
         kept = _kept(source)
         text = re.sub(r"^schedule \w+", f"schedule {name}", read_text(source), count=1, flags=re.MULTILINE)
     write_atomic(path, text)
@@ -87,7 +87,7 @@ def _kept(source: Path) -> str:
     from ..select.candidates import text_of
     from ..select.defaults import open_values
 
-    name = library.shipped_name(source)
+    name = shipped.shipped_name(source)
     given = open_values(source, GPUS, {}, chosen(DEFAULT, GPUS))
     if name is None or not given:
         return ""

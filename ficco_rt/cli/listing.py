@@ -12,9 +12,9 @@ from .report import print_json
 
 def list_library(operation: str | None, as_json: bool) -> int:
     """The shipped schedules, by operation, or those of one."""
-    from .. import library
+    from ..files import shipped
 
-    entries = library.entries()
+    entries = shipped.entries()
     if operation is not None:
         known = list(dict.fromkeys(_folder(e.name) for e in entries))
         if operation not in known:
@@ -26,7 +26,7 @@ def list_library(operation: str | None, as_json: bool) -> int:
         return 0
     style = Style(sys.stdout)
     if not entries:
-        sys.stdout.write(f"no schedules in {library.root()}\n")
+        sys.stdout.write(f"no schedules in {shipped.root()}\n")
     groups = []
     for operation, members in groupby(entries, key=lambda e: _folder(e.name)):
         rows = [row for e in members for row in ((e.name, e.title), ("", style(e.right, "dim")))]

@@ -19,7 +19,7 @@ from .result import GPUS, Result
 if TYPE_CHECKING:
     from ..exec.executor import Executor
     from ..exec.inputs import InputValues
-    from ..group import Group
+    from ..process.group import Group
 
 
 def modelled_run(job: Job, seed: int, progress: Progress) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..files import write_atomic
+from ..files.atomic import write_atomic
 from .console import Progress
 from .options import Options
 from .result import Result, record
@@ -35,7 +35,7 @@ def write_outputs(result: Result, options: Options, progress: Progress) -> Resul
 
 def with_arrows(result: Result) -> Result:
     """The result whose trace says which span waited for which."""
-    from ..arrows import arrows
+    from ..analysis.causes import arrows
 
     trace = result.trace
     return replace(result, trace=replace(trace, arrows=arrows(result.job.plan, trace)))

@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
-from ..account import Account, account, rank_uses
-from ..concurrent import Concurrent, overlap_rate
+from ..analysis.account import Account, account, rank_uses
+from ..analysis.concurrency import Concurrent, overlap_rate
 from ..errors import NumbersError
 from .account import SERIAL, lost_words, moved_words, time_records
 from .check import proof_words, short_words, within_roundings
@@ -24,7 +24,7 @@ from .works import launch_records, summary
 
 if TYPE_CHECKING:
     from ..exec.verify import Verification
-    from ..trace import Trace
+    from ..trace.model import Trace
     from .baselines import Yardsticks
 
 GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UsageError
-from ..files import PAGE, PICTURE, TRACE, check_outputs
+from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs
 from .choosing import chosen, default_of, is_operation, settings_of
 from .common import Job, Request, Source, compile_job, machine_of, of_stdin, read, read_stdin
 from .console import Progress, Style
@@ -19,7 +19,7 @@ from .report import error_text, print_json, say, warn
 from .result import GPUS, Result, record, report
 
 if TYPE_CHECKING:
-    from ..group import Group
+    from ..process.group import Group
     from ..select.choose import Choice
 
 BACKENDS = ("auto", *GPUS, "host", "sim")

@@ -12,11 +12,11 @@ from ..device.features import usual
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
 from ..device.room_table import room_table, table_facts
+from ..geometry.region import between_ranks
 from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, KernelCall, Op, Reduce
 from ..machine.model import Machine, Port
 from ..plan.ir import Plan, SignalFlag
-from ..region import between_ranks
-from ..trace import base_name
+from ..trace.model import base_name
 from ..types import TYPES
 from .check import operations, proof_words, waits
 from .choosing import given_words

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from ..arguments import KERNEL
 from ..errors import UsageError
+from ..files.arguments import KERNEL
 from ..types import TYPES
 
 SettingValue: TypeAlias = "int | str | tuple[SettingValue, ...]"

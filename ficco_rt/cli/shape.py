@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__, files
+from .. import __version__
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
-from ..files import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
-from ..queues import apart, with_said, written
+from ..files import atomic
+from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
+from ..graph.overrides import apart, with_said, written
 from .charts import Panel, Series, panels
 from .common import count, machine_of, parse, read
 from .console import Progress, Style, table
@@ -153,7 +154,8 @@ class Sweep:
             return Row(tuple(setting.items()), problem=told(error), made=made)
 
     def _plan(self, given: Mapping[str, object]) -> Plan:
-        from .. import compiler, kernel_files
+        from .. import compiler
+        from ..plan import kernel_files
 
         with compiler.compilation(self.machine.ranks):
             graph = compiler.build(self.schedule, self.machine.ranks, given)
@@ -214,7 +216,7 @@ def _there(path: str | None) -> list[Row]:
     if path is None or not Path(path).is_file():
         return []
     try:
-        data = json.loads(files.read_text(path))
+        data = json.loads(atomic.read_text(path))
         if not isinstance(data, dict) or data.get("ficco_shape") != FORMAT:
             raise UsageError(f"{path}: is no table of `ficco shape`, or one of another version; name another file")
         return [row_of(record) for record in data["rows"]]

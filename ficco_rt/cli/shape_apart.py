@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
-from ..queues import NOTHING
+from ..graph.overrides import NOTHING
 from .shaping import Row, Setting, told
 
 _LEAVE = 10.0  # seconds that a process gets to end once its rows are there

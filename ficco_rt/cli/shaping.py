@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ficco_dsl import nodes as n
 
-from ..concurrent import Concurrent
-from ..queues import NOTHING, apart, engine_of, value_of, with_said
+from ..analysis.concurrency import Concurrent
+from ..graph.overrides import NOTHING, apart, engine_of, value_of, with_said
 
 if TYPE_CHECKING:
     from ..device.ir import DeviceLaunch
@@ -158,7 +158,7 @@ def told(error: Exception) -> str:
 
 def left_free(plan: Plan, machine: Machine) -> tuple[int | None, int | None]:
     """Multiprocessors, and shared memory of each of the others in bytes, beside the largest launch of products."""
-    from ..account import placed_launches
+    from ..analysis.account import placed_launches
 
     device = machine.device
     launches: list[DeviceLaunch] = [

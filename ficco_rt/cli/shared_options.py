@@ -96,17 +96,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def complete_schedules(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """What a shell may complete a schedule's name to: those of the library, and files."""
-    from .. import library
+    from ..files import shipped
 
-    names = [entry.name for entry in library.entries() if entry.name.startswith(begun)]
+    names = [entry.name for entry in shipped.entries() if entry.name.startswith(begun)]
     return [*map(CompletionItem, names), CompletionItem(begun, type="file")]
 
 
 def complete_operations(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """What a shell may complete an operation's name to."""
-    from .. import library
+    from ..files import shipped
 
-    return [CompletionItem(name) for name in library.operations() if name.startswith(begun)]
+    return [CompletionItem(name) for name in shipped.operations() if name.startswith(begun)]
 
 
 def complete_targets(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:

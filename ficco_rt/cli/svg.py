@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..trace import NO_WORK, Launched, Trace, TraceSpan, base_name
+from ..trace.model import NO_WORK, Launched, Trace, TraceSpan, base_name
 from .drawing import (
     WHOLE,
     StageColour,

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files import PICTURE, check_outputs, read_text, write_atomic
-from ..trace import NO_WORK, Trace, TraceSpan, base_name
+from ..files.atomic import PICTURE, check_outputs, read_text, write_atomic
+from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
 from . import tracefile
 from .console import Style
 from .drawing import clean, clock_words, show_time, stage_colours

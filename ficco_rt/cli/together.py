@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import DeviceError, LeftError, UsageError, exit_code
 from ..graph.budget import one_meter
-from ..group import Group
-from ..transports import launched
+from ..process.group import Group
+from ..process.transports import launched
 from .common import DEFAULT_GPUS, PLAN_SUFFIX, join_words
 from .options import Options
 from .report import as_ours, error_record, error_text, print_json, say

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any, cast, get_args
 
 from ..errors import UsageError
-from ..trace import Arrow, ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
+from ..trace.model import Arrow, ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
 from .drawing import stack
 from .report import plain_json
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files import PAGE, check_outputs, write_atomic
+from ..files.atomic import PAGE, check_outputs, write_atomic
 from .common import Request, compile_job, read
 from .console import Progress, Style
 from .drawing import show_time

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UsageError
-from ..files import read_text
-from ..inside import LaunchInside, WorkInside, launches, pairs
-from ..trace import Trace
+from ..files.atomic import read_text
+from ..trace.inside import LaunchInside, WorkInside, launches, pairs
+from ..trace.model import Trace
 from . import tracefile
 from .common import count
 from .console import Style, table

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..cells import cells
 from ..errors import PlanError
+from ..geometry.cells import cells
+from ..geometry.region import Region
 from ..graph.budget import ACTIONS, Budget
 from ..machine.model import Device
 from ..plan.ir import (
@@ -23,7 +24,6 @@ from ..plan.ir import (
     WaitFlag,
 )
 from ..plan.issue import issue_order
-from ..region import Region
 from .chain import chained, parted, postponed
 from .collectives import alone_reaches_other_nodes, calls_of, communicators_of, meets, own_way, part_of
 from .double import double_buffered

@@ -26,7 +26,7 @@ from itertools import chain, islice
 from ficco_dsl.diagnostics import Diagnostic, Note
 
 from ..errors import DeviceError, PlanError
-from ..region import Region
+from ..geometry.region import Region
 from .features import too_few_queues
 from .ir import (
     GRAPHS,

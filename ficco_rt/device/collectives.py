@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from ficco_dsl.diagnostics import Diagnostic
 
-from ..cells import cells, part
 from ..errors import DeviceError
+from ..geometry.cells import cells, part
+from ..geometry.region import Region
 from ..graph.ir import CollectiveSettings, Reduce
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
-from ..region import Region
 from .ir import PLACELESS, CallCollective, Communicator, DevicePlan, Features, Placement
 
 

@@ -11,7 +11,8 @@ from itertools import product
 
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
-from ..cells import cells
+from ..geometry.cells import cells
+from ..geometry.region import Region
 from ..graph.ir import KernelCall
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
@@ -19,7 +20,6 @@ from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import Look, kernel_work, symbolic
 from ..plan.rules import illegal, illegal_copy, inside
-from ..region import Region
 from .ir import PLACELESS, Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"

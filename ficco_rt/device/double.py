@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from ..geometry.region import BoxMap
 from ..plan.ir import Access, CollectiveCall, Plan
-from ..region import BoxMap
 from ..types import TYPES
 from .ir import Features, Placement
 

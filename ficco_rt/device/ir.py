@@ -29,11 +29,11 @@ from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
+from ..geometry.region import Region
 from ..graph.ir import CallKind, CollectiveSettings, Leave, Priority, Tensor
 from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Work
-from ..region import Region
 
 VERSION = 6
 

@@ -14,7 +14,7 @@ from math import lcm
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..region import Region
+from ..geometry.region import Region
 from .ir import PLACELESS, ChangeWords, CopyMemory, DevicePlan, Meet
 
 

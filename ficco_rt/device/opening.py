@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..geometry.region import BoxMap, Region
 from ..plan.ir import Access, CollectiveCall, Launch, Plan, Stream
-from ..region import BoxMap, Region
 from .ir import Features, Placement
 
 _NOBODY = -1

@@ -10,12 +10,12 @@ from itertools import chain
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
+from ..geometry.region import Region, describe, whole
 from ..graph.budget import CHECKED_CLOCKS, Budget
 from ..graph.ir import Gemm, heard
 from ..plan.clock import Clock, start
 from ..plan.ir import Work
 from ..plan.ledger import POINT, Ledger, Race, Toucher, Unwritten
-from ..region import Region, describe, whole
 from .ir import (
     CallCollective,
     ChangeWords,

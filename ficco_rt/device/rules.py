@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ficco_dsl.diagnostics import Diagnostic
 
 from ..errors import PlanError
+from ..geometry.region import BoxMap, Region
 from ..graph.budget import CHECKED, Budget
 from ..graph.ir import Gemm
 from ..kernels.family import LaunchRequest
@@ -20,7 +21,6 @@ from ..kernels.occupancy import Limits
 from ..kernels.vendor import VENDOR
 from ..plan.ir import Work
 from ..plan.kernel_works import kernel_work, symbolic
-from ..region import BoxMap, Region
 from .collectives import collectives_are_called_together
 from .contents import all_is_there, launches_are_asked_for, regions_lie_inside, works_fit
 from .ir import (

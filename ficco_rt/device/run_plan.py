@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from ..cells import Cell, cells
 from ..errors import InternalError
+from ..geometry.cells import Cell, cells
+from ..geometry.region import Region
 from ..kernels.meet import MOST
 from ..kernels.target import compute_capability
-from ..region import Region
 from ..types import TYPES
 from .ir import (
     GRAPHS,

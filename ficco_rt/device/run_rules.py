@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InternalError
+from ..geometry.region import Region
 from ..kernels.meet import MOST
-from ..region import Region
 from ..types import TYPES
 from .ir import (
     GRAPHS,

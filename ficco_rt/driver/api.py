@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, ru
 
 import numpy.typing as npt
 
-from ..trace import ClockKind, TraceSpan
+from ..trace.model import ClockKind, TraceSpan
 from ..types import Dtype
 
 if TYPE_CHECKING:

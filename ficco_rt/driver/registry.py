@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import get_args
 
-from ..arguments import whole
 from ..errors import DeviceError, UsageError
-from ..group import TIMEOUT, Group
+from ..files.arguments import whole
 from ..machine.model import Machine
 from ..plan.ir import Plan
+from ..process.group import TIMEOUT, Group
 from ..types import TYPES, Dtype
 from .api import CollectivesBy, Driver, DriverName
 from .gpu.devices import discover as machine_of

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dlpack import DLTensor
 from ..driver.api import Array
+from ..driver.dlpack import DLTensor
 from ..errors import UsageError
 from ..types import TYPES, numpy_dtype
 

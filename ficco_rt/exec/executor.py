@@ -24,7 +24,6 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..arguments import of_kind, whole
 from ..driver.api import (
     Array,
     Buffer,
@@ -38,13 +37,14 @@ from ..driver.api import (
 )
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
+from ..files.arguments import of_kind, whole
 from ..graph.ir import Tensor
-from ..group import Group, agree, as_group
 from ..machine.profiles import AnyMachine, chosen
 from ..plan.codec import plan_facts
 from ..plan.ir import Plan
+from ..process.group import Group, agree, as_group
 from ..sim.simulate import simulate
-from ..trace import Lane, Trace
+from ..trace.model import Lane, Trace
 from ..types import TYPES, numpy_dtype
 from ..version import __version__
 from .bindings import checked, checked_on_device

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from ..geometry.region import Region
 from ..graph.ir import CollectiveKind, Gemm
 from ..machine.cost import collective_time, gemm_rate, gemm_time
 from ..machine.model import Machine, Port
 from ..plan.ir import CollectiveCall, Plan, Transfer, Work
-from ..region import Region
 from ..types import TYPES
 from .operation import Exchange, Operation, Way, operation_of
 

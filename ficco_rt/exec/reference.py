@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..geometry.region import Interval, Region
 from ..graph.ir import ClaimValue, Combined, Operand, Product
-from ..region import Interval, Region
 
 Inputs: TypeAlias = Mapping[str, Sequence[Any]]  # by tensor: one array a rank
 Shape: TypeAlias = tuple[int, ...]

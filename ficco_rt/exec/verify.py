@@ -20,10 +20,10 @@ import numpy as np
 
 from ..driver.api import Array, OnProgress
 from ..errors import NumbersError
+from ..geometry.region import Box, Region, describe
 from ..graph.ir import Claim
 from ..graph.noise import USEFUL
 from ..plan.ir import Plan
-from ..region import Box, Region, describe
 from .executor import Executor
 from .inputs import InputValues, exact_limit, factors, fresh_inputs, largest_one_signed
 from .projection import project, times, vectors

@@ -19,7 +19,7 @@ import ficco_dsl
 from .. import compiler
 from ..machine.model import Machine
 from ..sim.simulate import simulate
-from ..trace import Trace
+from ..trace.model import Trace
 
 Axis: TypeAlias = Literal["rows", "K"]
 Subject: TypeAlias = Literal["gemm", "copies"]

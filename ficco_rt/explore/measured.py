@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import UsageError
-from ..files import read_text
+from ..files.atomic import read_text
 from .scenarios import Settings, frozen
 from .summary import Pair
 from .table import Row

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import UsageError
-from ..files import read_text
+from ..files.atomic import read_text
 
 Value: TypeAlias = "int | str | tuple[Value, ...]"
 Settings: TypeAlias = tuple[tuple[str, Value], ...]

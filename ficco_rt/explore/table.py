@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from ..errors import UsageError
-from ..files import FileKind, read_text, write_atomic
+from ..files.atomic import FileKind, read_text, write_atomic
 from .scenarios import Settings, frozen, read_value, written
 
 TABLE = FileKind("table", (".csv", ".json"))

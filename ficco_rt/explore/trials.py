@@ -12,8 +12,8 @@ from itertools import product
 import ficco_dsl
 from ficco_dsl.nodes import Schedule
 
-from .. import files, library
 from ..errors import UsageError
+from ..files import atomic, shipped
 from ..machine.model import Machine
 from .scenarios import Scenario, Settings, Value
 
@@ -43,13 +43,13 @@ class Trial:
 
 @lru_cache(maxsize=256)
 def _parsed(text: bytes, name: str) -> Schedule:
-    path = name if name.endswith(library.SUFFIX) else f"schedules/{name}{library.SUFFIX}"
+    path = name if name.endswith(shipped.SUFFIX) else f"schedules/{name}{shipped.SUFFIX}"
     return ficco_dsl.parse_bytes(text, path)
 
 
 def operations() -> tuple[str, ...]:
     """The operations of shipped schedules, such as `ag_gemm`."""
-    return tuple(library.operations())
+    return tuple(shipped.operations())
 
 
 def baseline(operation: str) -> Trial:
@@ -58,7 +58,7 @@ def baseline(operation: str) -> Trial:
         near = difflib.get_close_matches(operation, operations(), n=2, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(f"there is no operation '{operation[:80]}'{hint}; there are {', '.join(operations())}")
-    return _shipped(operation, library.BASELINE)
+    return _shipped(operation, shipped.BASELINE)
 
 
 def trials(
@@ -68,11 +68,11 @@ def trials(
     pattern that ends in .ficco is a file of the caller's own. Each is tried with all values of `params`, and of PARAMS
     besides, that it declares. Raises UsageError: what matches nothing, params that nothing declares."""
     first = baseline(operation)
-    members = [n.rpartition("/")[2] for n in (e.name for e in library.entries()) if n.startswith(f"{operation}/")]
+    members = [n.rpartition("/")[2] for n in (e.name for e in shipped.entries()) if n.startswith(f"{operation}/")]
     found: dict[str, Trial] = {first.schedule: first}
     for pattern in patterns or ("*",):
-        if pattern.endswith(library.SUFFIX):
-            found.setdefault(pattern, Trial(pattern, files.read_bytes(library.find(pattern)), (), False))
+        if pattern.endswith(shipped.SUFFIX):
+            found.setdefault(pattern, Trial(pattern, atomic.read_bytes(shipped.find(pattern)), (), False))
             continue
         matched = [m for m in members if fnmatchcase(m, pattern.removeprefix(f"{operation}/"))]
         if not matched:
@@ -93,13 +93,13 @@ def asked_for(tried: Sequence[Trial]) -> frozenset[str]:
     """The schedules that a sweep is about: the caller's own files, where there are any; otherwise all but the baseline,
     which takes part unasked; the baseline, where it is alone."""
     own = [trial.schedule for trial in tried if not trial.trusted]
-    others = [trial.schedule for trial in tried if trial.schedule.rpartition("/")[2] != library.BASELINE]
+    others = [trial.schedule for trial in tried if trial.schedule.rpartition("/")[2] != shipped.BASELINE]
     return frozenset(own or others or (trial.schedule for trial in tried))
 
 
 def _shipped(operation: str, name: str) -> Trial:
     full = f"{operation}/{name}"
-    return Trial(full, files.read_bytes(library.find(full)), (), True)
+    return Trial(full, atomic.read_bytes(shipped.find(full)), (), True)
 
 
 def _with_params(of: Trial, choices: Mapping[str, Sequence[Value]]) -> list[Trial]:

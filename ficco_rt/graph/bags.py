@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
-from ..region import Interval
+from ..geometry.region import Interval
 from .budget import Budget
 
 LEAF = 8

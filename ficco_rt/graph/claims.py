@@ -9,7 +9,7 @@ from typing import cast
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..region import Box, BoxMap, Region, describe
+from ..geometry.region import Box, BoxMap, Region, describe
 from ..types import Dtype
 from . import ir
 from .budget import Budget

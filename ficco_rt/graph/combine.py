@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..region import Box
+from ..geometry.region import Box
 from . import ir
 from .symbolic import Algebra, Pieces, added
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..region import Box, Interval, describe
+from ..geometry.region import Box, Interval, describe
 from .bags import joined
 from .symbolic import FIXED, SUMMED, Algebra, Element, Sum, Term
 

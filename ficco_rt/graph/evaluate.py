@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
-from ..region import Interval
+from ..geometry.region import Interval
 from .budget import LISTS, Budget
 
 # Names, and ("rows", name) / ("cols", name) for the extents of a region, and STEPS for the budget.

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
-from ..region import Region
+from ..geometry.region import Region
 from ..types import Dtype, holds
 
 Engine: TypeAlias = Literal["copy", "sm", "nccl"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
-from ..region import Box, BoxMap, Region, describe
+from ..geometry.region import Box, BoxMap, Region, describe
 from . import ir
 from .budget import ACCESSES, Budget
 

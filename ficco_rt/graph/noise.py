@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..region import BoxMap, Region
+from ..geometry.region import BoxMap, Region
 from ..types import ACCUMULATOR, TYPES
 from .ir import Claim, Collective, Copy, Gemm, KernelCall, Reduce, Tensor
 from .trail import Step

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ficco_dsl import nodes as n
 
-from ..region import Region
+from ..geometry.region import Region
 from . import ir
 from .evaluate import Mistake, Scope, compile_expr, copied, number
 from .evaluate import describe as describe_value

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
-from ..region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box, whole
-from ..trace import base_name
+from ..geometry.region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box, whole
+from ..trace.model import base_name
 from ..types import loss
 from . import ir
 from .combine import combine, equal_shares

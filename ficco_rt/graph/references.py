@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Span
 
-from ..region import Axis, Interval, Region
+from ..geometry.region import Axis, Interval, Region
 from .budget import Budget
 from .evaluate import LONGEST, STEPS, Cutter, Function, Mistake, Scope, compile_expr, describe
 from .ir import Tensor

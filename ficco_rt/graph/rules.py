@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
-from ..region import Axis, Box, Region
+from ..geometry.region import Axis, Box, Region
 from ..types import ACCUMULATOR, TYPES
 from . import ir
 from .ir import Tensor

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..region import BoxMap, Region, describe
+from ..geometry.region import BoxMap, Region, describe
 from . import ir
 from .budget import SUMS, Budget
 from .evaluate import refuse

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 from ficco_dsl.diagnostics import ScheduleError, Span
 
-from ..region import Box, BoxMap, Interval, Region
+from ..geometry.region import Box, BoxMap, Interval, Region
 from ..types import Dtype, holds
 from .bags import Bag, Bags
 from .budget import PROOF_PIECES, PROOF_TERMS, Budget

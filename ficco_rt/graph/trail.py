@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from ficco_dsl.diagnostics import Note, Span
 
-from ..region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box
+from ..geometry.region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box
 from . import ir
 
 MOST_LOOKS = 500_000  # at writers of tensors, for all mistakes together: a schedule may have millions

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..region import Interval
+from ..geometry.region import Interval
 from .tiles import DEPTH, Matrix, MatrixWork, common, depths_of
 
 MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
-from ..cells import strides
-from ..region import Interval
+from ..geometry.cells import strides
+from ..geometry.region import Interval
 from ..types import TYPES
 from .works import Product, View
 

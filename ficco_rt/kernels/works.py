@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..cells import strides
-from ..region import Region
+from ..geometry.cells import strides
+from ..geometry.region import Region
 from ..types import TYPES, Dtype
 
 

@@ -188,7 +188,7 @@ def _facts(job: Any) -> _Facts:
 
 
 def _shown(region: Any) -> str:
-    from ..region import describe
+    from ..geometry.region import describe
 
     boxes = [describe(box) for box in region.boxes]
     more = f" and {len(boxes) - 1} more" if len(boxes) > 1 else ""

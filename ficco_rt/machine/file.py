@@ -18,8 +18,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from .. import files
 from ..errors import UsageError
+from ..files import atomic
 from .model import Device, Links, Machine
 from .rules import Mistake, enough, hints, is_table, judged, members, mistakes, shown, unit_of
 from .tables import TITLES, Measured
@@ -33,13 +33,13 @@ _PAGE = "docs/machines.md"
 
 def load(path: Path | str, ranks: int = 1) -> Machine:
     """The machine of a file, if it has `ranks` ranks. Raises UsageError with each mistake and its line."""
-    return parse(files.read_text(path), str(path), ranks)
+    return parse(atomic.read_text(path), str(path), ranks)
 
 
 def save(machine: Machine, path: Path | str) -> None:
     """Write a machine to a file: all of it or nothing. Raises UsageError."""
-    files.check_outputs([(files.MACHINE, path)])
-    files.write_atomic(path, text_of(machine))
+    atomic.check_outputs([(atomic.MACHINE, path)])
+    atomic.write_atomic(path, text_of(machine))
 
 
 # ---------------------------------------------------------------- reading

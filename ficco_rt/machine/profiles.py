@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from ..arguments import of_kind
 from ..errors import UsageError
+from ..files.arguments import of_kind
 from .file import SUFFIX, load
 from .model import Machine
 from .rules import mistakes

@@ -19,9 +19,9 @@ from typing import Literal, TypeAlias
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
+from ..geometry.region import describe
 from ..graph import ir as graph_ir
 from ..graph.budget import CHECKED_CLOCKS, Budget
-from ..region import describe
 from .clock import Clock, start
 from .ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, Stream, Work
 from .ledger import Ledger, Race, Toucher, Unwritten

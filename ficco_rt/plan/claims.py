@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+from ..geometry.region import Region
 from ..graph.ir import Claim, ClaimValue, Combined, Operand, Product
-from ..region import Region
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]  # one a rank
 

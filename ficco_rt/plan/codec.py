@@ -24,10 +24,10 @@ from typing import Any, TypeAlias
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError, UsageError
+from ..geometry.region import Axis, Interval, Region
 from ..graph import ir as graph_ir
 from ..graph.budget import PLAN_PIECES, VALUES, Budget, without_collection
 from ..machine.profiles import profile
-from ..region import Axis, Interval, Region
 from . import ir
 from .ir import VERSION, Plan
 

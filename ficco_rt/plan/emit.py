@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
+from ..geometry.region import Axis, Box, Interval, Region
 from ..graph import ir as graph_ir
 from ..graph.budget import RUNS, Budget
-from ..region import Axis, Box, Interval, Region
 from .draft import Draft, LaunchKey, Need, waits_of
 from .ir import (
     VERSION,

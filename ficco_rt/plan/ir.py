@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from ficco_dsl.diagnostics import Span
 
 from ..errors import UsageError
+from ..geometry.region import Region
 from ..graph.ir import (
     CallKind,
     Claim,
@@ -40,7 +41,6 @@ from ..graph.ir import (
     Tensor,
 )
 from ..machine.model import Machine
-from ..region import Region
 
 VERSION = 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from ..geometry.region import Region
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce, Tensor
 from ..kernels import works as kernels
 from ..kernels.works import View
-from ..region import Region
 from .ir import WorkBody
 
 Look: TypeAlias = Callable[[Region], View]

@@ -9,8 +9,8 @@ from typing import Literal
 from ficco_dsl.diagnostics import Span
 
 from ..errors import PlanError
+from ..geometry.region import Box, BoxMap, Region
 from ..graph.budget import CHECKED, Budget
-from ..region import Box, BoxMap, Region
 from .clock import Clock
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..errors import PlanError
+from ..geometry.region import BoxMap, whole
 from ..graph import ir as graph_ir
 from ..graph.prove import Proof
 from ..graph.trail import Step
-from ..region import BoxMap, whole
 from .check import Happening
 from .ir import CollectiveCall, CopyAsync, Launch, Plan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..geometry.region import Region
 from ..machine.model import Machine
-from ..region import Region
 
 WAY_OUT = (
     "copy it on a queue with engine = nccl, or take a vendor collective; the schedules called hierarchical show how, "

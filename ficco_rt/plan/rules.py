@@ -14,13 +14,13 @@ from typing import get_args
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
+from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
 from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
 from ..kernels.vendor import VENDOR
 from ..machine.rules import mistakes
-from ..region import Box, Region
 from ..types import TYPES
 from .claims import misfit, operands
 from .ir import (

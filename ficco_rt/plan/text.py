@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..geometry.region import Region
 from ..graph.ir import CollectiveSettings, Copy, Gemm, KernelCall, Reduce
-from ..region import Region
 from .ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag, Work
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 
 from ficco_dsl.nodes import Schedule, StageDecl, StageStep
 
-from .. import compiler, library
-from ..arguments import KERNEL, VENDOR, plain
+from .. import compiler
 from ..errors import UsageError
+from ..files import shipped
+from ..files.arguments import KERNEL, VENDOR, plain
 from ..graph.bind import names_in
 from .facts import Facts
 from .figures import MOST
 from .params import Given, given
 
-BASELINE = library.BASELINE  # its params are the operation's sizes
+BASELINE = shipped.BASELINE  # its params are the operation's sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Candidate:
 
 
 def by_vendor(candidate: Candidate) -> Candidate:
-    """The candidate with its products by the vendor's library."""
+    """The candidate with its products by the vendor's shipped."""
     return Candidate(candidate.schedule, (*candidate.params, (KERNEL, VENDOR)))
 
 
@@ -63,7 +64,7 @@ def shown(value: object) -> str:
 @cache
 def shipped_operation(name: str) -> ShippedOperation:
     """The operation of that name. Raises UsageError that says which there are."""
-    known = library.operations()
+    known = shipped.operations()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -95,20 +96,20 @@ def bound_sizes(operation: ShippedOperation, ranks: int, sizes: Mapping[str, obj
 
 def text_of(schedule: str) -> Schedule:
     """The syntax tree of a schedule, by its name or its path."""
-    return _shipped(schedule) if schedule in library.shipped() else compiler.load(schedule)
+    return _shipped(schedule) if schedule in shipped.shipped() else compiler.load(schedule)
 
 
 @cache
 def _shipped(name: str) -> Schedule:
     """Parsed once in a process, as shipped schedules are looked for once."""
-    return compiler.load(library.shipped()[name])
+    return compiler.load(shipped.shipped()[name])
 
 
 @cache
 def open_params(schedule: str) -> tuple[str, ...]:
     """The params of a shipped schedule that its operation's baseline has not: those that are no sizes."""
     baseline = f"{schedule.rpartition('/')[0]}/{BASELINE}"
-    sizes = {p.name for p in text_of(baseline).params} if baseline in library.shipped() else set()
+    sizes = {p.name for p in text_of(baseline).params} if baseline in shipped.shipped() else set()
     return tuple(p.name for p in text_of(schedule).params if p.name not in sizes)
 
 
@@ -190,8 +191,8 @@ def own(candidates: Iterable[object]) -> tuple[Candidate, ...]:
                 f"candidate {i + 1} is no schedule: a name or a path is needed, or a pair of one and its parameters, "
                 f"such as ('ag_gemm/streamed', {{'chunks': 4}}); given {repr(entry)[:80]}"
             )
-        path = library.find(str(schedule))
-        name = library.shipped_name(path) or str(path)
+        path = shipped.find(str(schedule))
+        name = shipped.shipped_name(path) or str(path)
         found.append(Candidate(name, tuple((str(n), plain(v)) for n, v in params.items())))
     if not found:
         raise UsageError("the list of candidates is empty: there is nothing to choose from")

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 from .. import compiler
-from ..arguments import KERNEL, VENDOR, plain, whole
 from ..errors import UsageError
+from ..files.arguments import KERNEL, VENDOR, plain, whole
 from ..graph.bind import bind_params
 from ..kernels.families import tuned
 from ..machine.cost import vendor_source

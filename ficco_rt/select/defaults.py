@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import compiler, library
-from ..arguments import whole
+from .. import compiler
 from ..errors import ScheduleError, UsageError
+from ..files import shipped
+from ..files.arguments import whole
 from ..machine.model import Machine
 from ..machine.profiles import AnyMachine, chosen
 from ..plan import ir as plan_ir
@@ -25,9 +26,9 @@ from .params import Given
 def open_values(file: Path | str, ranks: int, params: Mapping[str, object], machine: Machine) -> tuple[Given, ...]:
     """Values for what `params` leave open, where `file` is a shipped schedule's and rules speak of it. Sizes that are
     left open are the text's own. What is wrong with `params` the compiler tells."""
-    name = library.shipped_name(file)
+    name = shipped.shipped_name(file)
     operation = name.rpartition("/")[0] if name is not None else ""
-    if name is None or operation not in SHAPES or f"{operation}/{BASELINE}" not in library.shipped():
+    if name is None or operation not in SHAPES or f"{operation}/{BASELINE}" not in shipped.shipped():
         return ()
     schedule = text_of(name)
     try:
@@ -44,6 +45,6 @@ def compile_named(
 ) -> plan_ir.Plan:
     """A proven, checked plan; a shipped schedule gets the rules' values where `params` leave something open."""
     number = whole(ranks, "ranks")
-    found = open_values(library.find(str(name_or_path)), number, params, chosen(machine, number))
+    found = open_values(shipped.find(str(name_or_path)), number, params, chosen(machine, number))
     given = {**params, **{value.param: value.value for value in found}}
     return compiler.compile_schedule(name_or_path, number, given, machine)

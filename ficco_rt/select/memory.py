@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .. import env, files
+from .. import env
 from ..errors import UsageError
+from ..files import atomic
 from ..machine.model import Machine
 from ..version import __version__
 from .candidates import Candidate
@@ -122,7 +123,7 @@ def stored() -> Memory:
 def load(path: Path | str) -> Memory:
     """The measured times of a file. Raises UsageError that says what is wrong where."""
     try:
-        value = json.loads(files.read_text(path))
+        value = json.loads(atomic.read_text(path))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is no file of measured times: no JSON ({str(error)[:80]})") from error
     if not isinstance(value, dict) or "ficco_measured" not in value:
@@ -149,7 +150,7 @@ def save(memory: Memory, path: Path | str) -> None:
     """Write measured times: the whole file or nothing."""
     settings = [_encoded(where, times) for where, times in memory.times.items()]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in settings)
-    files.write_atomic(path, f'{{"ficco_measured": {FORM}, "settings": [\n{lines}\n]}}\n')
+    atomic.write_atomic(path, f'{{"ficco_measured": {FORM}, "settings": [\n{lines}\n]}}\n')
 
 
 def _encoded(where: MeasuredCase, times: Iterable[Time]) -> dict[str, Any]:

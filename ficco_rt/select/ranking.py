@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .. import compiler, env, files, library
+from .. import compiler, env
 from ..errors import ScheduleError, UsageError
 from ..exec.operation import require_operation
+from ..files import atomic, shipped
 from ..kernels.tiles import DEPTH
 from ..machine.cost import vendor_gemm
 from ..machine.model import Machine
@@ -111,8 +112,8 @@ def rank(
     for candidate in candidates:
         given = {**sizes, **dict(candidate.params)}
         try:
-            shipped = library.shipped_name(library.find(candidate.schedule))
-            if shipped is not None and shipped.startswith(f"{operation}/"):
+            name = shipped.shipped_name(shipped.find(candidate.schedule))
+            if name is not None and name.startswith(f"{operation}/"):
                 plan = compiler.plan_of(
                     compiler.build(text_of(candidate.schedule), ranks, given), machine, trusted=True
                 )
@@ -208,7 +209,7 @@ def version() -> str:
     """A hash of what decides on an answer: when the package's files and the shipped schedules were changed last."""
     package = Path(__file__).resolve().parents[1]
     found = []
-    for path in sorted((*package.rglob("*.py"), *library.root().rglob(f"*{library.SUFFIX}"))):
+    for path in sorted((*package.rglob("*.py"), *shipped.root().rglob(f"*{shipped.SUFFIX}"))):
         state = path.stat()
         found.append((path.name, state.st_mtime_ns, state.st_size))
     return _hash(found)[:16]
@@ -217,7 +218,7 @@ def version() -> str:
 def own_texts(candidates: Iterable[Candidate]) -> tuple[str, ...]:
     """What tells the caller's candidates from any others: their parameters, and what their files say."""
     return tuple(
-        f"{c.label} {hashlib.sha256(files.read_bytes(library.find(c.schedule))).hexdigest()}" for c in candidates
+        f"{c.label} {hashlib.sha256(atomic.read_bytes(shipped.find(c.schedule))).hexdigest()}" for c in candidates
     )
 
 
@@ -238,7 +239,7 @@ def keep(key: Key, ranking: Ranking) -> None:
     path = _file(key)
     with suppress(OSError, UsageError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.write_atomic(path, _encoded(ranking))
+        atomic.write_atomic(path, _encoded(ranking))
 
 
 def _file(key: Key) -> Path:

@@ -12,7 +12,7 @@ from ..errors import Span
 from ..graph.ir import Gemm
 from ..machine.cost import drifted, slowed
 from ..machine.model import Machine
-from ..trace import TraceSpan, launch_label
+from ..trace.model import TraceSpan, launch_label
 from .prices import PieceOfK, Price, Prices, TileGroups
 from .sharing import Sharing, Supply
 from .streams import Signal, SimStream

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 
 from ..device.ir import DeviceLaunch
+from ..geometry.region import Region, between_ranks, called, peer_of, summary
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..kernels.families import pace
 from ..kernels.family import KernelConfig
@@ -15,8 +16,7 @@ from ..kernels.pace import Pace
 from ..machine import cost
 from ..machine.model import Machine, Port
 from ..plan.ir import Work
-from ..region import Region, between_ranks, called, peer_of, summary
-from ..trace import Launched, SpanKind
+from ..trace.model import Launched, SpanKind
 from ..types import TYPES
 from .sharing import Supply
 

@@ -27,12 +27,12 @@ from ..device.ir import (
     RecordEvent,
 )
 from ..errors import PlanError, Span, UsageError
+from ..geometry.region import peer_of
 from ..graph.budget import MODELLED, SHARED, Budget, without_collection
 from ..machine.cost import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
-from ..region import peer_of
-from ..trace import Lane, SpanKind, Trace, TraceSpan
+from ..trace.model import Lane, SpanKind, Trace, TraceSpan
 from .launches import LaunchRun
 from .prices import Prices
 from .sharing import Sharing

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ficco_rt.driver.api import Array
+from ficco_rt.geometry.region import Region
 from ficco_rt.graph import ir
-from ficco_rt.region import Region
 
 N = 12  # what 2, 3 and 4 ranks divide
 HOLDERS = ("X", "Y", "Z", "V", "C", "E", "D[0]", "D[1]")

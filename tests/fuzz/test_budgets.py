@@ -20,10 +20,10 @@ import pytest
 import ficco_dsl
 from ficco_dsl.diagnostics import Span
 from ficco_rt import compiler
+from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.ir import CopyAsync, Transfer
-from ficco_rt.region import Axis, Interval, Region
 
 ROOT = Path(__file__).parents[2]
 FULL = "FICCO_FUZZ" in os.environ

@@ -10,11 +10,11 @@ import pytest
 import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError
+from ficco_rt.geometry.region import Region
 from ficco_rt.graph import ir as graph_ir
 from ficco_rt.graph.budget import LISTS, Budget
 from ficco_rt.graph.references import Reference
 from ficco_rt.machine.profiles import profile
-from ficco_rt.region import Region
 
 HEAD = """\
 schedule found

@@ -289,9 +289,9 @@ def shipped(rng: random.Random) -> str:
 
 @functools.cache
 def _text(name: str) -> str:
-    from ficco_rt import library
+    from ficco_rt.files import shipped
 
-    return library.find(name).read_text(encoding="utf-8")
+    return shipped.find(name).read_text(encoding="utf-8")
 
 
 def shipped_bytes(rng: random.Random) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 from ficco_rt.driver.api import Array
 from ficco_rt.errors import DeviceError, Span
 from ficco_rt.exec.executor import Executor
+from ficco_rt.geometry.region import Axis, Interval, Region, whole
 from ficco_rt.graph.ir import Claim, Combined, Engine, Gemm, Kernel, Operand, Product, Reduce, Tensor
 from ficco_rt.kernels.catalogue import GEMM, REDUCE
 from ficco_rt.machine.model import Device, Links, Machine
@@ -31,8 +32,7 @@ from ficco_rt.plan.ir import (
     WaitFlag,
     Work,
 )
-from ficco_rt.region import Axis, Interval, Region, whole
-from ficco_rt.trace import Trace
+from ficco_rt.trace.model import Trace
 from ficco_rt.types import Dtype, numpy_dtype
 
 # Round numbers: 100 bytes and 1000 operations a microsecond, 10 bytes a microsecond on links.

@@ -17,8 +17,8 @@ from ficco_rt import compiler
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.group import Group
 from ficco_rt.plan.ir import Plan
+from ficco_rt.process.group import Group
 from tests import cases
 
 LIMIT = 60.0

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ficco_rt.group import Group
-from ficco_rt.transports import StoreTransport
+from ficco_rt.process.group import Group
+from ficco_rt.process.transports import StoreTransport
 
 LIMIT = 60.0  # seconds that processes get, of which they need a few tenths
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.dlpack import DLTensor
+from ficco_rt.driver.dlpack import DLTensor
 from ficco_rt.errors import UsageError
 from ficco_rt.types import TYPES, numpy_dtype
 

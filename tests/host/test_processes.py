@@ -21,8 +21,8 @@ from ficco_rt.driver.host.peers import Peers
 from ficco_rt.errors import DeviceError, LeftError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import Verification, verified_run
-from ficco_rt.group import Group
 from ficco_rt.plan.ir import Plan
+from ficco_rt.process.group import Group
 from ficco_rt.types import numpy_dtype
 from tests.host.handmade import MACHINE, array, blank, gather_plan, plan, record, tensor, wait
 from tests.host.processes import dies, group_of, several

@@ -16,8 +16,8 @@ from ficco_rt.exec.projection import project, vectors
 from ficco_rt.exec.reference import evaluate, extent, take
 from ficco_rt.exec.rounding import tolerances
 from ficco_rt.exec.verify import Verification, compare, verified_run
+from ficco_rt.geometry.region import Axis, Interval, Region, whole
 from ficco_rt.graph.ir import ClaimValue, Combined, Operand, Product
-from ficco_rt.region import Axis, Interval, Region, whole
 from ficco_rt.types import Dtype
 from tests.host.handmade import (
     array,

@@ -26,8 +26,8 @@ from ficco_rt.device.ir import (
     ResetWords,
     When,
 )
+from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.plan.ir import Work
-from ficco_rt.region import Axis, Interval, Region
 
 T = TypeVar("T")
 SECTIONS = ("own begin", "own end", "called begin", "called end", "body")

@@ -16,9 +16,9 @@ from ficco_rt.device.ir import (
     Move,
     StreamName,
 )
+from ficco_rt.geometry.region import Region
 from ficco_rt.graph.ir import Copy, Gemm, Reduce
 from ficco_rt.plan.ir import Work
-from ficco_rt.region import Region
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
 Place: TypeAlias = tuple[str, int]  # a tensor of a rank

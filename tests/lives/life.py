@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeAlias
 
-from ficco_rt.queues import engine_of
+from ficco_rt.graph.overrides import engine_of
 from tests import cases
 
 DriverName: TypeAlias = Literal["cuda", "hip", "host"]

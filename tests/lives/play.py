@@ -29,10 +29,10 @@ from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import fresh_inputs
 from ficco_rt.exec.reference import evaluate, take
-from ficco_rt.group import Group
+from ficco_rt.geometry.region import Region
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
-from ficco_rt.region import Region
+from ficco_rt.process.group import Group
 from ficco_rt.types import numpy_dtype
 from tests import cases
 from tests.lives.life import OWN, Event, Key, Life, Op, Report

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 
 import ficco_rt
-from ficco_rt.arrows import arrows
+from ficco_rt.analysis.causes import arrows
 from ficco_rt.cli import tracefile
 from ficco_rt.cli.baselines import baseline_plans, turns_among
 from ficco_rt.cli.main import execute
@@ -18,7 +18,7 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.simulate import simulate
-from ficco_rt.trace import Arrow, Trace
+from ficco_rt.trace.model import Arrow, Trace
 from tests import cases
 from tests.mock.standin import StandIn
 from tests.schemas import hold

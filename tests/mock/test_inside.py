@@ -14,11 +14,11 @@ from ficco_rt.cli.main import execute
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.inside import launches, pairs
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Launch, Plan
 from ficco_rt.sim.simulate import simulate
-from ficco_rt.trace import Trace
+from ficco_rt.trace.inside import launches, pairs
+from ficco_rt.trace.model import Trace
 from tests.mock.standin import StandIn
 from tests.mock.test_launches import planned
 from tools import inside_check

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.dlpack import DLTensor
+from ficco_rt.driver.dlpack import DLTensor
 from ficco_rt.errors import DeviceError, UsageError
 from tests.mock.standin import StandIn
 

@@ -28,7 +28,7 @@ class Worker(Tensors):
         self, place: int, pipes: Sequence[Connection | None], face: Face, question: int, settings: str
     ) -> None:
         from ficco_rt.driver.gpu.driver import GpuDriver
-        from ficco_rt.group import Group
+        from ficco_rt.process.group import Group
 
         self.place, self.face = place, face
         self.gpus = standin.of(face)
@@ -216,7 +216,7 @@ class Worker(Tensors):
 
     def alone(self, name: str) -> str:
         """Each process runs a plan of one rank in a group of its own, on the GPU that `LOCAL_RANK` tells."""
-        from ficco_rt.group import Group
+        from ficco_rt.process.group import Group
 
         os.environ["LOCAL_RANK"] = str(self.place)
         self.group = Group(self.group, ranks=[self.place])
@@ -231,7 +231,7 @@ class Worker(Tensors):
 
     def reversed(self, name: str) -> tuple[list[Any], str]:
         """The group in the other order of ranks."""
-        from ficco_rt.group import Group
+        from ficco_rt.process.group import Group
 
         self.group = Group(self.group, ranks=[1, 0])
         with self.executor(name) as executor:
@@ -280,7 +280,7 @@ class Worker(Tensors):
 
     def _afresh(self) -> None:
         """A group of its own for what comes next: the one before is of no use once an exchange has failed."""
-        from ficco_rt.group import Group
+        from ficco_rt.process.group import Group
 
         self._name += "+"
         self.group = Group(Pipes(self.place, self._pipes, self._name, self._came))
@@ -520,7 +520,7 @@ class Worker(Tensors):
         """`ficco-run` as torchrun starts it, with these settings in one process: exit code, standard error."""
         from ficco_rt.cli import together
         from ficco_rt.cli.main import execute
-        from ficco_rt.group import Group
+        from ficco_rt.process.group import Group
 
         together.launched = lambda: ("torchrun", self.group.size)
         together.GOODBYE = 0.5
@@ -544,7 +544,7 @@ class Worker(Tensors):
 
     def absent(self, name: str, step: int, timeout: float) -> str:
         """Process 1 does not come to one of the exchanges of a life."""
-        from ficco_rt.group import Group
+        from ficco_rt.process.group import Group
 
         class Absent(Group):
             left = step

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ficco_rt.group import Group
+from ficco_rt.process.group import Group
 from tests.mock.standin import Face, StandIn
 
 TIMEOUT = 15.0  # seconds that processes wait for each other, and that a run may take

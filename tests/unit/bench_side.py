@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from ficco_rt.group import Group
+from ficco_rt.process.group import Group
 from tools.bench import members
 from tools.bench.scenarios import Scenario
 from tools.bench.workers import Crew, Turn

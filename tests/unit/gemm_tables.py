@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
 from ficco_rt.kernels.tile_table import Table
-from ficco_rt.region import Interval
 
 
 @st.composite

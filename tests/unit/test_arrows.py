@@ -12,16 +12,16 @@ import pytest
 
 import ficco_dsl
 import ficco_rt
-from ficco_rt import library
-from ficco_rt.arrows import arrows, critical_path, path_times
+from ficco_rt.analysis.causes import arrows, critical_path, path_times
 from ficco_rt.cli import tracefile
 from ficco_rt.compiler import build
 from ficco_rt.errors import UsageError
+from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import chosen
 from ficco_rt.plan.ir import Launch, Plan, Record, WaitEvent
 from ficco_rt.plan.lower import lower
 from ficco_rt.sim.simulate import simulate
-from ficco_rt.trace import NO_WORK, Arrow, Lane, Trace, TraceSpan
+from ficco_rt.trace.model import NO_WORK, Arrow, Lane, Trace, TraceSpan
 from tests.unit.test_timeline import overlapped
 
 
@@ -136,7 +136,7 @@ def test_a_path_is_no_longer_than_the_run(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", ["ag_gemm/streamed", "gemm_rs/streamed", "ag_gemm/shard_ring", "gemm_rs/relay"])
 def test_arrows_and_streams_order_all_that_depends(schedule: str) -> None:
     """Whatever an op depends on comes before it along streams and arrows."""
-    with library.find(schedule).open("rb") as file:
+    with shipped.find(schedule).open("rb") as file:
         graph = build(ficco_dsl.parse_bytes(file.read(), schedule), 3, {"M": 96, "N": 48, "K": 48})
     plan = lower(graph, chosen("h200-switch", 3))
     trace = simulate(plan, plan.target)

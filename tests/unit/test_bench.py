@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import ficco_rt
-from ficco_rt import compiler, library
+from ficco_rt import compiler
 from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.files import shipped
 from tests.unit.bench_side import Toy
 from tools.bench import cli, crews, gpus, kept, plot, report
 from tools.bench.measure import (
@@ -186,7 +187,7 @@ def test_tolerance_counts_ranks_or_pieces() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_shipped_schedule_of_an_operation_takes_part(operation: str) -> None:
     found = variants(operation)
-    assert {v.schedule for v in found} == {e.name for e in library.entries() if e.name.startswith(operation + "/")}
+    assert {v.schedule for v in found} == {e.name for e in shipped.entries() if e.name.startswith(operation + "/")}
     labels = [v.label for v in found]
     assert len(set(labels)) == len(labels)
     for variant in found:

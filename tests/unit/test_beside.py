@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt import compiler, library
+from ficco_rt import compiler
 from ficco_rt.errors import DeviceError
+from ficco_rt.files import shipped
 from tests.unit import beside_worker
 from tools.bench import gpus
 from tools.bench.scenarios import DEFAULT_FILE, load
@@ -53,10 +54,10 @@ def test_every_scenario_of_the_bench_has_a_row() -> None:
 
 
 def test_cases_name_shipped_schedules_and_their_parameters() -> None:
-    shipped = {entry.name for entry in library.entries()}
+    names = {entry.name for entry in shipped.entries()}
     variants = [case.form.variant for case in (*rows(None, 2), *HOST)] + [c.variant for c in COMPILATIONS]
     for variant in variants:
-        assert variant.schedule in shipped
+        assert variant.schedule in names
         declared = {p.name for p in compiler.load(variant.schedule).params}
         assert {name for name, _ in variant.parameters} <= declared, variant
 

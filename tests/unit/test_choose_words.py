@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt import library
+from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select.choose import By, choose
 from ficco_rt.select.defaults import open_values
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("own_choices")
 
 @pytest.mark.parametrize(("ranks", "more"), [(2, "1 more copy"), (4, "3 more copies")])
 def test_the_reason_for_pieces_is_a_sentence(ranks: int, more: str) -> None:
-    given = open_values(library.shipped()["ag_gemm/streamed"], ranks, {"M": 2048, "N": 1024, "K": 4096}, H200)
+    given = open_values(shipped.shipped()["ag_gemm/streamed"], ranks, {"M": 2048, "N": 1024, "K": 4096}, H200)
     why = next(g.why for g in given if g.param == "chunks")
     assert why.startswith(
         f"shards come slower than they are multiplied. Each further piece costs {more} of 6 µs and shortens the GEMM "
@@ -28,7 +28,7 @@ def test_the_reason_for_pieces_is_a_sentence(ranks: int, more: str) -> None:
 
 
 def test_a_candidate_of_another_operation_is_refused(tmp_path: Path) -> None:
-    text = library.shipped()["ag_gemm/serial"].read_text(encoding="utf-8")
+    text = shipped.shipped()["ag_gemm/serial"].read_text(encoding="utf-8")
     mine = tmp_path / "wide.ficco"
     mine.write_text(text.replace("N / ranks", "N"))
     made = choose("ag_gemm", 2, by="model", candidates=[mine, "gemm_rs/serial", "ag_gemm/serial"], sizes=SMALL)

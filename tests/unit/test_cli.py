@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt import files
 from ficco_rt.cli.settings import parse_settings, show_value
 from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
+from ficco_rt.files import atomic
 from tests.unit.command_line import ENVIRONMENT, GOOD, ROOT, Ending, command
 
 # ---------------------------------------------------------------- help, version, usage
@@ -200,7 +200,7 @@ def test_a_wrong_schedule_as_json(run: Callable[..., Ending], here: Path) -> Non
 def test_error_classes(
     run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
 ) -> None:
-    monkeypatch.setattr("ficco_rt.library.entries", lambda: _raise(error))
+    monkeypatch.setattr("ficco_rt.files.shipped.entries", lambda: _raise(error))
     assert run("ficco", "list") == Ending(code, "", message)
     ending = run("ficco", "list", "--json")
     assert (ending.code, ending.record["error"]["exit_code"], ending.err) == (code, code, "")
@@ -212,7 +212,7 @@ def _raise(error: BaseException) -> None:
 
 @pytest.mark.parametrize("error", [KeyError("x"), InternalError("x"), RecursionError("x")])
 def test_our_bugs_say_so(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr("ficco_rt.library.entries", lambda: _raise(error))
+    monkeypatch.setattr("ficco_rt.files.shipped.entries", lambda: _raise(error))
     ending = run("ficco", "list")
     lines = ending.err.splitlines()
     assert (ending.code, ending.out) == (5, "")
@@ -243,7 +243,7 @@ def test_packages_to_install_are_those_of_the_extras() -> None:
 
 
 def test_ctrl_c(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ficco_rt.library.entries", lambda: _raise(KeyboardInterrupt()))
+    monkeypatch.setattr("ficco_rt.files.shipped.entries", lambda: _raise(KeyboardInterrupt()))
     assert run("ficco", "list") == Ending(130, "", "\nficco: interrupted\n")
 
 
@@ -291,25 +291,25 @@ def test_a_terminal_without_unicode_gets_no_traceback(here: Path) -> None:
 
 def test_written_files_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "plan.json"
-    files.write_atomic(target, "old")
+    atomic.write_atomic(target, "old")
     target.chmod(0o640)
     monkeypatch.setattr(os, "replace", lambda *_: _raise(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        files.write_atomic(target, "new")
+        atomic.write_atomic(target, "new")
     monkeypatch.setattr(os, "replace", lambda *_: _raise(OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(UsageError, match=r"plan\.json: cannot be written: no space left on device"):
-        files.write_atomic(target, "new")
+        atomic.write_atomic(target, "new")
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
     assert target.read_text() == "old"
     link = tmp_path / "link.json"
     link.symlink_to("plan.json")
-    files.write_atomic(link, "newer")
+    atomic.write_atomic(link, "newer")
     assert (target.read_text(), link.is_symlink(), target.stat().st_mode & 0o777) == ("newer", True, 0o640)
 
 
 def test_special_files_are_written_in_place() -> None:
-    files.write_atomic("/dev/null", "text")
+    atomic.write_atomic("/dev/null", "text")
     assert not Path("/dev/null").is_file()
 
 

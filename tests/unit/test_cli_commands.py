@@ -12,8 +12,8 @@ import pytest
 
 import ficco_rt as ficco
 from ficco_rt.errors import PlanError
+from ficco_rt.geometry.region import Axis, Interval
 from ficco_rt.graph.ir import Gemm
-from ficco_rt.region import Axis, Interval
 from tests.unit import plan_damage as damage
 from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
 

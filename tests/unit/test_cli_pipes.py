@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt import files
+from ficco_rt.files import atomic
 from tests.unit.command_line import ENVIRONMENT, GOOD, MISSING, Ending, command
 
 
@@ -69,7 +69,7 @@ def test_fifos_are_read_and_not_rewritten(run: Callable[..., Ending], here: Path
 
 
 def test_a_file_without_end_is_refused(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST", 1 << 20)
+    monkeypatch.setattr(atomic, "MOST", 1 << 20)
     message = "ficco check: /dev/zero: has more than 1 GiB; nothing that ficco reads is as large\n"
     assert run("ficco", "check", "/dev/zero").err == message
 

@@ -10,8 +10,8 @@ import pytest
 from ficco_rt.cli.tracefile import from_json, to_json
 from ficco_rt.driver.gpu import clocks
 from ficco_rt.driver.gpu.clocks import Reading, Spans
-from ficco_rt.group import Group
-from ficco_rt.trace import Lane, Trace, TraceSpan
+from ficco_rt.process.group import Group
+from ficco_rt.trace.model import Lane, Trace, TraceSpan
 
 
 def span(rank: int, start: float, stop: float) -> TraceSpan:

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 import ficco_rt
-from ficco_rt.account import RankUse
+from ficco_rt.analysis.account import RankUse
+from ficco_rt.analysis.concurrency import Concurrent, overlap_rate
 from ficco_rt.cli import shape
 from ficco_rt.cli.baselines import baseline_plans
 from ficco_rt.cli.common import parse, read
 from ficco_rt.cli.shape import Sweep
 from ficco_rt.cli.shape_apart import by_threads, made_apart, measured
 from ficco_rt.cli.shaping import Effort, Row, settings
-from ficco_rt.concurrent import Concurrent, overlap_rate
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.operation import operation_of
 from ficco_rt.machine.profiles import profile

@@ -15,7 +15,7 @@ import pytest
 from ficco_rt.driver.gpu import descriptors
 from ficco_rt.driver.gpu.descriptors import Way, _Mailbox, pass_around
 from ficco_rt.errors import DeviceError
-from ficco_rt.group import Group, LeftError
+from ficco_rt.process.group import Group, LeftError
 from tests.unit.threads import together
 
 WAYS: tuple[Way, ...] = ("abstract", "path")

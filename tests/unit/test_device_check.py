@@ -34,8 +34,8 @@ from ficco_rt.device.ir import (
     WordChange,
 )
 from ficco_rt.errors import PlanError
+from ficco_rt.geometry.region import Axis, Interval
 from ficco_rt.machine.profiles import profile
-from ficco_rt.region import Axis, Interval
 from tests import cases
 from tests.unit.device_plan_damage import (
     Damage,

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.kernels import families, occupancy
 from ficco_rt.kernels.families import FAMILIES, aligned, choose, configure, plain, tables
 from ficco_rt.kernels.family import Chosen, GemmRequest, KernelConfig, LaunchRequest
@@ -19,7 +20,6 @@ from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.kernels.user import USER
 from ficco_rt.kernels.works import Call, Copy, Product, Sum, View
-from ficco_rt.region import Axis, Interval, Region
 from ficco_rt.types import Dtype
 
 Span = tuple[int, int]

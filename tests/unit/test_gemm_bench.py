@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import variants as sm90
-from ficco_rt.region import Interval
 from tools.gemm_bench.geometry import Pieces, draw_geometry
 from tools.gemm_bench.variants import keys_of, named, variants_of
 

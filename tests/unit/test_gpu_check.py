@@ -9,9 +9,9 @@ from math import inf
 import numpy as np
 import pytest
 
-from ficco_rt import library
 from ficco_rt.errors import NumbersError
 from ficco_rt.exec.executor import Executor
+from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import DEFAULT, chosen
 from ficco_rt.plan.ir import Plan
@@ -42,7 +42,7 @@ _LAYERS = {"ag_gemm": 8, "a2a_gemm": 8, "gemm_rs": 6, "gemm_ar": 6, "concurrent"
 
 def test_every_schedule_has_its_rows() -> None:
     found = rows("all", 4)
-    for entry in library.entries():
+    for entry in shipped.entries():
         small = [r.label for r in found if r.name == entry.name and r.sizes == "small"]
         real = [r.label for r in found if r.name == entry.name and r.sizes == "real"]
         assert small == [label for label, *_ in SMALL]

@@ -18,7 +18,6 @@ from cuda.bindings import driver
 
 import ficco_dsl
 from ficco_rt import compiler
-from ficco_rt.cells import cells, part
 from ficco_rt.device.words import private_flags
 from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
@@ -27,6 +26,8 @@ from ficco_rt.driver.gpu.runs import handles, steady
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
+from ficco_rt.geometry.cells import cells, part
+from ficco_rt.geometry.region import Axis, Interval, Region, summary, way
 from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels import families, tiles, works
 from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
@@ -40,7 +41,6 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CollectiveCall, Command, Launch, Plan, WaitFlag
 from ficco_rt.plan.issue import issue_order
 from ficco_rt.plan.kernel_works import Look, kernel_work
-from ficco_rt.region import Axis, Interval, Region, summary, way
 from tests.cases import few
 from tests.unit.cubin import resources as resources_of
 

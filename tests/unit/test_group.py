@@ -12,8 +12,8 @@ import pytest
 
 import ficco_rt as ficco
 from ficco_rt.errors import DeviceError, LeftError, UsageError
-from ficco_rt.group import Group, agree, as_group, processes
-from ficco_rt.transports import StoreTransport, launched
+from ficco_rt.process.group import Group, agree, as_group, processes
+from ficco_rt.process.transports import StoreTransport, launched
 from tests.host.processes import FolderStore, group_of, several
 
 STARTERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE")

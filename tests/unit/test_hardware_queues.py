@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from ficco_rt import env, library
+from ficco_rt import env
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
@@ -17,13 +17,14 @@ from ficco_rt.device.features import CONNECTIONS, HSA_QUEUES, usual
 from ficco_rt.device.ir import GRAPHS, PLACELESS, Mode, Placement
 from ficco_rt.driver.gpu.binding import Plans
 from ficco_rt.errors import DeviceError, Diagnostic, PlanError
+from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
 from tests import cases
 
 # With ranks that share a device: the kernel of each waits for what the kernel of the other pushes to it.
 NO_CHAIN = ("gemm_rs/direct",)
 # Kernels wait in these, for other ranks' kernels on the same device too.
-STREAMED = tuple(name for name in cases.SCHEDULES if " streamed" in library.find(name).read_text(encoding="utf-8"))
+STREAMED = tuple(name for name in cases.SCHEDULES if " streamed" in shipped.find(name).read_text(encoding="utf-8"))
 
 
 @cache

@@ -9,15 +9,16 @@ import pytest
 
 import ficco_dsl
 import ficco_rt
-from ficco_rt import compiler, library
+from ficco_rt import compiler
 from ficco_rt.exec.ideal import best_way, ideal, ideal_of
 from ficco_rt.exec.operation import Exchange, Multiplication, Operation, operation_of
+from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from tests import cases
 
-OPERATIONS = sorted(library.operations())
+OPERATIONS = sorted(shipped.operations())
 RATE, MEMORY = 1e6, 1e4  # operations and bytes a microsecond of the machine below
 MINE = """
 schedule mine

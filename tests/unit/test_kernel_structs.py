@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.kernels import by_address, copy_rows, meet, tile_table, tiles
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.families import configure, tables
@@ -24,7 +25,6 @@ from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import tables as sm90
 from ficco_rt.kernels.sm90 import variants as hopper
 from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
-from ficco_rt.region import Axis, Interval, Region
 from tests.unit.c_structs import Struct, structs
 
 WHOLE = (Interval(0, 256),)

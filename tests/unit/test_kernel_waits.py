@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.kernels import by_address, families
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.family import LaunchRequest, TensorMap
@@ -29,7 +30,6 @@ from ficco_rt.kernels.tile_table import SplitK, Table
 from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork
 from ficco_rt.kernels.works import Copy, Sum, View, Work
 from ficco_rt.machine.profiles import stored
-from ficco_rt.region import Axis, Interval, Region
 from tests.simt import nvidia
 from tests.simt.memory import DTYPES, Memory, aligned
 

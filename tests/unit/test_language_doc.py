@@ -25,9 +25,10 @@ import pytest
 import ficco_dsl
 from ficco_dsl import ScheduleError
 from ficco_dsl.vocabulary import BUILTINS, DTYPES, ENGINES, ON_KERNEL, ON_QUEUE
-from ficco_rt import compiler, library
+from ficco_rt import compiler
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import DEFAULT, profile
 from tests.unit import pages
 
@@ -223,17 +224,17 @@ def test_grammar_is_the_implemented_one() -> None:
             return False
         return True
 
-    texts = [e.path.read_text(encoding="utf-8") for e in library.entries()]
+    texts = [e.path.read_text(encoding="utf-8") for e in shipped.entries()]
     texts += [whole(b)[0] for b in EXAMPLES if b.value("in", "") != "values"]
     rng = random.Random(1)
     words = sorted({t for text in texts for t in re.findall(r"\w+|<-|\.\.|[^\w\s]", re.sub(r"#.*", "", text))})
     refused = 0
-    shipped = len(library.entries())
+    count = len(shipped.entries())
     for number, text in enumerate(texts):
         assert accepts(ours, text) == accepts(page, text)
         tokens = [str(t) for t in ours.lex(text)] if accepts(ours, text) else []
         # the page has each construct; shipped schedules are long, and have a few of them over and over
-        for _ in range((2 if number < shipped else 6) if tokens else 0):
+        for _ in range((2 if number < count else 6) if tokens else 0):
             damaged = tokens.copy()
             for _ in range(rng.choice((1, 1, 2))):
                 i = rng.randrange(len(damaged))

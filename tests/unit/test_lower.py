@@ -8,11 +8,11 @@ import logging
 import pytest
 
 import ficco_dsl
-from ficco_rt import library
 from ficco_rt.compiler import build, lint, plan_of
 from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.files import shipped
 from ficco_rt.graph.ir import Copy, Gemm
 from ficco_rt.kernels.catalogue import TILES
 from ficco_rt.kernels.families import choose
@@ -572,7 +572,7 @@ def test_a_launch_waits_less_for_what_comes_while_earlier_products_are_made(monk
     copies = 3 * transfer_time(machine, 0, 1, 4096 * 8192 * 2)
     products = 3 * gemm_time(machine, 4096, 8192, 1024, "bf16")
     assert copies > products
-    text = library.find("gemm_rs/streamed").read_text()
+    text = shipped.find("gemm_rs/streamed").read_text()
     apart = text.replace("stage own on compute streamed", "stage own on compute streamed with sms = 132")
     for schedule, arrivals in ((text, [copies]), (apart, [0, copies - products])):
         requests.clear()

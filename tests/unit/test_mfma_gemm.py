@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import by_address
 from ficco_rt.kernels.mfma import choice, cost
 from ficco_rt.kernels.mfma import variants as mfma
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.tiles import Addend, Matrix, MatrixOperand, MatrixWork
-from ficco_rt.region import Interval
 from tests.cases import few
 from tests.simt import amd
 from tests.simt.memory import DTYPES, Memory, aligned

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.kernels import families
 from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
 from ficco_rt.kernels.naive import tables as naive
@@ -20,7 +21,6 @@ from ficco_rt.kernels.naive.family import BLOCKS, COPY, GEMM, REDUCE
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
 from ficco_rt.machine.profiles import stored
-from ficco_rt.region import Axis, Interval, Region
 from ficco_rt.types import Dtype
 from tests.cases import few
 from tests.simt import amd

@@ -16,7 +16,7 @@ from ficco_rt.device.text import to_text
 from ficco_rt.errors import DeviceError, PlanError
 from ficco_rt.machine.discover import DeviceFacts
 from ficco_rt.machine.discover import machine as discovered
-from ficco_rt.transports import local
+from ficco_rt.process.transports import local
 from tests.host.test_hierarchical import NAMES, plan
 
 FOUR = Placement((0, 1, 2, 3), (0, 1, 2, 3), (0, 0, 1, 1))

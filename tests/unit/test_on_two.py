@@ -15,10 +15,10 @@ from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Mode, Placement
 from ficco_rt.exec.executor import Executor
+from ficco_rt.geometry.region import Region
 from ficco_rt.graph.ir import Gemm
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CopyAsync, Launch, Plan, Stream
-from ficco_rt.region import Region
 from ficco_rt.sim.simulate import simulate
 from tests import cases
 from tools.bench.on_two import NotAlike, on_two

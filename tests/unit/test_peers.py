@@ -16,8 +16,8 @@ from ficco_rt.device.features import usual
 from ficco_rt.driver.gpu import devices, peers
 from ficco_rt.driver.gpu.peers import Peers
 from ficco_rt.errors import DeviceError, UsageError
-from ficco_rt.group import Group, LeftError
 from ficco_rt.machine.discover import DeviceFacts
+from ficco_rt.process.group import Group, LeftError
 from tests.unit.threads import together
 
 FACTS = DeviceFacts("G", "sm_90", 132, 1, 1, 0, 32, 32, 64, 1 << 30, 1, 1, 1)

@@ -13,6 +13,7 @@ import pytest
 import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.errors import PlanError
+from ficco_rt.geometry.region import Axis, Interval
 from ficco_rt.graph.ir import CollectiveSettings, Kernel
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
@@ -20,7 +21,6 @@ from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import Order, Plan
 from ficco_rt.plan.rules import RULES
 from ficco_rt.plan.text import to_text
-from ficco_rt.region import Axis, Interval
 from tests.host.handmade import box, line, segments
 
 TEXT = """\

@@ -12,18 +12,18 @@ import pytest
 
 import ficco_dsl
 from ficco_dsl.diagnostics import Span
-from ficco_rt import library
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.files import shipped
+from ficco_rt.geometry.region import Axis, Interval
 from ficco_rt.graph import ir, trail
 from ficco_rt.graph.bags import LEAF, Bags
 from ficco_rt.graph.budget import PROOF_TERMS, Budget
 from ficco_rt.graph.prove import Proof, meaning, prove
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
-from ficco_rt.region import Axis, Interval
 from tests import cases
 
 
@@ -377,7 +377,7 @@ def test_a_copy_of_a_wrong_piece_is_shown(
     name: str, right: str, wrong: str, sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mistake is told where the output is made: the copy that brought the wrong piece is shown beside it."""
-    text = library.find(name).read_text(encoding="utf-8")
+    text = shipped.find(name).read_text(encoding="utf-8")
     assert text.count(right) == 1
     line = text[: text.index(right)].count("\n") + 1
     graph = build(ficco_dsl.parse(text.replace(right, wrong), "x.ficco"), 4, sizes)

@@ -8,7 +8,7 @@ import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.cli.settings import parse_settings
 from ficco_rt.errors import ScheduleError, UsageError
-from ficco_rt.queues import written
+from ficco_rt.graph.overrides import written
 
 TEXT = """schedule said
 

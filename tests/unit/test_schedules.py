@@ -6,9 +6,10 @@ import pytest
 
 import ficco_dsl
 import ficco_rt
-from ficco_rt import compiler, library
+from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.ideal import ideal
+from ficco_rt.files import shipped
 from ficco_rt.graph import ir
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.lint import incast
@@ -29,8 +30,8 @@ def test_the_library_is_whole() -> None:
     assert {f"{folder}/{name}" for folder, names in WANTED.items() for name in names} <= set(cases.SCHEDULES)
 
 
-@pytest.mark.parametrize("entry", library.entries(), ids=lambda e: e.name)
-def test_a_schedule_says_what_it_is(entry: library.ShippedSchedule) -> None:
+@pytest.mark.parametrize("entry", shipped.entries(), ids=lambda e: e.name)
+def test_a_schedule_says_what_it_is(entry: shipped.ShippedSchedule) -> None:
     """A title, when it is right, its source; the name is that of the file."""
     text = entry.path.read_text(encoding="utf-8")
     assert ficco_dsl.format_text(text, str(entry.path)) == text

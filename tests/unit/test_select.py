@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt import compiler, library
+from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError, UsageError
+from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import NAMES, profile
 from ficco_rt.select import candidates, figures, memory, params, ranking, rules
@@ -53,11 +54,11 @@ def pieces(choice: Choice) -> int:
 
 
 def test_every_operation_of_the_library_has_rules_and_formulas() -> None:
-    assert set(library.operations()) == set(SHAPES)
-    assert set(ESTIMATES) == {name for names in library.operations().values() for name in names}
+    assert set(shipped.operations()) == set(SHAPES)
+    assert set(ESTIMATES) == {name for names in shipped.operations().values() for name in names}
     for rule in rules.RULES:
         for operation, schedule in rule.schedules.items():
-            assert f"{operation}/{schedule}" in library.shipped(), rule.name
+            assert f"{operation}/{schedule}" in shipped.shipped(), rule.name
     for given in params.PARAM_RULES:
         for schedule in given.schedules:
             assert set(given.params) <= set(candidates.open_params(schedule)), given.name
@@ -129,7 +130,7 @@ def test_more_pieces_where_copies_cost_less_besides() -> None:
     found = []
     for copy_time in (60.0, 6.0, 1.0):
         machine = replace(H200, links=replace(H200.links, copy_time=copy_time))
-        given = open_values(library.shipped()["ag_gemm/streamed"], 4, LAYER, machine)
+        given = open_values(shipped.shipped()["ag_gemm/streamed"], 4, LAYER, machine)
         found.append(next(g.value for g in given if g.param == "chunks"))
     assert found == sorted(found)
     assert found[0] < found[-1]
@@ -202,7 +203,7 @@ def test_formulas_of_rules_order_serial_behind_overlap_and_grow_with_sizes() -> 
         assert best.predicted is not None
         assert behind is not None
         assert best.predicted < behind
-        for name in library.operations()[operation]:
+        for name in shipped.operations()[operation]:
             params = dict(candidates.by_rules(f, name)[0].params)
             assert (estimate(larger, name, params) or 0) > (estimate(f, name, params) or 0) > 0, name
 
@@ -292,7 +293,7 @@ def test_candidates_that_cannot_have_these_sizes_are_told() -> None:
 
 
 def test_a_file_of_ones_own_is_a_candidate_and_is_proven(tmp_path: Path) -> None:
-    text = library.shipped()["ag_gemm/serial"].read_text(encoding="utf-8")
+    text = shipped.shipped()["ag_gemm/serial"].read_text(encoding="utf-8")
     mine = tmp_path / "mine.ficco"
     mine.write_text(text)
     made = choose("ag_gemm", 2, by="model", candidates=[mine, "ag_gemm/hetero_fused_1d"], sizes=SMALL)
@@ -401,7 +402,7 @@ def test_times_of_other_machines_sizes_and_versions_say_nothing() -> None:
 
 def test_files_name_no_schedule_but_those_that_are_asked_about(tmp_path: Path) -> None:
     evil = tmp_path / "evil.ficco"
-    evil.write_text(library.shipped()["ag_gemm/serial"].read_text(encoding="utf-8"))
+    evil.write_text(shipped.shipped()["ag_gemm/serial"].read_text(encoding="utf-8"))
     kept = remembered(time_of(str(evil), 1.0), time_of("gemm_rs/serial", 2.0), time_of("ag_gemm/serial", 60.0))
     assert choose("ag_gemm", 2, H200, "measured", measured=kept, sizes=SMALL).schedule == "ag_gemm/serial"
     made = choose("ag_gemm", 2, by="model", sizes=SMALL)
@@ -566,18 +567,18 @@ def test_an_operation_is_run_as_it_is_chosen(run: Callable[..., Ending]) -> None
 
 def test_rules_give_what_is_left_open_and_set_wins(run: Callable[..., Ending], tmp_path: Path) -> None:
     words = ("--gpus", "4", "--backend", "sim", "--json")
-    shipped = run("ficco-run", "ag_gemm/streamed", *words).record
-    assert shipped["given"]["chunks"]["value"] == shipped["params"]["chunks"]
-    assert shipped["given"]["chunks"]["why"]
-    assert shipped["time_ms"] < shipped["serial_ms"]  # the README's first command shows a gain
-    assert shipped["choice"] is None
-    by_path = run("ficco-run", str(library.shipped()["ag_gemm/streamed"]), *words).record
-    assert by_path["plan_hash"] == shipped["plan_hash"]
+    by_name = run("ficco-run", "ag_gemm/streamed", *words).record
+    assert by_name["given"]["chunks"]["value"] == by_name["params"]["chunks"]
+    assert by_name["given"]["chunks"]["why"]
+    assert by_name["time_ms"] < by_name["serial_ms"]  # the README's first command shows a gain
+    assert by_name["choice"] is None
+    by_path = run("ficco-run", str(shipped.shipped()["ag_gemm/streamed"]), *words).record
+    assert by_path["plan_hash"] == by_name["plan_hash"]
     given = run("ficco-run", "ag_gemm/streamed", *words, "--set", "chunks=3").record
     assert given["params"]["chunks"] == 3
     assert "chunks" not in given["given"]
     mine = tmp_path / "mine.ficco"
-    mine.write_text(library.shipped()["ag_gemm/streamed"].read_text(encoding="utf-8"))
+    mine.write_text(shipped.shipped()["ag_gemm/streamed"].read_text(encoding="utf-8"))
     own = run("ficco-run", mine, *words).record
     assert own["given"] == {}
     assert own["params"]["chunks"] == 4  # as the text says
@@ -686,11 +687,11 @@ def test_on_several_nodes_schedules_send_messages(operation: str) -> None:
 
 def test_a_named_schedule_gets_the_machines_nodes() -> None:
     machine = profile("h200-nodes", 16)
-    found = {g.param: g.value for g in open_values(library.shipped()["ag_gemm/hierarchical"], 16, {"M": 1024}, machine)}
+    found = {g.param: g.value for g in open_values(shipped.shipped()["ag_gemm/hierarchical"], 16, {"M": 1024}, machine)}
     assert found["node"] == 8
     assert set(found) == {"node", "chunks"}
     one = {
         g.param: g.value
-        for g in open_values(library.shipped()["ag_gemm/hierarchical"], 8, {"M": 1024}, profile("h200-switch", 8))
+        for g in open_values(shipped.shipped()["ag_gemm/hierarchical"], 8, {"M": 1024}, profile("h200-switch", 8))
     }
     assert one == {"node": 8, "chunks": one["chunks"]}

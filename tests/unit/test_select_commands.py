@@ -7,8 +7,9 @@ from itertools import product
 
 import pytest
 
-from ficco_rt import compiler, library
-from ficco_rt.arguments import plain
+from ficco_rt import compiler
+from ficco_rt.files import shipped
+from ficco_rt.files.arguments import plain
 from ficco_rt.graph.bind import bind_params
 from ficco_rt.machine.profiles import scaled
 from ficco_rt.select.candidates import open_params, text_of
@@ -49,7 +50,7 @@ def _sizes(operation: str, ranks: int, rows: int) -> dict[str, object]:
 
 
 def _cases(machine: str, ranks: int) -> Iterator[tuple[str, str, dict[str, object]]]:
-    for (operation, names), (i, rows) in product(library.operations().items(), enumerate((48, 200))):
+    for (operation, names), (i, rows) in product(shipped.operations().items(), enumerate((48, 200))):
         for name in names:
             values = {p: OPEN[p][i] for p in open_params(name) if p in OPEN}
             if "node" in values:

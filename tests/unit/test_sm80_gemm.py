@@ -12,13 +12,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import by_address, catalogue, compiler, tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import choice
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, count
-from ficco_rt.region import Interval
 from tests.cases import few
 from tests.unit.cubin import resources
 from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import compiler, tile_table, tiles
 from ficco_rt.kernels.pace import Pace
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice, cost, tables, variants
 from ficco_rt.kernels.tile_table import TILE, SplitK
-from ficco_rt.region import Interval
 from tests import cases
 from tests.unit.cubin import resources
 from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces

@@ -8,7 +8,7 @@ import pytest
 
 from ficco_dsl.parser import parse_syntax
 from ficco_dsl.symbols import Occurrence, occurrences
-from ficco_rt import library
+from ficco_rt.files import shipped
 
 TEXT = """\
 schedule names
@@ -90,8 +90,8 @@ def test_names_that_nothing_declares_are_none() -> None:
     ]
 
 
-@pytest.mark.parametrize("entry", library.entries(), ids=lambda e: e.name)
-def test_all_names_of_shipped_schedules(entry: library.ShippedSchedule) -> None:
+@pytest.mark.parametrize("entry", shipped.entries(), ids=lambda e: e.name)
+def test_all_names_of_shipped_schedules(entry: shipped.ShippedSchedule) -> None:
     text = entry.path.read_text(encoding="utf-8")
     found = named(text)
     names = {o.symbol.name for o in found}

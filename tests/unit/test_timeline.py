@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import ficco_rt
-from ficco_rt.account import rank_uses
+from ficco_rt.analysis.account import rank_uses
 from ficco_rt.cli import svg, tracefile
 from ficco_rt.cli.console import Style
 from ficco_rt.cli.drawing import (
@@ -33,10 +33,10 @@ from ficco_rt.cli.page.write import timeline_page
 from ficco_rt.cli.timeline import draw_file, sketch
 from ficco_rt.cli.works import summary
 from ficco_rt.errors import UsageError
-from ficco_rt.inside import launches
 from ficco_rt.machine.cost import tensor_rate
 from ficco_rt.sim.simulate import simulate
-from ficco_rt.trace import Lane, Launched, Trace, TraceSpan
+from ficco_rt.trace.inside import launches
+from ficco_rt.trace.model import Lane, Launched, Trace, TraceSpan
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -363,9 +363,10 @@ def test_draw_file(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_how_a_kernel_is_launched_is_in_the_trace(tmp_path: Path) -> None:
-    from ficco_rt import compile, library, simulate
+    from ficco_rt import compile, simulate
+    from ficco_rt.files import shipped
 
-    text = library.find("ag_gemm/serial").read_text(encoding="utf-8")
+    text = shipped.find("ag_gemm/serial").read_text(encoding="utf-8")
     path = tmp_path / "shaped.ficco"
     path.write_text(text.replace("engine = sm ", "engine = sm residency = 2 sms = 12 "), encoding="utf-8")
     plan = compile(path, ranks=2)

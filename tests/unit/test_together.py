@@ -16,7 +16,7 @@ from ficco_rt.cli import together
 from ficco_rt.cli.main import execute
 from ficco_rt.driver.host.peers import Peers
 from ficco_rt.errors import DeviceError
-from ficco_rt.group import Group
+from ficco_rt.process.group import Group
 from tests.host.processes import group_of, several
 from tests.unit.command_line import GOOD
 

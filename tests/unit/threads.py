@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ficco_rt.errors import DeviceError, UsageError
-from ficco_rt.group import Group
+from ficco_rt.process.group import Group
 
 
 class Threads:

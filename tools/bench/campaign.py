@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from ficco_rt.errors import DeviceError, UsageError, exit_code
-from ficco_rt.files import REPORT, check_outputs
+from ficco_rt.files.atomic import REPORT, check_outputs
 
 from . import families, kept, made_by, selected
 from .candidates import GPUS, Gpus, Item, Prepared, items, prepare, prepare_choice, sensible, worth_it, wrong

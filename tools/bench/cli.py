@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from ficco_rt.errors import DeviceError, UsageError, exit_code
-from ficco_rt.files import REPORT, FileKind, check_outputs, write_atomic
-from ficco_rt.group import Group
-from ficco_rt.transports import launched
+from ficco_rt.files.atomic import REPORT, FileKind, check_outputs, write_atomic
+from ficco_rt.process.group import Group
+from ficco_rt.process.transports import launched
 
 from . import crews, kept, plot, report
 from .crews import KINDS, Join

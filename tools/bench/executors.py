@@ -13,9 +13,9 @@ import ficco_rt
 from ficco_rt.errors import DeviceError, ScheduleError, UsageError
 from ficco_rt.exec.bound import Bound
 from ficco_rt.exec.executor import Executor
-from ficco_rt.group import Group
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
+from ficco_rt.process.group import Group
 
 from .clock import Clock
 from .data import off

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ficco_rt.errors import UsageError
-from ficco_rt.files import read_text, write_atomic
+from ficco_rt.files.atomic import read_text, write_atomic
 
 from .measure import OURS, PROCESSES, TWIN, Entry, Row, Settings
 from .scenarios import OPERATIONS, Scenario

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import ficco_rt
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
-from ficco_rt.group import Group
+from ficco_rt.process.group import Group
 
 from .clock import Clock
 from .data import OPERANDS, fill, operand, reference

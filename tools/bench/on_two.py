@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from ficco_rt.compiler import compilation
 from ficco_rt.errors import PlanError, UsageError
+from ficco_rt.geometry.region import Region
 from ficco_rt.graph.ir import Argument, Copy, Gemm, KernelCall, Reduce
 from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import (
@@ -44,7 +45,6 @@ from ficco_rt.plan.ir import (
     Work,
     WorkBody,
 )
-from ficco_rt.region import Region
 
 Fact: TypeAlias = tuple[object, ...]  # what must be the same on all ranks
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ficco_rt.errors import UsageError
-from ficco_rt.files import read_text
+from ficco_rt.files.atomic import read_text
 
 OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
 SHORT = {"ag_gemm": "ag", "gemm_rs": "rs", "gemm_ar": "ar"}

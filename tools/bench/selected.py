@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ficco_rt.arguments import KERNEL, VENDOR
 from ficco_rt.errors import ScheduleError, UsageError
+from ficco_rt.files.arguments import KERNEL, VENDOR
 from ficco_rt.machine.model import Machine
 from ficco_rt.select.choose import By, choose
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from ficco_rt import compiler, library
+from ficco_rt import compiler
+from ficco_rt.files import shipped
 from ficco_rt.select.candidates import SHARES
 
 from .scenarios import Scenario
@@ -61,7 +62,7 @@ class Variant:
 def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
     """All of an operation's shipped schedules, with the first `values` of every choice (None: all of them)."""
     found = []
-    for entry in library.entries():
+    for entry in shipped.entries():
         if entry.name.split("/", 1)[0] != operation:
             continue
         choices = CHOICES | ({} if operation == "ag_gemm" else SENT) | OWN.get(entry.name, {})

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ficco_rt.errors import DeviceError, UsageError, exit_code
-from ficco_rt.files import REPORT, check_outputs, write_atomic
+from ficco_rt.files.atomic import REPORT, check_outputs, write_atomic
 from tools.bench.gpus import find_gpus
 
 from . import report

@@ -9,24 +9,24 @@ from pathlib import Path
 import numpy as np
 
 import ficco_dsl
-from ficco_rt import library
 from ficco_rt.driver.api import Array, DriverName
 from ficco_rt.errors import NumbersError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from tools.gpu_check.rows import Row, rows
 
 SIZE = "large bf16"
-NAMES = tuple(entry.name for entry in library.entries())
+NAMES = tuple(entry.name for entry in shipped.entries())
 
 
 def plan_for(name: str, machine: Machine, ranks: int, room: int = 0) -> Plan:
     """`room`: multiprocessors of each GPU that streamed stages leave free, by `sms` on the schedule's queues."""
     row = next(row for row in rows("small", ranks, name) if (row.name, row.label) == (name, SIZE))
     if room:
-        path = Path(library.find(name))
+        path = Path(shipped.find(name))
         text, queues = re.subn(r"engine = sm\b", "engine = sm  sms = SMS", path.read_text(encoding="utf-8"))
         sms = max(1, (machine.device.sms - room) // queues)
         schedule = ficco_dsl.parse(text.replace("SMS", str(sms)), str(path))

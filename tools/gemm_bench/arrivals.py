@@ -11,13 +11,13 @@ from statistics import median
 
 import torch
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.sm90.choice import choose
 from ficco_rt.kernels.sm90.cost import WaitGroup
 from ficco_rt.kernels.tile_table import SplitK
-from ficco_rt.region import Interval
 
 from .device import SMEM, call, sms
 from .launch import Launch, build

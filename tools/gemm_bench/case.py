@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK
-from ficco_rt.region import Interval
 from ficco_rt.types import TYPES
 
 from .device import call, shared, sms

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels.sm80 import variants as sm80
-from ficco_rt.region import Interval
 
 from .variants import Variant
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import choice as sm80
@@ -14,7 +15,6 @@ from ficco_rt.kernels.sm90 import choice as sm90
 from ficco_rt.kernels.sm90.variants import SWAPPED, VARIANTS
 from ficco_rt.kernels.sm90.variants import Variant as Hopper
 from ficco_rt.kernels.tile_table import SplitK
-from ficco_rt.region import Interval
 
 from .device import SMEM, shared, sms
 from .launch import Launch, build

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ficco_dsl.nodes import Schedule
-from ficco_rt import compiler, library
+from ficco_rt import compiler
+from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 
@@ -50,7 +51,7 @@ class Row:
 
 def rows(sizes: str, ranks: int, only: str = "") -> list[Row]:
     """The rows of `sizes` (small, real, all) whose schedules' names contain `only`, group by group."""
-    schedules = {e.name: compiler.load(e.path) for e in library.entries() if only in e.name}
+    schedules = {e.name: compiler.load(e.path) for e in shipped.entries() if only in e.name}
     found = [
         row
         for kind, make in (("small", _small), ("real", _real))

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ficco_rt.errors import UsageError, exit_code
-from ficco_rt.files import REPORT, check_outputs, write_atomic
+from ficco_rt.files.atomic import REPORT, check_outputs, write_atomic
 from ficco_rt.machine.profiles import DEFAULT
 from tools.bench import kept
 from tools.bench.report import markdown, microseconds

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...arrows import critical_path
-from ...trace import NO_WORK, SpanKind, Trace, TraceSpan, base_name
+from ...analysis.causes import critical_path
+from ...trace.model import NO_WORK, SpanKind, Trace, TraceSpan, base_name
 from ..drawing import WHOLE, stack, stage_colours
 
 _NO_STAGE: dict[SpanKind, int] = {"wait": -1, "launch": -2}  # in place of a stage's number

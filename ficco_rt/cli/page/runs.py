@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
-from ...files import read_text
-from ...trace import Trace
+from ...files.atomic import read_text
+from ...trace.model import Trace
 from .. import tracefile
 from ..account import stage_records
 from ..drawing import clean, plain

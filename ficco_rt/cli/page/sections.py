@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ...trace import Trace
+from ...trace.model import Trace
 from ..account import SERIAL, WORDS, moved_words, part_name
 from ..check import within_roundings
 from ..common import join_words

@@ -10,8 +10,8 @@ from html import escape
 from importlib.resources import files
 
 from ... import __version__
-from ...files import PAGE, check_outputs, write_atomic
-from ...trace import Trace
+from ...files.atomic import PAGE, check_outputs, write_atomic
+from ...trace.model import Trace
 from ..common import count
 from ..drawing import about, plain, show_time
 from . import sections

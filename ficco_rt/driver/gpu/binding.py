@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, get_args
 
-from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
 from ...device.check import checked
 from ...device.features import chain_warning
@@ -53,14 +52,15 @@ from ...device.run_plan import (
 )
 from ...device.run_plan import Step as CallStep
 from ...errors import DeviceError, InternalError
+from ...geometry.cells import cells
+from ...geometry.region import Region
 from ...graph.ir import KernelCall, Priority
 from ...kernels import marks as kernel_marks
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
 from ...plan.ir import Plan
-from ...region import Region
-from ...trace import Launched
+from ...trace.model import Launched
 from ...types import TYPES
 from .collective_library import Member
 from .collectives import Communicators, elements_of

@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...group import Group
-from ...trace import TraceSpan
+from ...process.group import Group
+from ...trace.model import TraceSpan
 from .gpus import Gpus
 from .turns import TURNS
 from .vendor import Gpu, Handle

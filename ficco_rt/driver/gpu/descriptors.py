@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ...errors import DeviceError
-from ...group import Group
+from ...process.group import Group
 
 Way: TypeAlias = Literal["abstract", "path"]
 

@@ -13,7 +13,7 @@ from ...errors import DeviceError, UsageError
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...machine.model import Machine
-from ...transports import local
+from ...process.transports import local
 from .refused import Closing, concerning
 from .vendor import Gpu, Handle, Vendor
 

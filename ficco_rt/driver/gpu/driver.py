@@ -25,7 +25,6 @@ from ...device.ir import EventName, Placement
 from ...device.room_table import blocks_left, too_little_left
 from ...device.run_plan import RunPlan
 from ...errors import DeviceError, UsageError, cause_words
-from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
 from ...kernels.occupancy import Limits
@@ -33,7 +32,8 @@ from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...plan.codec import content_hash
 from ...plan.ir import CollectiveCall, Launch, Plan
-from ...trace import ClockKind, Launched, TraceSpan
+from ...process.group import Group
+from ...trace.model import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...device.ir import DeviceLaunch
 from ...errors import DeviceError
+from ...geometry.region import Region
 from ...graph.ir import Kernel, KernelCall, Leave
 from ...kernels import copy_rows, meet
 from ...kernels.families import tables
@@ -19,8 +20,7 @@ from ...kernels.room import Footprint
 from ...kernels.target import options
 from ...kernels.works import Product, View, Work
 from ...plan.kernel_works import kernel_work
-from ...region import Region
-from ...trace import Launched
+from ...trace.model import Launched
 from .gpus import Gpus
 from .library import Left, LibraryCalls
 from .modules import LoadedKernel, Modules

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
-from ...kernel_files import read
 from ...kernels.compiler import KERNELS, KernelSource
 from ...kernels.target import options
+from ...plan.kernel_files import read
 from .gpus import Gpus
 from .refused import Closing
 from .vendor import Gpu, Handle

@@ -28,8 +28,8 @@ from typing import Any, TypeAlias, TypeVar
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...device.nodes import nodes_of
 from ...errors import DeviceError, LeftError, UsageError
-from ...group import Group, processes
 from ...machine.discover import DeviceFacts
+from ...process.group import Group, processes
 from ...version import __version__
 from .board import MOST, Board, made
 from .descriptors import Way, no_more_files, pass_around

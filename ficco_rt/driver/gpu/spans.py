@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from ...device.build import timestamps
 from ...device.ir import EventName
+from ...geometry.region import Region, between_ranks, called, peer_of, summary, way
 from ...graph.ir import Copy, Gemm, KernelCall, Reduce
 from ...plan.ir import (
     CollectiveCall,
@@ -24,8 +25,7 @@ from ...plan.ir import (
     WaitFlag,
     Work,
 )
-from ...region import Region, between_ranks, called, peer_of, summary, way
-from ...trace import Launched, SpanKind, TraceSpan, base_name
+from ...trace.model import Launched, SpanKind, TraceSpan, base_name
 from ...types import TYPES
 from .inside import LaunchTimes
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from math import prod
 from typing import Any
 
-from ...dlpack import DLTensor
 from ...errors import DeviceError
 from ...types import TYPES, Dtype
+from ..dlpack import DLTensor
 from . import board
 from .devices import inside, open_devices
 from .sharing import Mapped, Sharing

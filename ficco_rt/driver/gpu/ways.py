@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import DeviceError
-from ...group import Group
+from ...process.group import Group
 from .descriptors import NotPassedError, Way, no_more_files, pass_around
 from .refused import Closing, Refused
 from .sharing import Mapped, Sharing

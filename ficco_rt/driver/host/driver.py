@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import DeviceError, InternalError, PlanError, Span, UsageError
+from ...geometry.region import Region
 from ...graph.ir import KernelCall
-from ...group import Group
 from ...plan.ir import (
     CollectiveCall,
     Command,
@@ -34,8 +34,8 @@ from ...plan.ir import (
     WaitFlag,
 )
 from ...plan.issue import issue_order
-from ...region import Region
-from ...trace import ClockKind, TraceSpan
+from ...process.group import Group
+from ...trace.model import ClockKind, TraceSpan
 from ...types import Dtype, numpy_dtype
 from ..api import Array, Binding, Buffer, Holdings, Memory, OnProgress, Pool
 from .deadlock import at, describe_deadlock

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import numpy as np
 
 from ...errors import DeviceError, Span, UsageError
+from ...geometry.region import Region
 from ...graph.ir import Argument, Copy, Gemm, Kernel, KernelCall, Reduce
-from ...kernel_files import read
 from ...plan.ir import CollectiveCall, Transfer, Work
-from ...region import Region
+from ...plan.kernel_files import read
 from ..api import Array
 from .views import HostView, malformed
 

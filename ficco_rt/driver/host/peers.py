@@ -20,8 +20,8 @@ from math import prod
 import numpy as np
 
 from ...errors import DeviceError, LeftError, UsageError, cause_words
-from ...group import Group, processes
 from ...plan.ir import CollectiveCall, Launch, Plan, Signal
+from ...process.group import Group, processes
 from ...types import numpy_dtype
 from ..api import Array
 from .deadlock import at, describe_waits

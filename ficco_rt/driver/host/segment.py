@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import DeviceError, UsageError
-from ...group import Group
+from ...process.group import Group
 from ..api import Array
 
 

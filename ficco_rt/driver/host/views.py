@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import Diagnostic, PlanError, Span
-from ...region import Box, Region
+from ...geometry.region import Box, Region
 from ..api import Array
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...cells import Cell, cells, strides
-from ...region import Axis
+from ...geometry.cells import Cell, cells, strides
+from ...geometry.region import Axis
 from ...types import TYPES
 from ..family import TileWorks
 from ..works import Copy, Product, Sum, View

@@ -17,8 +17,8 @@ from ficco_dsl.diagnostics import Span
 from ficco_dsl.nodes import Attribute, Expr, Int, Multiprocessors, Name, QueueDecl, Schedule
 from ficco_dsl.vocabulary import OF_COLLECTIVES, RESOURCES, WORDS
 
-from .arguments import KERNEL, VENDOR
-from .errors import UsageError
+from ..errors import UsageError
+from ..files.arguments import KERNEL, VENDOR
 
 _SMS = re.compile(r"([0-9]{1,9}) sms")
 NOTHING = "none"  # the word that takes an attribute away

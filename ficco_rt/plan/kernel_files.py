@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from .errors import Diagnostic, PlanError, ScheduleError, UsageError
-from .files import read_bytes
-from .graph.ir import Kernel
-from .library import located
-from .plan.ir import Plan
+from ..errors import Diagnostic, PlanError, ScheduleError, UsageError
+from ..files.atomic import read_bytes
+from ..files.shipped import located
+from ..graph.ir import Kernel
+from .ir import Plan
 
 Role: TypeAlias = Literal["file", "host"]
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
-from .device.features import usual
-from .device.ir import DeviceLaunch, Placement
-from .device.launches import LaunchPlanner
-from .machine.model import Machine
-from .plan.ir import Launch, Plan
-from .trace import NO_WORK, Trace, TraceSpan, base_name
+from ..device.features import usual
+from ..device.ir import DeviceLaunch, Placement
+from ..device.launches import LaunchPlanner
+from ..machine.model import Machine
+from ..plan.ir import Launch, Plan
+from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
 
 COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
 MOVE_KINDS = frozenset(("copy", "collective"))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .errors import DeviceError, LeftError, UsageError, cause_words
+from ..errors import DeviceError, LeftError, UsageError, cause_words
 from .transports import Transport, started, transport_of
 
 TIMEOUT = 60.0  # seconds that processes wait for each other, if nothing else is said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import TypeVar
 
-from .errors import UsageError
+from ..errors import UsageError
 
 T = TypeVar("T")
 KERNEL = "kernel"  # given beside params, of which none is called so: `vendor`, for all products of a schedule

@@ -10,8 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from .plan.ir import Command, Launch, Plan, Signal, Stream
-from .trace import NO_WORK, Arrow, Trace, base_name
+from ..plan.ir import Command, Launch, Plan, Signal, Stream
+from ..trace.model import NO_WORK, Arrow, Trace, base_name
 
 Key: TypeAlias = tuple[int, int]  # of what was done: its stream, and its op in the plan
 Raiser: TypeAlias = tuple[tuple[Key, ...], tuple[Signal, ...]]  # what a signal tells of: works, or signals before it

@@ -68,8 +68,8 @@ class Arrow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A run's record. `clock` says whether times were measured on a device or modelled for a machine. `arrows` are
-    drawn from the plan where they are asked for (`ficco_rt.arrows`). `within`: the spans of different processes may be
-    off by so many microseconds against each other."""
+    drawn from the plan where they are asked for (`ficco_rt.analysis.causes`). `within`: the spans of different
+    processes may be off by so many microseconds against each other."""
 
     schedule: str
     machine: str

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
-from .errors import UsageError
+from ..errors import UsageError
 
 SUFFIX = ".ficco"
 BASELINE = "serial"  # an operation's schedule with no overlap
@@ -28,7 +28,7 @@ class ShippedSchedule:
 
 def root() -> Path:
     """The folder of the shipped schedules."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     installed = here / "schedules"
     return installed if installed.is_dir() else here.parent / "schedules"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .trace import NO_WORK, Trace, TraceSpan
+from .model import NO_WORK, Trace, TraceSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
-from . import env
-from .errors import DeviceError, UsageError
+from .. import env
+from ..errors import DeviceError, UsageError
 
 T = TypeVar("T")
 
