@@ -21,7 +21,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
-from ficco_rt.cli.drawing import show_time
 from ficco_rt.errors import UsageError
 from ficco_rt.explore.losses import PIECES, Losses, Operator, losses
 from ficco_rt.explore.scenarios import SHIPPED, load
@@ -29,6 +28,7 @@ from ficco_rt.explore.summary import cases, fastest
 from ficco_rt.explore.table import Row, read
 from ficco_rt.files.atomic import read_text, write_atomic
 from ficco_rt.machine.profiles import profile
+from ficco_rt.report.wording import show_time
 
 PAGE = ROOT / "docs" / "reproduce" / "ficco.md"
 SERIAL, SHARDS = "ag_gemm/serial", "ag_gemm/shard_p2p"

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ficco_rt import Executor, compile
-from ficco_rt.cli.works import launch_words
 from ficco_rt.driver.registry import device_count, discover
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.plan.ir import Launch, Plan
+from ficco_rt.report.inside_words import launch_words
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.inside import LaunchInside, launches, pairs
 from ficco_rt.trace.model import Trace

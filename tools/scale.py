@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt import compiler
-from ficco_rt.cli.drawing import show_time
 from ficco_rt.files.atomic import read_text, write_atomic
 from ficco_rt.machine.cost import CollectiveName, collective_time
 from ficco_rt.machine.profiles import profile
+from ficco_rt.report.wording import show_time
 from ficco_rt.select.candidates import by_rules, text_of
 from ficco_rt.select.estimates import estimate
 from ficco_rt.select.facts import Facts, facts

@@ -16,10 +16,9 @@ from ..errors import DeviceError
 from ..files.atomic import MACHINE, check_outputs
 from ..machine.model import Machine
 from ..machine.units import figure
-from .common import count
+from ..report.wording import count, show_params
 from .console import Progress, Style, table
-from .report import print_json
-from .settings import show_params
+from .messages import print_json
 
 HOST = " *"  # behind a time that may be the host's
 NOISE = " †"  # behind the probe of a figure that it cannot tell from noise

@@ -10,11 +10,12 @@ from math import prod
 from ..errors import UsageError
 from ..explore.losses import PIECES, Losses, Operator, losses
 from ..files.atomic import FileKind, check_outputs, write_atomic
-from .common import count, machine_of
+from ..report.plots import signatures
+from ..report.request import machine_of
+from ..report.settings import SettingValue, parse_choices
+from ..report.wording import count
 from .console import Progress, Style, table
-from .plots import signatures
-from .report import print_json
-from .settings import SettingValue, parse_choices
+from .messages import print_json
 
 DRAWING = FileKind("drawing", (".svg",))
 _SIZES: dict[str, tuple[SettingValue, ...]] = {

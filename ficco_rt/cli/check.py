@@ -9,24 +9,13 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError, SizesError, exit_code
 from ..files import atomic
-from ..graph.noise import percent
-from ..plan.ir import Plan
-from ..types import TYPES
-from .common import (
-    STDIN,
-    Job,
-    Request,
-    Source,
-    compile_job,
-    count,
-    gpu_list,
-    join_words,
-    parse,
-    read,
-)
-from .console import Progress, sourced
-from .drawing import show_time
-from .report import as_ours, diagnostic_record, error_class, error_record, error_text, print_json, say, warn
+from ..report.job import Job, compile_job, operations, proof_words, short_words, waits
+from ..report.request import STDIN, Request, Source, parse, read
+from ..report.sources import diagnostic_record, sourced
+from ..report.wording import count
+from .console import Progress
+from .messages import as_ours, error_class, error_record, error_text, print_json, say, warn
+from .shared_options import gpu_list
 
 
 def check(
@@ -74,7 +63,7 @@ def check(
             continue
         for ranks in (None,) if source.is_plan and gpus is None else numbers:
             try:
-                job = compile_job(Request(source, ranks, settings, machine, trust, rules=False), progress)
+                job = compile_job(Request(source, ranks, settings, machine, trust, rules=False), progress.step)
             except Exception as caught:  # noqa: BLE001  told at once, then the next one has its turn
                 wrong(target, ranks, caught)
                 continue
@@ -146,43 +135,11 @@ def _cause(warning: Diagnostic) -> object:
     return warning.span, warning.help or re.sub(r"[0-9.]+", "", warning.message)
 
 
-def waits(plan: Plan) -> int:
-    """Waits of a plan: on streams, and of the works of streamed launches."""
-    return sum(len(command.waits) for _, command in plan.commands())
-
-
-def operations(plan: Plan) -> int:
-    """Operations of the schedule that a plan carries out, on all ranks."""
-    return len({part.op for part in plan.parts()})
-
-
-def proof_words(job: Job) -> str:
-    """`proven`, or which outputs are not proven. A stored plan has been proven again, from its own content."""
-    if not job.proven:
-        return f"UNPROVEN {join_words(job.unproven) or 'for want of claims'}"
-    return "proven" if job.graph is not None else f"proven from the plan in {show_time(job.proof_time)}"
-
-
 def _sentence(job: Job) -> str:
     plan = job.plan
     parts = [proof_words(job), "no race, no deadlock"]
     parts += [count(operations(plan), "operation"), count(len(plan.streams), "stream"), count(waits(plan), "wait")]
     return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}{short_words(job)}"
-
-
-def short_words(job: Job) -> str:
-    """Which partial sums may overflow where the result does not, after a semicolon; nothing if none may."""
-    short = job.short_sums
-    if not short:
-        return ""
-    types = {t.name: TYPES[t.dtype] for t in job.plan.tensors}
-    ends = join_words(dict.fromkeys(f"{types[name].name} ends at {types[name].largest:.5g}" for name in short))
-    return f"; partial sums in {join_words(short)} may overflow where the result does not ({ends})"
-
-
-def within_roundings(allowance: float) -> str:
-    """What is said of numbers in place of `correct` where roundings may take too much."""
-    return f"within its roundings, which may take {percent(allowance)} of a result of one sign"
 
 
 def _record(target: str, job: Job) -> dict[str, object]:

@@ -12,11 +12,13 @@ from ..errors import UsageError
 from ..files import atomic, shipped
 from ..files.arguments import VENDOR
 from ..machine.profiles import is_file
-from .common import Job, count, joins_more, machine_of
-from .console import Progress, Style, show_path, table
-from .drawing import show_about, show_time
-from .report import print_json, say
-from .settings import parse_settings, show_params
+from ..report.job import Job, given_words
+from ..report.request import joins_more, machine_of
+from ..report.settings import parse_settings
+from ..report.sources import show_path
+from ..report.wording import count, set_text, show_about, show_params, show_time
+from .console import Progress, Style, table
+from .messages import print_json, say
 
 if TYPE_CHECKING:
     from ..machine.model import Machine
@@ -122,11 +124,7 @@ _EXAMPLE = '{"schedule": "ag_gemm/streamed", "params": {"chunks": 4}}'
 def settings_of(choice: Choice, given: Sequence[str]) -> tuple[str, ...]:
     """`--set`s that make a schedule's run the chosen one: the caller's, and what was chosen."""
     said = parse_settings(given)
-    return (*given, *(f"{name}={_plain(value)}" for name, value in choice.params.items() if name not in said))
-
-
-def _plain(value: object) -> str:
-    return "[" + ",".join(map(_plain, value)) + "]" if isinstance(value, tuple | list) else str(value)
+    return (*given, *(f"{name}={set_text(value)}" for name, value in choice.params.items() if name not in said))
 
 
 # ---------------------------------------------------------------- words
@@ -160,11 +158,6 @@ def reasons(job: Job) -> list[str]:
     return [f"named on the command line ({show_path(job.path)})", *given_words(job)]
 
 
-def given_words(job: Job) -> list[str]:
-    """The values that rules gave where the caller left something open, and why."""
-    return [f"{g.param} = {_plain(g.value)} by a rule: {g.why}" for g in job.given]
-
-
 _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}
 
 
@@ -180,7 +173,7 @@ def _how(mode: str) -> str:
 def report(choice: Choice, style: Style) -> str:
     """The choice for people."""
     best, machine = choice.options[0], choice.machine
-    given = ", ".join(f"{n} = {_plain(v)}" for n, v in choice.params.items() if n not in dict(best.params))
+    given = ", ".join(f"{n} = {set_text(v)}" for n, v in choice.params.items() if n not in dict(best.params))
     measure = _MEASURE[choice.by].format(machine=machine.name, device=machine.device.name)
     rows = [
         ("for", f"{choice.operation} on {count(choice.ranks, 'GPU')}: {given}"),

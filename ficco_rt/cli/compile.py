@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..files.atomic import PLAN, check_outputs, write_atomic
-from .check import operations, proof_words
-from .choosing import given_words
-from .common import Request, compile_job, count, read
+from ..report.job import compile_job, given_words, operations, proof_words
+from ..report.request import Request, read
+from ..report.wording import count
 from .console import Progress
-from .report import warn
+from .messages import warn
 
 
 def compile_plan(
@@ -23,7 +23,7 @@ def compile_plan(
     progress = Progress()
     if source.is_plan:
         raise UsageError(f"{source.name}: is a plan already; 'ficco check' checks it, 'ficco-run' runs it")
-    job = compile_job(Request(source, gpus, settings, machine), progress)
+    job = compile_job(Request(source, gpus, settings, machine), progress.step)
     from ..compiler import stored
     from ..plan.codec import content_hash
 

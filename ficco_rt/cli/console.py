@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
-from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
+from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..files.shipped import located
+from ..report.sources import Sources, show_place
 
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "blue": "1;34", "cyan": "36"}
 _SHOWN = 120  # columns of a source line that are shown
 _SLOW = 1.0  # seconds after which a step says that it is running
 _BAR = 20  # columns of a bar that shows how much of a step is done
-_BIG = 16 << 20  # source files above this are not read for their lines
 
 
 class Style:
@@ -40,65 +37,6 @@ class Style:
             return text
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
-
-
-class SourcedError(ScheduleError):
-    """Mistakes in texts that cannot be read again, such as standard input; `texts` are theirs by path.
-
-    `kind` is the class of the error that it stands for.
-    """
-
-    def __init__(self, diagnostics: tuple[Diagnostic, ...], texts: Mapping[str, str], kind: str) -> None:
-        super().__init__(diagnostics)
-        self.texts = texts
-        self.kind = kind
-
-
-@contextmanager
-def sourced(texts: Mapping[str, str]) -> Iterator[None]:
-    """Mistakes that are found in the block take along the texts that they point into."""
-    try:
-        yield
-    except ScheduleError as error:
-        if not texts or isinstance(error, SourcedError):
-            raise
-        raise SourcedError(error.diagnostics, texts, type(error).__name__) from error
-
-
-class Sources:
-    """The lines that spans point at. `known` holds texts that are not files, such as standard input."""
-
-    def __init__(self, known: Mapping[str, str] | None = None) -> None:
-        self._lines = {path: text.splitlines() for path, text in (known or {}).items()}
-
-    def line(self, span: Span) -> str | None:
-        """The span's first line, or None where there is no such text any more."""
-        if span.path not in self._lines:
-            self._lines[span.path] = _read_lines(span.path)
-        lines = self._lines[span.path]
-        return lines[span.line - 1] if 0 < span.line <= len(lines) else None
-
-
-def show_place(span: Span) -> str:
-    """`file:line:column`, from here if the file is below here."""
-    return f"{show_path(span.path)}:{span.line}:{span.column}"
-
-
-def show_path(path: str) -> str:
-    """A path where the file is: from the current folder on if it is below that. Shipped schedules, which plans and
-    traces call the same on every machine, may be in an installed package."""
-    try:
-        here = os.path.join(os.getcwd(), "")
-    except OSError:  # the folder is gone
-        return path
-    found = located(path)
-    path = path if found == Path(path) else str(found)
-    return path.removeprefix(here) if os.path.isabs(path) else path
-
-
-def show_paths(text: str) -> str:
-    """A message with `show_path` for the shipped schedules in it."""
-    return re.sub(r"(?<![\w/])schedules/[\w/.-]+", lambda found: show_path(found[0]), text)
 
 
 def show_diagnostic(diagnostic: Diagnostic, sources: Sources, style: Style, kind: str = "") -> str:
@@ -137,16 +75,6 @@ def _excerpt(span: Span, sources: Sources, style: Style, colour: str) -> list[st
 
 def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 0 if unicodedata.combining(character) else 1
-
-
-def _read_lines(name: str) -> list[str]:
-    path = located(name)
-    try:
-        if os.path.getsize(path) > _BIG or not os.path.isfile(path):
-            return []
-        return path.read_bytes().decode("utf-8", "replace").splitlines()
-    except (OSError, ValueError):
-        return []
 
 
 class Progress:

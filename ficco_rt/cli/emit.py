@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from .. import env
 from ..errors import UsageError
-from .common import Job, Request, build_graph, compile_job, read
-from .console import Progress, sourced
+from ..report.job import Job, compile_job
+from ..report.request import Request, build_graph, read
+from ..report.sources import sourced
+from .console import Progress
+from .messages import warn
 from .options import Options
-from .report import warn
 
 if TYPE_CHECKING:
     from ..device.ir import Mode
@@ -39,9 +41,9 @@ def emit(options: Options) -> int:
 
         # not proven: a reader of the graph often looks for the reason of a failed proof
         with sourced(source.texts):
-            sys.stdout.write(graph_text(build_graph(request, progress).graph))
+            sys.stdout.write(graph_text(build_graph(request, progress.step).graph))
         return 0
-    job = compile_job(request, progress)
+    job = compile_job(request, progress.step)
     warn(job.warnings, job.texts)
     if options.emit == "plan":
         from ..plan.text import to_text as plan_text

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from .common import Request, compile_job, count, join_words, read
+from ..report.job import compile_job
+from ..report.request import Request, read
+from ..report.schedule_facts import Facts, gather, least_and_most
+from ..report.wording import count, join_words, show_bytes, show_flops, show_params, show_time
 from .console import Progress, Style, table
-from .drawing import show_bytes, show_flops, show_time
-from .report import print_json, warn
-from .schedule_facts import Facts, gather, least_and_most
-from .settings import show_params
+from .messages import print_json, warn
 
 _NOUNS = {"gemm": "GEMM", "reduce": "sum", "collective": "call", "launch": "launch"}
 SHAPES = 3  # different sizes of a stage's operations that are listed
@@ -24,7 +24,7 @@ def explain(target: str, gpus: int | None, settings: tuple[str, ...], machine: s
     if source.is_plan:
         name = source.name
         raise UsageError(f"{name}: is a plan; explain works on the schedule, 'ficco-run --emit plan' prints a plan")
-    job = compile_job(Request(source, gpus, settings, machine), Progress())
+    job = compile_job(Request(source, gpus, settings, machine), Progress().step)
     facts = gather(job)
     if as_json:
         print_json(facts)

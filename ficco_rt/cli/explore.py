@@ -22,14 +22,16 @@ from ..explore.trials import Trial, asked_for, fitting, trials
 from ..files import shipped
 from ..files.atomic import check_outputs, write_atomic
 from ..machine.model import Machine
+from ..report.drawing import plain
+from ..report.plots import comparison, file_part, pictures, signatures
+from ..report.request import machine_of
+from ..report.settings import parse_choices
+from ..report.wording import count, show_time
 from ..select.candidates import open_params, shown
 from .characterise import OPERATORS
-from .common import count, gpu_list, machine_of
 from .console import Progress, Style, table
-from .drawing import plain, show_time
-from .plots import comparison, file_part, pictures, signatures
-from .report import print_json, say
-from .settings import parse_choices
+from .messages import print_json, say
+from .shared_options import gpu_list
 
 NOTHING = 2  # the exit code if nothing that was asked for has a time: the question fits no schedule here
 _SHOWN = 200  # lines of the summary; a table has all

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..errors import ScheduleError, UsageError
 from ..files.atomic import is_special, read_bytes, write_atomic
-from .common import STDIN, read_stdin
-from .console import SourcedError
+from ..report.request import STDIN, read_stdin
+from ..report.sources import SourcedError
 
 
 def fmt(files: tuple[str, ...], check_only: bool) -> int:

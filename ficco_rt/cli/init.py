@@ -12,7 +12,7 @@ from ficco_dsl.parser import parse_syntax
 from ..errors import UsageError
 from ..files import shipped
 from ..files.atomic import SCHEDULE, check_outputs, read_text, write_atomic
-from .settings import show_params
+from ..report.wording import show_params
 
 GPUS = 4  # of the commands that are named
 FIRST = """\

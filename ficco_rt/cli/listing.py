@@ -7,7 +7,7 @@ from itertools import groupby
 
 from ..errors import UsageError
 from .console import Style, table
-from .report import print_json
+from .messages import print_json
 
 
 def list_library(operation: str | None, as_json: bool) -> int:

@@ -12,10 +12,9 @@ from ..machine.model import Device, Links, Machine
 from ..machine.rules import hints, is_table, unit_of
 from ..machine.tables import TITLES
 from ..machine.units import Unit, figure
-from .common import count
+from ..report.wording import count, show_bytes
 from .console import Style, table
-from .drawing import show_bytes
-from .report import print_json
+from .messages import print_json
 
 _INSTRUCTIONS = {"sm90": "wgmma, TMA", "sm80": "mma.sync, cp.async", "mfma": "MFMA"}
 _MADE_FOR = {"sm80": (8, 12)}  # generations that have no instructions for matrices but these

@@ -130,10 +130,10 @@ def _invoke(command: click.Command, program: str, arguments: list[str], as_json:
     except (BrokenPipeError, _OutputError):
         raise
     except click.ClickException as error:
-        from .report import report_usage
+        from .messages import report_usage
 
         return report_usage(error, name, as_json)
     except Exception as error:  # noqa: BLE001  the last line of defence: what is left is our bug and says so
-        from .report import report_error
+        from .messages import report_error
 
         return report_error(error, name, as_json)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..report.job import Job
 from .baselines import UNASKED, Baselines, baseline_plans, modelled, turns_among
-from .common import Job
 from .console import Progress
+from .messages import say
 from .options import Options
-from .report import say
 from .result import GPUS, Result
 
 if TYPE_CHECKING:

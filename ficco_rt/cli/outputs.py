@@ -14,7 +14,7 @@ def write_outputs(result: Result, options: Options, progress: Progress) -> Resul
     """Write the files; the result comes back with what they needed besides: arrows, and a measured run's model."""
     if not (options.trace or options.timeline or options.report):
         return result
-    from .tracefile import kept, to_json
+    from ..report.tracefile import kept, to_json
 
     result = with_arrows(result)
     if result.trace.clock != "virtual" and (options.trace or options.report):

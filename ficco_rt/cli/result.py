@@ -11,16 +11,15 @@ from .. import __version__
 from ..analysis.account import Account, account, rank_uses
 from ..analysis.concurrency import Concurrent, overlap_rate
 from ..errors import NumbersError
-from .account import SERIAL, lost_words, moved_words, time_records
-from .check import proof_words, short_words, within_roundings
+from ..report.account_words import SERIAL, lost_words, moved_words, time_records
+from ..report.inside_words import launch_records, summary
+from ..report.job import Job, proof_words, short_words, within_roundings
+from ..report.sources import diagnostic_record
+from ..report.wording import count, join_words, show_params, show_time
 from .choosing import reasons
 from .choosing import record as choice_record
-from .common import Job, count, join_words
 from .console import Style, table
-from .drawing import show_time
-from .report import diagnostic_record, error_record
-from .settings import show_params
-from .works import launch_records, summary
+from .messages import error_record
 
 if TYPE_CHECKING:
     from ..exec.verify import Verification

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import UsageError
 from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs
+from ..report.job import Job, compile_job
+from ..report.request import Request, Source, machine_of, of_stdin, read, read_stdin
 from .choosing import chosen, default_of, is_operation, settings_of
-from .common import Job, Request, Source, compile_job, machine_of, of_stdin, read, read_stdin
 from .console import Progress, Style
 from .emit import emit, refuse_device_plan_options
 from .measure import modelled_run, real_runs
+from .messages import error_text, print_json, say, warn
 from .options import Options
 from .outputs import write_outputs
-from .report import error_text, print_json, say, warn
 from .result import GPUS, Result, record, report
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def run(options: Options, group: Group | None = None) -> int:
     if backend == "cuda" or backend == "hip":
         job = _gpu_job(request, options, backend, progress, processes)
     else:
-        job = compile_job(request, progress)
+        job = compile_job(request, progress.step)
     job = replace(job, choice=choice)
     order = _order(options.order, job)
     if reports:
@@ -150,7 +151,7 @@ def _gpu_job(
         # report a missing GPU, or too few, before anything is compiled
         discover(backend, ranks, options.ranks_per_gpu, processes, options.node)
     return compile_job(
-        request, progress, lambda n: discover(backend, n, options.ranks_per_gpu, processes, options.node)
+        request, progress.step, lambda n: discover(backend, n, options.ranks_per_gpu, processes, options.node)
     )
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..errors import UsageError
-from .common import join_words
+from ..report.wording import join_words
 from .console import table
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {

@@ -17,13 +17,14 @@ from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
 from ..files import atomic
 from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
 from ..graph.overrides import apart, with_said, written
-from .charts import Panel, Series, panels
-from .common import count, machine_of, parse, read
+from ..report.charts import Panel, Series, panels
+from ..report.drawing import plain
+from ..report.request import machine_of, parse, read
+from ..report.settings import parse_choices, parse_settings
+from ..report.wording import count, show_time
 from .console import Progress, Style, table
-from .drawing import plain, show_time
-from .report import print_json, say
+from .messages import print_json, say
 from .result import GPUS
-from .settings import parse_choices, parse_settings
 from .shape_apart import by_threads, made_apart, threads_said
 from .shaping import Effort, Row, Setting, measured_row, modelled_row, row_of, settings, swept, told
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from ..driver.api import CollectivesBy
     from ..machine.model import Machine
     from ..plan.ir import Plan
+    from ..report.request import Source
     from .baselines import Baselines
-    from .common import Source
 
 FORMAT = 1
 NOTHING = 2  # the exit code if no setting has a time

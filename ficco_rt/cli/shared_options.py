@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from ..errors import UsageError
+from ..report.request import MAX_GPUS
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -240,3 +243,15 @@ run_options = all_of(
     trust_option,
     json_option,
 )
+
+
+def gpu_list(text: str) -> tuple[int, ...]:
+    """`1,2,4,8` as numbers."""
+    numbers = []
+    for part in text.split(","):
+        if not (part.isascii() and part.strip().isdecimal()) or not 1 <= int(part[:12]) <= MAX_GPUS:
+            raise UsageError(
+                f"--gpus {text}: expected numbers from 1 to {MAX_GPUS} with commas between, such as 1,2,4,8"
+            )
+        numbers.append(int(part))
+    return tuple(dict.fromkeys(numbers))

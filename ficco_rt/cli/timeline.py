@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UsageError
 from ..files.atomic import PICTURE, check_outputs, read_text, write_atomic
+from ..report import tracefile
+from ..report.drawing import clean, clock_words, stage_colours
+from ..report.inside_words import launch_words
+from ..report.wording import one_line, show_time
+from ..trace.inside import LaunchInside, launches, pairs
 from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
-from . import tracefile
-from .console import Style
-from .drawing import clean, clock_words, show_time, stage_colours
+from .console import Style, table
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 24, 160
@@ -24,11 +28,9 @@ def draw_file(trace: str, output: str | None, works: bool = False, against: str 
     if against is not None and not works:
         raise UsageError("--against is for --works")
     if works:
-        from .works import show_works
-
         return show_works(trace, against)
     check_outputs([(PICTURE, output)], [trace])
-    record = clean(tracefile.from_json(read_text(trace), trace))
+    record = _read(trace)
     if output:
         write_picture(record, output)
         ranks = "1 rank" if record.ranks == 1 else f"{record.ranks} ranks"
@@ -43,8 +45,8 @@ def draw_file(trace: str, output: str | None, works: bool = False, against: str 
 
 def write_picture(trace: Trace, path: str) -> None:
     """The picture in the form that its name asks for, the same of a run and of its trace file."""
+    from ..report.svg import draw
     from .page.write import timeline_page
-    from .svg import draw
 
     made = draw if Path(path).suffix.lower() == ".svg" else timeline_page
     write_atomic(path, made(tracefile.kept(trace)))
@@ -106,3 +108,49 @@ def _cells(spans: list[TraceSpan], duration: float, width: int) -> list[tuple[fl
         stage = max(share, key=lambda s: (share[s], s)) if share else ""
         cells.append((min(1.0, sum(share.values())), stage))
     return cells
+
+
+_RIGHT = frozenset(range(1, 9))  # columns of figures
+
+
+def show_works(path: str, against: str | None) -> int:
+    """A table of the works of each streamed launch of a trace file; beside them, if one is given, another trace's."""
+    trace = _read(path)
+    other = _read(against) if against is not None else None
+    found = launches(trace)
+    if not found:
+        raise UsageError(
+            f"{path}: tells of no works inside streamed launches; the schedule has none, or an old ficco ran it"
+        )
+    style = Style(sys.stdout)
+    sys.stdout.write(f"{style(trace.schedule, 'bold')}: {show_time(trace.duration)} {clock_words(trace)}\n")
+    if other is not None:
+        sys.stdout.write(f"beside {other.schedule}: {show_time(other.duration)} {clock_words(other)}\n")
+    for launch in found:
+        sys.stdout.write("\n" + launch_words(launch) + "\n" + _rows(launch, trace, other) + "\n")
+    return 0
+
+
+def _read(path: str) -> Trace:
+    return clean(tracefile.from_json(read_text(path), path))
+
+
+def _rows(launch: LaunchInside, trace: Trace, other: Trace | None) -> str:
+    beside = {(p.work.rank, p.work.ops): p.other for p in pairs(trace, other)} if other is not None else {}
+    head = ["work", "came", "began", "ended", "waited"]
+    if other is not None:
+        head += ["began'", "ended'", "waited'", "worked, of theirs"]
+    rows: list[Sequence[str]] = [head]
+    for work in launch.works:
+        row = [one_line(work.label), *map(_figure, (work.came, work.began, work.ended, work.waited))]
+        twin = beside.get((work.rank, work.ops))
+        if twin is not None:
+            length = twin.ended - twin.began
+            share = f"{(work.ended - work.began) / length:.2f}" if length > 0 else ""
+            row += [*map(_figure, (twin.began, twin.ended, twin.waited)), share]
+        rows.append(row)
+    return table(rows, right=_RIGHT)
+
+
+def _figure(microseconds: float) -> str:
+    return f"{microseconds:.1f}"

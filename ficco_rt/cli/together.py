@@ -16,9 +16,10 @@ from ..errors import DeviceError, LeftError, UsageError, exit_code
 from ..graph.budget import one_meter
 from ..process.group import Group
 from ..process.transports import launched
-from .common import DEFAULT_GPUS, PLAN_SUFFIX, join_words
+from ..report.request import DEFAULT_GPUS, PLAN_SUFFIX
+from ..report.wording import join_words
+from .messages import as_ours, error_record, error_text, print_json, say
 from .options import Options
-from .report import as_ours, error_record, error_text, print_json, say
 from .run import run
 
 PROGRAM = "ficco-run"

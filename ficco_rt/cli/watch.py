@@ -8,12 +8,13 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..files.atomic import PAGE, check_outputs, write_atomic
-from .common import Request, compile_job, read
+from ..report.job import compile_job
+from ..report.request import Request, read
+from ..report.wording import show_time
 from .console import Progress, Style
-from .drawing import show_time
 from .measure import modelled_run
+from .messages import as_ours, error_text, say, warn
 from .outputs import with_arrows
-from .report import as_ours, error_text, say, warn
 from .result import Result, record, report
 from .run import SKETCHED
 from .timeline import sketch
@@ -70,7 +71,7 @@ def _stamp(file: Path) -> Stamp | None:
 def _modelled(target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None) -> Result:
     """Proof, check of the plan, and a run on the virtual clock."""
     progress = Progress()
-    job = compile_job(Request(read(target), gpus, settings, machine), progress)
+    job = compile_job(Request(read(target), gpus, settings, machine), progress.step)
     return with_arrows(modelled_run(job, 0, progress))
 
 
@@ -106,9 +107,9 @@ def _head(target: str, style: Style) -> None:
 def _write(target: str, result: Result | None, wrong: str | None, output: str | None) -> None:
     if output is None:
         return
+    from ..report.tracefile import kept
     from .page.runs import of_run
     from .page.write import Watched, page
-    from .tracefile import kept
 
     runs = [] if result is None else [of_run(target, record(result), kept(result.trace))]
     write_atomic(output, page(runs, Watched(target, time.strftime("%H:%M:%S"), wrong)))

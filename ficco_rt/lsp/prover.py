@@ -6,7 +6,6 @@ that is at work on the older one.
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -129,16 +128,16 @@ def prove(request: Request) -> Answer:
     """Diagnostics, warnings and facts of a schedule."""
     from ficco_dsl.diagnostics import ScheduleError
 
-    from ..cli.common import Request as Asked
-    from ..cli.common import Source, compile_job
-    from ..cli.console import Progress
-    from ..cli.report import diagnostic_record
     from ..errors import UsageError
+    from ..report.job import compile_job
+    from ..report.request import Request as Asked
+    from ..report.request import Source
+    from ..report.sources import diagnostic_record
 
     source = Source(request.path, request.path, request.text.encode(), False, {request.path: request.text})
     try:
         asked = Asked(source, request.ranks, tuple(request.settings), request.machine)
-        job = compile_job(asked, Progress(io.StringIO()))
+        job = compile_job(asked)
     except ScheduleError as error:
         return {"proven": False, "diagnostics": [diagnostic_record(d) for d in error.diagnostics], "warnings": []}
     except UsageError as error:
@@ -155,10 +154,9 @@ def prove(request: Request) -> Answer:
 
 
 def _facts(job: Any) -> _Facts:
-    from ..cli.drawing import show_bytes
-    from ..cli.schedule_facts import gather
-    from ..cli.settings import show_value
     from ..graph.ir import WORDS
+    from ..report.schedule_facts import gather
+    from ..report.wording import show_bytes, show_value
     from ..types import TYPES
 
     graph, told = job.graph, gather(job)

@@ -11,12 +11,12 @@ import pytest
 
 import ficco_rt
 from ficco_rt.analysis.causes import arrows
-from ficco_rt.cli import tracefile
 from ficco_rt.cli.baselines import baseline_plans, turns_among
 from ficco_rt.cli.main import execute
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.machine.profiles import profile
+from ficco_rt.report import tracefile
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.model import Arrow, Trace
 from tests import cases

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt.cli import tracefile
 from ficco_rt.cli.main import execute
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Launch, Plan
+from ficco_rt.report import tracefile
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.inside import launches, pairs
 from ficco_rt.trace.model import Trace

@@ -9,11 +9,11 @@ import pytest
 
 import ficco_rt
 from ficco_rt.analysis.account import account, idle, rank_uses, stage_uses
-from ficco_rt.cli.account import lost_words
 from ficco_rt.device.build import layout_of, modelled
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Placement
 from ficco_rt.exec.ideal import ideal
+from ficco_rt.report.account_words import lost_words
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.model import Lane, Trace, TraceSpan
 from tests.unit.test_timeline import streamed

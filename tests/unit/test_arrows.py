@@ -13,13 +13,13 @@ import pytest
 import ficco_dsl
 import ficco_rt
 from ficco_rt.analysis.causes import arrows, critical_path, path_times
-from ficco_rt.cli import tracefile
 from ficco_rt.compiler import build
 from ficco_rt.errors import UsageError
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import chosen
 from ficco_rt.plan.ir import Launch, Plan, Record, WaitEvent
 from ficco_rt.plan.lower import lower
+from ficco_rt.report import tracefile
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.model import NO_WORK, Arrow, Lane, Trace, TraceSpan
 from tests.unit.test_timeline import overlapped

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt.cli.settings import parse_settings, show_value
 from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
 from ficco_rt.files import atomic
+from ficco_rt.report.settings import parse_settings
+from ficco_rt.report.wording import show_value
 from tests.unit.command_line import ENVIRONMENT, GOOD, ROOT, Ending, command
 
 # ---------------------------------------------------------------- help, version, usage
@@ -328,7 +329,7 @@ def test_each_claim_is_proven_and_what_is_unproven_is_named_once(run: Callable[.
 
 
 def test_plurals() -> None:
-    from ficco_rt.cli.common import count
+    from ficco_rt.report.wording import count
 
     nouns = ["copy", "persistent launch", "launch", "GEMM", "rank"]
     assert [count(2, n) for n in nouns] == ["2 copies", "2 persistent launches", "2 launches", "2 GEMMs", "2 ranks"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt.cli.report import error_text
+from ficco_rt.cli.messages import error_text
 from ficco_rt.compiler import compile_schedule, save_plan
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.rounding import Allowance

@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from ficco_rt.cli.tracefile import from_json, to_json
 from ficco_rt.driver.gpu import clocks
 from ficco_rt.driver.gpu.clocks import Reading, Spans
 from ficco_rt.process.group import Group
+from ficco_rt.report.tracefile import from_json, to_json
 from ficco_rt.trace.model import Lane, Trace, TraceSpan
 
 

@@ -20,7 +20,6 @@ from ficco_rt.analysis.account import RankUse
 from ficco_rt.analysis.concurrency import Concurrent, overlap_rate
 from ficco_rt.cli import shape
 from ficco_rt.cli.baselines import baseline_plans
-from ficco_rt.cli.common import parse, read
 from ficco_rt.cli.shape import Sweep
 from ficco_rt.cli.shape_apart import by_threads, made_apart, measured
 from ficco_rt.cli.shaping import Effort, Row, settings
@@ -28,6 +27,7 @@ from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.operation import operation_of
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
+from ficco_rt.report.request import parse, read
 from tests import cases
 from tests.schemas import hold
 from tests.unit.command_line import Ending

@@ -20,13 +20,13 @@ from ficco_rt import compiler
 from ficco_rt.cli import console
 from ficco_rt.cli.console import Progress
 from ficco_rt.cli.main import execute
-from ficco_rt.cli.settings import parse_choices
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.explore import losses, measured, scenarios, summary, sweep, table
 from ficco_rt.explore.table import Row, TableFile
 from ficco_rt.explore.trials import Trial, asked_for, baseline, fitting, operations, trials
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
+from ficco_rt.report.settings import parse_choices
 from ficco_rt.sim.simulate import simulate
 from tools import explore_page
 

@@ -6,9 +6,9 @@ import pytest
 
 import ficco_dsl
 from ficco_rt import compiler
-from ficco_rt.cli.settings import parse_settings
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.graph.overrides import written
+from ficco_rt.report.settings import parse_settings
 
 TEXT = """schedule said
 

@@ -16,24 +16,15 @@ import pytest
 
 import ficco_rt
 from ficco_rt.analysis.account import rank_uses
-from ficco_rt.cli import svg, tracefile
 from ficco_rt.cli.console import Style
-from ficco_rt.cli.drawing import (
-    lane_use,
-    show_about,
-    show_bytes,
-    show_flops,
-    show_time,
-    stack,
-    stage_colours,
-    tick_labels,
-    ticks,
-)
 from ficco_rt.cli.page.write import timeline_page
 from ficco_rt.cli.timeline import draw_file, sketch
-from ficco_rt.cli.works import summary
 from ficco_rt.errors import UsageError
 from ficco_rt.machine.cost import tensor_rate
+from ficco_rt.report import svg, tracefile
+from ficco_rt.report.drawing import lane_use, stack, stage_colours, tick_labels, ticks
+from ficco_rt.report.inside_words import summary
+from ficco_rt.report.wording import show_about, show_bytes, show_flops, show_time
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.inside import launches
 from ficco_rt.trace.model import Lane, Launched, Trace, TraceSpan

@@ -12,7 +12,6 @@ import pytest
 import ficco_dsl
 from ficco_dsl.diagnostics import ScheduleError
 from ficco_rt.cli.explain import explain
-from ficco_rt.cli.settings import parse_settings
 from ficco_rt.compiler import build, compile_schedule, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
@@ -27,6 +26,7 @@ from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels.families import tuned
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
+from ficco_rt.report.settings import parse_settings
 from ficco_rt.sim.simulate import simulate
 from tools import vendor_check
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ...analysis.causes import critical_path
+from ...report.drawing import WHOLE, stack, stage_colours
+from ...report.wording import one_line
 from ...trace.model import NO_WORK, SpanKind, Trace, TraceSpan, base_name
-from ..drawing import WHOLE, stack, stage_colours
 
 _NO_STAGE: dict[SpanKind, int] = {"wait": -1, "launch": -2}  # in place of a stage's number
 _DIGITS = 4  # of a microsecond
@@ -23,7 +24,7 @@ def lanes(trace: Trace) -> dict[str, object]:
         stage = _NO_STAGE[span.kind] if span.kind in NO_WORK else stage_of[base_name(span.stage)]
         times = [round(span.start, _DIGITS), round(span.stop - span.start, _DIGITS)]
         peer = -1 if span.peer is None else span.peer
-        words = [text(" ".join(span.label.split())), text(span.stage), text(span.place)]
+        words = [text(one_line(span.label)), text(span.stage), text(span.place)]
         waited = round(span.waited, _DIGITS) if span.kind in NO_WORK else 0
         return [lane, row, stage, *times, *words, span.bytes, span.flops, peer, waited]
 

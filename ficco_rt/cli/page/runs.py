@@ -9,10 +9,10 @@ from typing import Any
 
 from ...errors import UsageError
 from ...files.atomic import read_text
+from ...report import tracefile
+from ...report.account_words import stage_records
+from ...report.drawing import clean, plain
 from ...trace.model import Trace
-from .. import tracefile
-from ..account import stage_records
-from ..drawing import clean, plain
 from ..schema import faults
 
 Facts = Mapping[str, Any]

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ...report.account_words import SERIAL, WORDS, moved_words, part_name
+from ...report.job import within_roundings
+from ...report.wording import join_words, show_about, show_bytes, show_flops, show_time, show_value, signed_time
 from ...trace.model import Trace
-from ..account import SERIAL, WORDS, moved_words, part_name
-from ..check import within_roundings
-from ..common import join_words
-from ..drawing import show_about, show_bytes, show_flops, show_time, signed_time
-from ..settings import show_value
 from .runs import Facts, PageRun
 
 _CHIP = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "–")}

@@ -11,9 +11,9 @@ from importlib.resources import files
 
 from ... import __version__
 from ...files.atomic import PAGE, check_outputs, write_atomic
+from ...report.drawing import about, plain
+from ...report.wording import count, show_time
 from ...trace.model import Trace
-from ..common import count
-from ..drawing import about, plain, show_time
 from . import sections
 from .lanes import lanes
 from .runs import PageRun, of_run, read_run

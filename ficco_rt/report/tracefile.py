@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 from ..errors import UsageError
 from ..trace.model import Arrow, ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
 from .drawing import stack
-from .report import plain_json
+from .sources import plain_json
 
 FORMAT = "ficco-trace"
 VERSION = 3

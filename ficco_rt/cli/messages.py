@@ -12,12 +12,13 @@ from pathlib import PurePath
 
 import click
 
-from ficco_dsl.diagnostics import Diagnostic, Span
+from ficco_dsl.diagnostics import Diagnostic
 
 from .. import __version__, env
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError, exit_code
-from .common import count
-from .console import SourcedError, Sources, Style, show_diagnostic, show_paths
+from ..report.sources import SourcedError, Sources, diagnostic_record, plain_json, show_paths
+from ..report.wording import count
+from .console import Style, show_diagnostic
 
 _LEAD: dict[type[Exception], str] = {DeviceError: "device error: ", NumbersError: "the numbers are wrong: "}
 
@@ -87,12 +88,6 @@ def error_record(error: Exception) -> dict[str, object]:
     }
 
 
-def diagnostic_record(diagnostic: Diagnostic) -> dict[str, object]:
-    """A diagnostic as JSON knows it."""
-    notes = [{"message": note.text, **(_place(note.span) if note.span else {})} for note in diagnostic.notes]
-    return {**_place(diagnostic.span), "message": diagnostic.message, "notes": notes, "help": diagnostic.help}
-
-
 def warn(diagnostics: Iterable[Diagnostic], texts: Mapping[str, str]) -> None:
     """Warnings go to stderr, with or without --json. `texts` are those that are not files."""
     sources, style = Sources(texts), Style(sys.stderr)
@@ -103,22 +98,6 @@ def warn(diagnostics: Iterable[Diagnostic], texts: Mapping[str, str]) -> None:
 def print_json(value: object) -> None:
     """One object on stdout, on one line; numbers that JSON does not have become null."""
     sys.stdout.write(json.dumps(plain_json(value), ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def plain_json(value: object) -> object:
-    """The value as JSON has it: numbers that JSON does not have are null."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, Mapping):
-        return {str(k): plain_json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(v) for v in value]
-    return value
-
-
-def _place(span: Span) -> dict[str, object]:
-    ends = {"end_line": span.end_line, "end_column": span.end_column}
-    return {"path": span.path, "line": span.line, "column": span.column, **ends}
 
 
 def _bug(error: Exception) -> str:

@@ -10,7 +10,7 @@ from ..explore.scenarios import Value
 from ..explore.summary import Pair, best, cases, fastest, fit
 from ..explore.table import Row
 from .charts import Cell, Panel, Series, heat_map, panels
-from .drawing import show_time
+from .wording import show_time
 
 MODELLED = "modelled, not measured"
 

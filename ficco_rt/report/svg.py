@@ -7,21 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 from ..trace.model import NO_WORK, Launched, Trace, TraceSpan, base_name
-from .drawing import (
-    WHOLE,
-    StageColour,
-    about,
-    clean,
-    clock_words,
-    lane_use,
-    show_bytes,
-    show_flops,
-    show_time,
-    stack,
-    stage_colours,
-    tick_labels,
-    ticks,
-)
+from .drawing import WHOLE, StageColour, about, clean, clock_words, lane_use, stack, stage_colours, tick_labels, ticks
+from .wording import one_line, show_bytes, show_flops, show_time
 
 WIDTH = 1240
 LEFT = 138  # where time begins; rank and stream names stand before it
@@ -252,7 +239,7 @@ def _fitting(span: TraceSpan, width: float) -> str | None:
     if span.kind == "wait":
         return None
     to = f"→{span.peer}" if span.peer is not None else ""
-    for words in (" ".join(span.label.split()), f"{span.stage} {to}".strip(), to):
+    for words in (one_line(span.label), f"{span.stage} {to}".strip(), to):
         if words and 5.9 * len(words) + 8 <= width:
             return words
     return None
@@ -261,7 +248,7 @@ def _fitting(span: TraceSpan, width: float) -> str | None:
 def _details(span: TraceSpan) -> str:
     """What a tooltip says."""
     length = span.stop - span.start
-    lines = [" ".join(span.label.split()), f"{show_time(span.start)} – {show_time(span.stop)}, {show_time(length)}"]
+    lines = [one_line(span.label), f"{show_time(span.start)} – {show_time(span.stop)}, {show_time(length)}"]
     if span.bytes:
         rate = f", {span.bytes / length / 1e3:.0f} GB/s" if length > 0 else ""
         lines.append(show_bytes(span.bytes) + rate)

@@ -18,10 +18,8 @@ from ..machine.model import Machine, Port
 from ..plan.ir import Plan, SignalFlag
 from ..trace.model import base_name
 from ..types import TYPES
-from .check import operations, proof_words, waits
-from .choosing import given_words
-from .common import Job
-from .report import diagnostic_record
+from .job import Job, given_words, operations, proof_words, waits
+from .sources import diagnostic_record
 
 Facts = dict[str, Any]
 MATRIX = 8  # the most ranks for which every pair gets a number of its own

@@ -22,7 +22,6 @@ _INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
 _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
 _DIGITS = 30  # more than any size has; the schedule says which numbers fit
 _DEPTH = 8
-_LONG = 40
 _RANGE = re.compile(r"([0-9]{1,20})\.\.([0-9]{1,20})([*+])([0-9]{1,20})\Z")
 _MOST = 1000  # values of a range
 
@@ -52,22 +51,6 @@ def _one(where: str, name: str, value: str) -> SettingValue:
         if _WORD.match(text) or _SMS.match(text):
             return text
     return _value(where, value)
-
-
-def show_value(value: object) -> str:
-    """A param's value as it is written: `4096`, `[4, 2, 1]`, `bf16`."""
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(show_value, value)) + "]"
-    return str(value)
-
-
-def show_params(params: Iterable[tuple[str, object]]) -> str:
-    """`M = 4096, T = bf16`; long lists are cut short."""
-    shown = []
-    for name, value in params:
-        text = show_value(value)
-        shown.append(f"{name} = {text if len(text) <= _LONG else text[: _LONG - 1] + '…'}")
-    return ", ".join(shown)
 
 
 def parse_choices(texts: Iterable[str], option: str) -> dict[str, tuple[SettingValue, ...]]:

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 
 from ..analysis.account import length, rank_uses, union
 from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
+from .wording import show_bytes, show_time
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black. Colour-blind readers can tell the first two of
@@ -113,47 +114,6 @@ def lane_use(trace: Trace) -> dict[tuple[int, int], float]:
     total = trace.duration or 1.0
     keys = [(lane.rank, lane.stream) for lane in trace.lanes]
     return {key: length(union(work.get(key, ()))) / total for key in keys}
-
-
-def show_time(microseconds: float) -> str:
-    """`482 µs`, `4.82 ms`, `1.20 s`: three digits."""
-    if microseconds == 0:
-        return "0 µs"
-    for limit, scale, unit in ((0.9995, 1e-3, "ns"), (999.5, 1.0, "µs"), (999.5e3, 1e3, "ms"), (math.inf, 1e6, "s")):
-        if microseconds < limit:
-            value = microseconds / scale
-            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-            return f"{value:.{digits}f} {unit}"
-    return f"{microseconds} µs"  # not a number
-
-
-def show_about(microseconds: float) -> str:
-    """`about 480 µs`, `about 4.8 ms`: two digits, of an estimate."""
-    number, unit = show_time(float(f"{microseconds:.1e}")).split()
-    return f"about {float(number):g} {unit}"
-
-
-def signed_time(microseconds: float) -> str:
-    """`−44.3 µs`: a time that may be negative."""
-    return ("−" if microseconds < 0 else "") + show_time(abs(microseconds))
-
-
-def show_bytes(count: float) -> str:
-    """`512 B`, `12.0 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1023.5 or unit == "TiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
-
-
-def show_flops(count: float) -> str:
-    """`137 GFLOP`."""
-    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"):
-        if count < 999.5 or unit == "PFLOP":
-            return f"{count:.0f} {unit}" if unit == "FLOP" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
 
 
 def clock_words(trace: Trace) -> str:

@@ -10,7 +10,7 @@ from ..analysis.causes import arrows, path_times
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace.model import Trace
-from .drawing import show_bytes, signed_time
+from .wording import show_bytes, signed_time
 
 _IDEAL = ("ideal", "The longer of computing alone and moving alone.")
 _WAVES = ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated).")

@@ -1,0 +1,1 @@
+"""Facts about schedules, plans and runs, in words, records and pictures. Nothing here prints or exits."""

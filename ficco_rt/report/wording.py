@@ -1,0 +1,89 @@
+"""How figures and lists are written: times, bytes, counts, values of params."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def show_time(microseconds: float) -> str:
+    """`482 µs`, `4.82 ms`, `1.20 s`: three digits."""
+    if microseconds == 0:
+        return "0 µs"
+    for limit, scale, unit in ((0.9995, 1e-3, "ns"), (999.5, 1.0, "µs"), (999.5e3, 1e3, "ms"), (math.inf, 1e6, "s")):
+        if microseconds < limit:
+            value = microseconds / scale
+            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+            return f"{value:.{digits}f} {unit}"
+    return f"{microseconds} µs"  # not a number
+
+
+def show_about(microseconds: float) -> str:
+    """`about 480 µs`, `about 4.8 ms`: two digits, of an estimate."""
+    number, unit = show_time(float(f"{microseconds:.1e}")).split()
+    return f"about {float(number):g} {unit}"
+
+
+def signed_time(microseconds: float) -> str:
+    """`−44.3 µs`: a time that may be negative."""
+    return ("−" if microseconds < 0 else "") + show_time(abs(microseconds))
+
+
+def show_bytes(count: float) -> str:
+    """`512 B`, `12.0 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1023.5 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def show_flops(count: float) -> str:
+    """`137 GFLOP`."""
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"):
+        if count < 999.5 or unit == "PFLOP":
+            return f"{count:.0f} {unit}" if unit == "FLOP" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def count(number: int, noun: str) -> str:
+    """`1 GPU`, `8 GPUs`, `3 copies`, `2 launches`."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = noun[:-1] + "ies" if noun.endswith("py") else noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number:,} {plural}".replace(",", "\u202f") if number >= 10_000 else f"{number} {plural}"
+
+
+def join_words(words: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    listed = list(words)
+    return " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else "".join(listed)
+
+
+def set_text(value: object) -> str:
+    return "[" + ",".join(map(set_text, value)) + "]" if isinstance(value, tuple | list) else str(value)
+
+
+_LONG = 40
+
+
+def show_value(value: object) -> str:
+    """A param's value as it is written: `4096`, `[4, 2, 1]`, `bf16`."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(show_value, value)) + "]"
+    return str(value)
+
+
+def show_params(params: Iterable[tuple[str, object]]) -> str:
+    """`M = 4096, T = bf16`; long lists are cut short."""
+    shown = []
+    for name, value in params:
+        text = show_value(value)
+        shown.append(f"{name} = {text if len(text) <= _LONG else text[: _LONG - 1] + '…'}")
+    return ", ".join(shown)
+
+
+def one_line(text: str) -> str:
+    """The text with its line breaks and runs of blanks as one blank each."""
+    return " ".join(text.split())
