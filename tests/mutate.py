@@ -1,6 +1,6 @@
 """Do the tests see small mistakes? Each mutation of `tests/mutations.txt` is made in a copy of the tree, one at a time.
 
-    python -m tests.mutate [--only N,…] [--list]     # prints the table of mutations.md; exit code 1 if one survives
+    python -m tests.mutate [--only N,…] [--list]     # counts who caught them; exit code 1 if one survives
     python -m tests.mutate --gpus [--only N,…]       # the kernels' mutations on one or two GPUs, instead of tests
 
 `--jobs N` makes so many at a time, each in a copy of its own.
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
             if failed is not None:
                 raise SystemExit(f"without a mutation {test} fails:\n{failed}")
         results = list(_results(trees, numbered, _on_gpus if options.gpus else _tried))
-    print(table(results))
+    print(summary(results))
     return 1 if any(not r.by for r in results) else 0
 
 
@@ -196,7 +196,7 @@ def _failure(tree: Path, test: str) -> str | None:
 
 
 def _told(test: str, output: str) -> tuple[str, str]:
-    """Who caught it, for the table, and why."""
+    """Who caught it, for the summary, and why."""
     said = re.findall(r"^E\s+(.*)$", output, re.MULTILINE)
     why = (said or output.strip().splitlines()[-1:] or ["it ends without a word"])[0][:200]
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - .*)?$", output, re.MULTILINE)
@@ -206,14 +206,21 @@ def _told(test: str, output: str) -> tuple[str, str]:
     return ("golden device plans", "") if "differs (pytest --update-golden" in output else (name, why)
 
 
-def table(results: Sequence[Result]) -> str:
-    """As docs/internals/mutations.md has it."""
-    lines = ["| mutation | kind | file in `ficco_rt` | caught by |", "|---|---|---|---|"]
-    for r in results:
-        m = r.mutation
-        lines.append(f"| {m.name} | {m.kind} | `{m.path}` | {r.by or '**SURVIVED**'} |")
-    count = Counter("survived" if not r.by else "on GPUs alone" if BY_HAND in r.by else "caught" for r in results)
-    return "\n".join([*lines, "", ", ".join(f"{n} {what}" for what, n in count.items())])
+def summary(results: Sequence[Result]) -> str:
+    """Counts by kind and by who caught the mutation, as docs/internals/testing.md has them; then what survived."""
+    columns = ("the device plan's check", "golden device plans", "other tests", "GPUs", "survived")
+    lines = [f"| kind | mutations | {' | '.join(columns)} |", "|---|" + "--:|" * (len(columns) + 1)]
+    kinds = dict.fromkeys(r.mutation.kind for r in results)
+    for name, kind in (*((kind, kind) for kind in kinds), ("all", "")):
+        count = Counter(_column(r.by) for r in results if kind in ("", r.mutation.kind))
+        lines.append(f"| {name} | {count.total()} | {' | '.join(str(count[column]) for column in columns)} |")
+    return "\n".join([*lines, *(f"survived: {r.mutation.path}: {r.mutation.name}" for r in results if not r.by)])
+
+
+def _column(by: str) -> str:
+    """The column of the summary in which `Result.by` counts."""
+    known = {"": "survived", "the": "the device plan's check", "golden": "golden device plans", "on": "GPUs"}
+    return known.get(by.partition(" ")[0], "other tests")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m tools.mutate_kernels [--only N,…] [--jobs 8]      # numbers as `python -m tests.mutate --list` has them
 
 Each mutation of `tests/mutations.txt` is made in a copy of the tree, compiled, and run with late operands
-(`tests/simt/on_gpus.py`). The table comes last; exit code 1 if a mutation survives.
+(`tests/simt/on_gpus.py`). The counts come last; exit code 1 if a mutation survives.
 """
 
 from __future__ import annotations

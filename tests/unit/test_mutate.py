@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.mutate import BY_HAND, Result, summary
 from tests.mutations import Mutation, read
 
 MUTATIONS = read()
@@ -34,11 +34,23 @@ def test_each_names_tests_that_there_are() -> None:
             assert (ROOT / shlex.split(test)[0]).is_file(), mutation.name
 
 
-def test_the_page_of_testing_counts_the_rows_of_the_table() -> None:
-    folder = ROOT / "docs" / "internals"
-    rows = re.findall(r"^\| .+? \| (\w[\w ]*) \| `.+?` \|", (folder / "mutations.md").read_text(), re.MULTILINE)
-    page = (folder / "testing.md").read_text()
-    for kind, count in Counter(rows).items():
-        assert f"| {kind} | {count} |" in page
-    assert f"| all | {len(rows)} |" in page
-    assert f"has these {len(rows)}." in page
+def test_a_run_is_summed_up_as_the_page_of_testing_has_it() -> None:
+    decision, driver = (next(m for m in MUTATIONS if m.kind == kind) for kind in ("decision", "driver"))
+    caught = [
+        Result(decision, "the device plan's check, in `tests/unit/test_double.py::test_two_writers`", "", 1.0),
+        Result(decision, "golden device plans", "", 1.0),
+        Result(driver, "`tests/mock/test_requests.py::test_requests`", "", 1.0),
+        Result(driver, f"{BY_HAND}: `a command`", "", 1.0),
+        Result(driver, "", "", 1.0),
+    ]
+    head, line, *counted, survived = summary(caught).splitlines()
+    assert counted == [
+        "| decision | 2 | 1 | 1 | 0 | 0 | 0 |",
+        "| driver | 3 | 0 | 0 | 1 | 1 | 1 |",
+        "| all | 5 | 1 | 1 | 1 | 1 | 1 |",
+    ]
+    assert survived == f"survived: {driver.path}: {driver.name}"
+    page = (ROOT / "docs" / "internals" / "testing.md").read_text(encoding="utf-8")
+    assert f"{head}\n{line}\n" in page
+    for kind in {m.kind for m in MUTATIONS}:
+        assert f"\n| {kind} |" in page
