@@ -2,9 +2,9 @@
 
     python -m tools.room_table [--device sm_90a] [--write]
 
-For each device it prints a table in Markdown: each variant with the least shared memory that it runs with, blocks a
-multiprocessor alone, and how its blocks can be shaped to leave room for a block of the library. `--write` puts the
-tables into the page. Nothing here was measured; `tools/room_check.py` measures.
+For each device it prints a table in Markdown: each variant with its threads and registers, blocks a multiprocessor
+alone, and how its blocks can be shaped to leave room for a block of the library. `--write` puts the tables into the
+page. Nothing here was measured; `tools/room_check.py` measures.
 """
 
 from __future__ import annotations
@@ -70,25 +70,22 @@ def table(arch: str) -> Iterator[str]:
         f"{whole.threads} threads.{measured}"
     )
     yield ""
-    yield "| beside a block of | threads | registers | shared memory | left: registers | shared memory | threads |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
+    yield "| block of the library | threads | registers | shared memory |"
+    yield "|---|--:|--:|--:|"
     for name, other in others.items():
-        rest = left((Several(other),), limits)
-        yield (
-            f"| {name} | {other.threads} | {other.threads * other.registers} | {other.smem} | {rest.registers} | "
-            f"{rest.smem} | {rest.threads} |"
-        )
+        yield f"| {name} | {other.threads} | {other.threads * other.registers} | {other.smem} |"
     yield ""
-    shown = [name for name in others if name not in ("threads = 384", "symmetric memory")]
+    shown = [name for name in others if name not in ("threads = 512", "threads = 384", "symmetric memory")]
     yield "| our block | threads | registers | alone | " + " | ".join(f"beside {name}" for name in shown) + " |"
     yield "|---|--:|--:|---|" + "---|" * len(shown)
+    alike: dict[str, list[str]] = {}  # variants whose cells are the same, in one row
     for own in footprints(limits):
         alone = fit(own, (), limits)
         cells = [shaped(own, others[name], limits) for name in shown]
-        yield (
-            f"| `{own.kernel}` | {own.threads} | {own.threads * own.registers} | {alone.blocks}: "
-            f"{' and '.join(alone.limited_by)} | " + " | ".join(cells) + " |"
-        )
+        row = f"{own.threads} | {own.threads * own.registers} | {alone.blocks}: {' and '.join(alone.limited_by)} | "
+        alike.setdefault(row + " | ".join(cells), []).append(f"`{own.kernel}`")
+    for row, kernels in alike.items():
+        yield f"| {', '.join(kernels)} | {row} |"
     yield ""
 
 
