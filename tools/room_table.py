@@ -42,7 +42,7 @@ def neighbours(limits: Limits) -> dict[str, Footprint]:
     found = {"NCCL": planned({"all_reduce"}, None, limits.arch)[0]}
     for threads in (512, 384, 256, 128):
         found[f"threads = {threads}"] = planned({"all_reduce"}, threads, limits.arch)[0]
-    found["NCCL 2.29 and later, threads = 256"] = planned({"all_reduce"}, 256, limits.arch, (2, 29))[0]
+    found["NCCL ≥ 2.29, threads = 256"] = planned({"all_reduce"}, 256, limits.arch, (2, 29))[0]
     found["symmetric memory"] = symmetric(ASSUMED)
     return found
 
@@ -55,7 +55,7 @@ def shaped(own: Footprint, other: Footprint, limits: Limits) -> str:
             return f"{count}, {max(found.least, own.dynamic_smem)}–{found.most}"
     if fits((Several(own), Several(other)), limits):
         return "fits, not kept"
-    return "no: " + " and ".join(fit(own, (Several(other),), limits).limited_by)
+    return "no: " + ", ".join(fit(own, (Several(other),), limits).limited_by)
 
 
 def table(arch: str) -> Iterator[str]:
@@ -70,11 +70,12 @@ def table(arch: str) -> Iterator[str]:
         f"{whole.threads} threads.{measured}"
     )
     yield ""
-    yield "| block of the library | threads | registers | shared memory |"
-    yield "|---|--:|--:|--:|"
-    for name, other in others.items():
-        yield f"| {name} | {other.threads} | {other.threads * other.registers} | {other.smem} |"
-    yield ""
+    if arch != "sm_80":  # whose blocks of NCCL are taken to be those of sm_90
+        yield "| block of the library | threads | registers | shared memory |"
+        yield "|---|--:|--:|--:|"
+        for name, other in others.items():
+            yield f"| {name} | {other.threads} | {other.threads * other.registers} | {other.smem} |"
+        yield ""
     shown = [name for name in others if name not in ("threads = 512", "threads = 384", "symmetric memory")]
     yield "| our block | threads | registers | alone | " + " | ".join(f"beside {name}" for name in shown) + " |"
     yield "|---|--:|--:|---|" + "---|" * len(shown)
@@ -82,7 +83,7 @@ def table(arch: str) -> Iterator[str]:
     for own in footprints(limits):
         alone = fit(own, (), limits)
         cells = [shaped(own, others[name], limits) for name in shown]
-        row = f"{own.threads} | {own.threads * own.registers} | {alone.blocks}: {' and '.join(alone.limited_by)} | "
+        row = f"{own.threads} | {own.threads * own.registers} | {alone.blocks}: {', '.join(alone.limited_by)} | "
         alike.setdefault(row + " | ".join(cells), []).append(f"`{own.kernel}`")
     for row, kernels in alike.items():
         yield f"| {', '.join(kernels)} | {row} |"
