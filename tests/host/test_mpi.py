@@ -52,7 +52,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
-    page = (pages.DOCS / "embed.md").read_text(encoding="utf-8")
+    page = (pages.DOCS / "embed" / "processes.md").read_text(encoding="utf-8")
     (program,) = [block.text for block in pages.blocks(page) if "layer_numpy.py" in block.words]
     (tmp_path / "layer_numpy.py").write_text(program, encoding="utf-8")
     done = mpirun(2, "layer_numpy.py", here=tmp_path)
