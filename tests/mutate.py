@@ -182,7 +182,8 @@ def _write(path: Path, text: str) -> None:
 
 def _failure(tree: Path, test: str) -> str | None:
     """The output of tests of which one fails; None: all pass."""
-    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'dsl'}"}
+    # all cases: a row names those that it needs
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'dsl'}", "FICCO_ALL": "1"}
     command = (sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *shlex.split(test))
     try:
         done = subprocess.run(

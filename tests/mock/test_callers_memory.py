@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.registry import discover
+from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from tests import cases
@@ -53,8 +53,12 @@ def test_mapped_memory(library: StandIn) -> None:
     run(library, mapped(library))
 
 
-def test_memory_that_is_mapped_anew_between_runs(library: StandIn) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_memory_that_is_mapped_anew_between_runs(library: StandIn, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """Also where the vendor has no numbers of mappings, by which one would know that it is another one."""
     library.reset(f"devices {RANKS}")
+    if not told:
+        monkeypatch.setattr(type(VENDORS[library.face]()), "allocation", lambda vendor, address: 0)
 
     def again(addresses: list[int]) -> None:
         for address in addresses:

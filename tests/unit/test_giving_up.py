@@ -573,6 +573,15 @@ def test_an_error_of_a_device_is_published_and_loses_it() -> None:
     assert "publish an illegal address" in world.log
 
 
+def test_the_first_error_of_a_device_is_told_to_whoever_comes_later() -> None:
+    world = World()
+    world.ended = DeviceError("an illegal address\nin a kernel")
+    with pytest.raises(DeviceError):
+        world.runs.synchronize()
+    with pytest.raises(DeviceError, match=r"since an earlier error \(an illegal address\)"):
+        world.runs.answers()
+
+
 def test_ctrl_c_in_a_wait_gives_the_run_up() -> None:
     world = World()
 

@@ -69,14 +69,14 @@ int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
         file = shared_file(bytes, d->ordinal, fine);
         at = file < 0 ? MAP_FAILED : mmap(at, all, PROT_READ | PROT_WRITE, MAP_SHARED | fixed, file, 0);
         if (at == MAP_FAILED) return OUT_OF_MEMORY;
-        memset(at, 0xA5, bytes);
+        memset(at, 0x5A, bytes);
     } else if (mapped) {
         at = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
         if (at == MAP_FAILED) return OUT_OF_MEMORY;
     } else {
         if (!at) at = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
         if (!at) return OUT_OF_MEMORY;
-        memset(at, 0xA5, bytes);  // undefined content
+        memset(at, 0x5A, bytes);  // undefined content: large numbers, so that whoever waits for such a word waits no more
     }
     Block made = {.base = (uint64_t)at, .bytes = bytes, .home = d, .live = true, .mapped = mapped, .fine = fine,
                   .file = file + 1};
