@@ -9,7 +9,7 @@ doing: all eight use the same GPUs at once.
 
 foreign: PyTorch's matrix products on another stream of each GPU, NCCL's all-reduce on a third one, and between them
 runs of a schedule, on streams and as a graph in turn. The result must be in every bit what it is alone. Streamed stages
-leave NCCL its multiprocessors (`--room`, by `sms` in the text): docs/embed/reference.md says why. `--room 0` leaves none, to see
+leave NCCL its multiprocessors (`--room`, by `sms` in the text; docs/embed/reference.md). `--room 0` leaves none, to see
 what happens then. With `--ranks-per-gpu` ranks share a GPU, and a run as a graph may take three times as long as on
 streams: a graph's own copies inside a GPU would stand behind all blocks of the products.
 
