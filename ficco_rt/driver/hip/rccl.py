@@ -70,7 +70,11 @@ class Rccl:
         self._made(self._n.ncclGroupEnd)
 
     def unique(self) -> bytes:
-        made = self._made(self._n.ncclGetUniqueId)
+        made = self._n.ncclUniqueId()
+        try:
+            self._made(self._n.ncclGetUniqueId, made)
+        except TypeError:  # bindings of ROCm 10 on make it themselves
+            made = self._made(self._n.ncclGetUniqueId)
         return ctypes.string_at(made.as_c_void_p(), UNIQUE)
 
     def open(self, ranks: int, rank: int, unique: bytes, settings: CollectiveSettings) -> Handle:
