@@ -4,7 +4,7 @@
 
 For each device it prints a table in Markdown: each variant with its threads and registers, blocks a multiprocessor
 alone, and how its blocks can be shaped to leave room for a block of the library. `--write` puts the tables into the
-page. Nothing here was measured; `tools/room_check.py` measures.
+page. Nothing here was measured; `tests/gpu/test_room.py` measures.
 """
 
 from __future__ import annotations

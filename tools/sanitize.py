@@ -3,7 +3,7 @@
     python tools/sanitize.py                            # memcheck and racecheck of all
     python tools/sanitize.py --tools memcheck --kernels sm80 sm90
 
-`sm80` and `sm90` run random cases of tools/gemm_bench; `naive` and `copies` schedules of tools/gpu_check, whose
+`sm80` and `sm90` run random cases of tools/gemm_bench; `naive` and `copies` schedules of tests/gpu, whose
 fp32 products, and whose copies and sums on multiprocessors, are the naive kernels'. NOTE racecheck knows neither TMA
 nor the barriers that it completes, so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished.
 Exit code 4 if anything is reported or unfinished, 3 without compute-sanitizer.
@@ -12,19 +12,28 @@ Exit code 4 if anything is reported or unfinished, 3 without compute-sanitizer.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-TOOLS = Path(__file__).parent
-SMALL = ("--ranks", "2", "--repeats", "1", "--sizes", "small", "--timeout", "120")
-CASES = ("--check-only", "--cases", "1", "--most", "300")
+ROOT = Path(__file__).resolve().parents[1]
+CASES = ("tools.gemm_bench", "--check-only", "--cases", "1", "--most", "300")
+
+
+def schedules(only: str) -> tuple[str, str]:
+    """A check of shipped schedules on two ranks, each once, at small sizes."""
+    asked = ["tests.gpu.schedules", "right", 600, ["cuda", "small", 2, 1, only, [0, 1], 120]]
+    return "tests.gpu.apart", json.dumps(asked)
+
+
 TARGETS: dict[str, tuple[str, ...]] = {
-    "sm80": ("gemm_bench", "--kernel", "sm80", *CASES),
-    "sm90": ("gemm_bench", "--kernel", "sm90", *CASES),
-    "naive": ("gpu_check", *SMALL, "--only", "gemm_rs/streamed"),
-    "copies": ("gpu_check", *SMALL, "--only", "oneshot"),
+    "sm80": (*CASES, "--kernel", "sm80"),
+    "sm90": (*CASES, "--kernel", "sm90"),
+    "naive": schedules("gemm_rs/streamed"),
+    "copies": schedules("oneshot"),
 }
 NAMES = {"sm80": "sm80_gemm", "sm90": "sm90_gemm", "copies": "naive"}  # of kernels, but for what is called as they are
 
@@ -44,8 +53,8 @@ def main() -> int:
     failed = False
     for tool in options.tools:
         for kernel in options.kernels:
-            script, *arguments = TARGETS[kernel]
-            if script == "gemm_bench":
+            arguments = [*TARGETS[kernel]]
+            if arguments[0] == CASES[0]:
                 arguments += ["--variants", options.variants]
             # drivers are asked for calls that they lack: those errors of the API are none of ours; nor are PyTorch's
             # kernels, which make the references, and which it would take most of the time to check
@@ -53,7 +62,8 @@ def main() -> int:
             command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9", *ours]
             try:
                 ran = subprocess.run(
-                    [*command, sys.executable, str(TOOLS / script), *arguments],
+                    [*command, sys.executable, "-m", *arguments], cwd=ROOT,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dsl")])},
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=options.limit, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:

@@ -38,7 +38,7 @@ from tests import cases
 from tests.lives.life import OWN, Event, Key, Life, Op, Report
 from tests.lives.striking import calm, strike, waited
 from tests.mock import standin
-from tools.processes_side import Pipes
+from tests.pipes import Pipes
 
 PATTERN = 0x55  # of each byte of an output before its run: no integer
 LONG = 20.0  # seconds, where nothing is to be given up

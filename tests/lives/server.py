@@ -8,7 +8,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import mmap
-import multiprocessing as mp
 import os
 import pickle
 import shutil
@@ -33,6 +32,7 @@ from tests.lives import play, striking
 from tests.lives.life import DriverName, Life, Report
 from tests.mock import standin
 from tests.mock.processes import kernels
+from tests.pipes import between
 
 LIMIT = 60.0  # seconds of a life
 FLIGHT = 12  # lives side by side, most of which sleep
@@ -136,10 +136,7 @@ class Server:
         gc.freeze()
         size = life.processes
         page = np.frombuffer(mmap.mmap(-1, 8 * play.ROW * size), np.int64).reshape(size, play.ROW)
-        pipes: list[list[Connection | None]] = [[None] * size for _ in range(size)]
-        for a in range(size):
-            for b in range(a):
-                pipes[a][b], pipes[b][a] = mp.Pipe()
+        pipes = between(size)
         flight = _Flight(life, page, Path(tempfile.mkdtemp(prefix="ficco-life-")), [], [])
         sys.stdout.flush()
         sys.stderr.flush()

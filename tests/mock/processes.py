@@ -24,6 +24,7 @@ from ficco_rt.errors import DeviceError, UsageError
 from tests.mock import standin
 from tests.mock.standin import Face
 from tests.mock.worker import Worker
+from tests.pipes import between
 
 
 def kernels() -> str:
@@ -98,10 +99,7 @@ class Processes:
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
-        pipes: list[list[Connection | None]] = [[None] * self._count for _ in range(self._count)]
-        for a in range(self._count):
-            for b in range(a):
-                pipes[a][b], pipes[b][a] = context.Pipe()
+        pipes = between(self._count)
         for place in range(self._count):
             mine, theirs = context.Pipe()
             self._started.append(

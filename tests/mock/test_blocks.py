@@ -13,9 +13,9 @@ from ficco_rt.errors import UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.trace.model import Launched
+from tests.gpu import test_room as room_check
 from tests.mock.standin import StandIn
 from tests.mock.test_launches import planned
-from tools import room_check
 
 
 def launched(library: StandIn, schedule: str, mark_all: bool, monkeypatch: pytest.MonkeyPatch) -> list[Launched]:

@@ -31,11 +31,11 @@ from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.fuzz.schedules import Memory, Orders
 from tests.fuzz.test_orders import inputs, same
+from tests.gpu import test_nccl
 from tests.mock import several, standin
 from tests.mock.test_callers import Callers
 from tests.mock.test_callers_graphs import Captures
 from tests.mock.test_command_line import Ended, Machine
-from tools import nccl_check
 
 THERE = "nccl 22809"
 TEXT = """schedule every
@@ -643,11 +643,11 @@ def test_each_call_that_fails_is_told(library: standin.StandIn, name: str) -> No
 
 def test_the_tool_for_real_gpus_finds_all_right(cuda: standin.StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     fresh(cuda, "query_steps 3000")
-    assert nccl_check.right(2, "cuda", rows=4, replays=2)
+    assert test_nccl.right(2, "cuda", rows=4, replays=2)
     said = capsys.readouterr().out
     assert said.count("graph after 2 replays right") == 5
     assert "NCCL 2.28.9, bf16, ctas = 0: streams, exact right" in said
-    one = nccl_check.plan_of(2, "cuda", 4, only="all_to_all")
+    one = test_nccl.every_plan(2, "cuda", 4, only="all_to_all")
     assert [t.name for t in one.tensors] == ["A", "X"]
     at_rest(cuda)
 

@@ -19,9 +19,9 @@ from ficco_rt.report import tracefile
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.inside import launches, pairs
 from ficco_rt.trace.model import Trace
+from tests.gpu import test_inside as inside_check
 from tests.mock.standin import StandIn
 from tests.mock.test_launches import planned
-from tools import inside_check
 
 ARCHS = {"cuda": "arch sm_75", "hip": "arch gfx90a"}  # the naive kernels, and tuned ones
 
@@ -122,7 +122,7 @@ def test_the_check_for_gpus(
     library: StandIn, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library.reset(f"devices 2; {ARCHS[library.face]}")
-    assert inside_check.main(["ag_gemm/streamed", "--backend", library.face, "--size", "128"]) == 0
+    assert inside_check.right(["ag_gemm/streamed"], library.face, 2, 1, 128)
     first, *lines = capsys.readouterr().out.splitlines()
     assert "128³ on 2 × " in first
     assert ": right; run " in first
@@ -134,5 +134,3 @@ def test_the_check_for_gpus(
     assert len(inside_check.wrong(plan, replace(trace, spans=tuple(late)))) >= 2
     none = replace(trace, spans=tuple(s for s in trace.spans if s.kind != "gemm"))
     assert inside_check.wrong(plan, none) == ["6 works, 0 told"]
-    library.reset("devices 0")
-    assert inside_check.main(["--backend", library.face]) == 3

@@ -9,8 +9,8 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from tests import cases
+from tests.gpu import test_nodes
 from tests.mock.standin import StandIn
-from tools import nodes_check
 
 NAMES = [name for name in cases.SCHEDULES if name.endswith("/hierarchical")]
 
@@ -34,7 +34,7 @@ def test_the_tool_for_gpus_finds_them_right(library: StandIn, capsys: pytest.Cap
     library.reset("devices 2; sms 132; nccl 22809; query_steps 3000")
     machine = discover(library.face, 2)  # type: ignore[arg-type]
     small = {"M": 32, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5], [4, 2]]}
-    assert nodes_check.right(machine, 1, library.face, small, repeats=1)  # type: ignore[arg-type]
+    assert test_nodes.right(machine, 1, library.face, small, repeats=1)  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["right"] * 12
     assert (library.live(), library.violations()) == ({}, "")

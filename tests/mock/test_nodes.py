@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests import cases
+from tests.gpu import processes, test_nodes
 from tests.mock.processes import Processes
 from tests.mock.test_processes import _right
-from tools import nodes_check, processes_check
 
 THERE = "sms 132; nccl 22809; apart 1; query_steps 3000"
 SMALL: dict[str, object] = {"M": 32, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5], [4, 2]]}
@@ -116,10 +116,10 @@ FOUR: dict[str, object] = {"M": 64, "N": 16, "K": 32, "T": "fp32", "counts": [[3
 
 @pytest.mark.skipif(not cases.ALL, reason="half a minute: it opens processes of its own, and runs back to back")
 def test_the_tool_for_two_gpus_finds_callers_graphs_right() -> None:
-    assert processes_check.main(["--driver", "stand-in", "--parts", "capture", "ways", "--scale", "1"]) == 0
+    assert processes.started({"driver": "stand-in", "parts": ["capture", "ways"], "scale": 1})
 
 
 @pytest.mark.skipif(not cases.ALL, reason="a minute: two nodes of two processes, by the tool for GPUs")
-@pytest.mark.parametrize("part", nodes_check.PARTS)
-def test_the_tool_for_gpus_finds_all_right(part: nodes_check.Part) -> None:
-    assert nodes_check.in_processes(nodes_check.Asked(part, 2, 1, FOUR, True), 4)
+@pytest.mark.parametrize("part", test_nodes.PARTS)
+def test_the_tool_for_gpus_finds_all_right(part: test_nodes.Part) -> None:
+    assert test_nodes.in_processes(test_nodes.Asked(part, 2, 1, FOUR, True), 4)

@@ -10,9 +10,9 @@ import pytest
 
 from ficco_rt.cli.main import execute
 from ficco_rt.select import memory, tune
+from tests.gpu import test_choice as choice_check
 from tests.mock.standin import StandIn
 from tests.schemas import hold
-from tools import choice_check
 
 SIZES = ("--set", "M=96", "--set", "N=48", "--set", "K=96", "--set", "T=fp32")
 FEW = ("--best", "2", "--rounds", "2", "--iters", "2")
@@ -77,16 +77,12 @@ def test_a_candidate_without_room_is_left_out(record: Any, cuda: StandIn, monkey
     assert len({t["schedule"] for t in tuned["times"]}) == 1
 
 
-def test_the_tool_that_measures_choices(
-    cuda: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_choices_are_measured(
+    cuda: StandIn, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice_check, "LAYERS", (("ag_gemm", 64, 64, 64), ("gemm_rs", 64, 64, 64)))
-    cuda.reset("devices 0")
-    assert choice_check.main([]) == 3
-    assert "no GPU is found" in capsys.readouterr().err
+    monkeypatch.setattr(choice_check, "LAYERS", (("ag_gemm", 64, 64, 64), ("gemm_rs", 64, 64, 64), ()))
     cuda.reset("devices 2")
-    assert choice_check.main(["--quick", "--best", "1", "-o", str(tmp_path / "all.json")]) == 0
+    assert choice_check.as_measured("cuda", 2, layers=2, best=1)
     head, *rows = capsys.readouterr().out.splitlines()[1:]
     assert head.split() == ["layer", "best", "measured", "µs", "rules", "model", "serial"]
     assert [row.split()[0] for row in rows] == ["ag_gemm", "gemm_rs"]
-    assert len(memory.load(tmp_path / "all.json").times) == 2

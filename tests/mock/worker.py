@@ -18,7 +18,7 @@ from ficco_rt.errors import DeviceError, UsageError
 from tests.mock import standin
 from tests.mock.standin import Face
 from tests.mock.worker_tensors import TIMEOUT, Tensors
-from tools.processes_side import Pipes
+from tests.pipes import Pipes
 
 
 class Worker(Tensors):
@@ -97,14 +97,14 @@ class Worker(Tensors):
     def nodes(self, node: int, sizes: dict[str, object], collectives: bool) -> tuple[bool, str, str]:
         """Messages and collectives of the library: on nodes of so many processes. What was exported, too."""
         from ficco_rt.driver.registry import discover
-        from tools import nodes_check
+        from tests.gpu import test_nodes as nodes
 
         size = self.group.size
         machine = discover(self.face, size, processes=size, node=node)
         if collectives:
-            fine = nodes_check.collectives(machine, self.face, 1, self.group, rows=4)
+            fine = nodes.collectives(machine, self.face, 1, self.group, rows=4)
         else:
-            fine = nodes_check.right(machine, 1, self.face, sizes, 1, self.group)
+            fine = nodes.right(machine, 1, self.face, sizes, 1, self.group)
         return fine, f"{self._exported()} exported", self.left()
 
     def _exported(self) -> int:
@@ -116,11 +116,11 @@ class Worker(Tensors):
         from ficco_rt.driver.gpu import collectives, watchdog
         from ficco_rt.driver.registry import discover
         from ficco_rt.exec.executor import Executor
-        from tools import nodes_check
+        from tests.gpu import test_nodes as nodes
 
         collectives.SETTLE, watchdog.HEALTH = 1.0, 0.05
         machine = discover(self.face, 2, processes=2, node=1)
-        plan = nodes_check.plan_of("ag_gemm", machine, 1, 1, {"M": 32, "N": 16, "K": 32, "T": "fp32"})
+        plan = nodes.plan_of("ag_gemm", machine, 1, 1, {"M": 32, "N": 16, "K": 32, "T": "fp32"})
         with Executor(plan, self.face, group=self.group, timeout=TIMEOUT) as executor:
             self.fill(executor, 0)
             executor.run()
@@ -154,9 +154,9 @@ class Worker(Tensors):
     def _all_collectives(self) -> None:
         from ficco_rt.driver.registry import discover
         from ficco_rt.exec.executor import Executor
-        from tools import nccl_check
+        from tests.gpu.collectives import every_plan
 
-        plan = nccl_check.plan_of(2, self.face, 4, machine=discover(self.face, 2, processes=2))
+        plan = every_plan(2, self.face, 4, machine=discover(self.face, 2, processes=2))
         with Executor(plan, self.face, group=self.group, timeout=2.0) as executor:
             self.fill(executor, 0)
             executor.run()
@@ -424,12 +424,12 @@ class Worker(Tensors):
         from ficco_rt.exec.executor import Executor
         from ficco_rt.exec.inputs import fresh_inputs
         from ficco_rt.exec.verify import look, verdict
-        from tools import nccl_check
+        from tests.gpu.collectives import every_plan
 
         collectives.SETTLE, watchdog.HEALTH = 0.5, 0.05
         said: list[str] = []
         machine = discover(self.face, 2, processes=2, node=node)
-        plan = nccl_check.plan_of(2, self.face, 4, machine=machine)
+        plan = every_plan(2, self.face, 4, machine=machine)
         executor = Executor(plan, self.face, group=self.group, timeout=2)
         self.fill(executor, 0)
         with self._graph_of(executor) as replay:  # before any run

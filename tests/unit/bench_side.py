@@ -9,10 +9,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from ficco_rt.process.group import Group
+from tests.pipes import Pipes
 from tools.bench import members
 from tools.bench.scenarios import Scenario
 from tools.bench.workers import Crew, Turn
-from tools.processes_side import Pipes
 
 
 class Toy:

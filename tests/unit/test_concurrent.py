@@ -29,9 +29,9 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.report.request import parse, read
 from tests import cases
+from tests.gpu import test_shape as shape_check
 from tests.schemas import hold
 from tests.unit.command_line import Ending
-from tools import shape_check
 
 CONCURRENT = [name for name in cases.SCHEDULES if name.startswith("concurrent/")]
 MACHINE = profile("h200-switch", 2)
@@ -209,7 +209,7 @@ def test_what_cannot_be_swept(run: Callable[..., Ending], words: list[str], mess
     assert message in ended.err
 
 
-# ---------------------------------------------------------------- tools/shape_check.py
+# ---------------------------------------------------------------- tests/gpu/test_shape.py
 
 
 def test_all_settings_of_the_check_compile() -> None:
@@ -242,7 +242,7 @@ def test_what_breaks_a_process_is_told_in_its_row(tmp_path: Path, monkeypatch: p
     assert found["cb-ar", 3]["failed"] == "no peer came"
     assert len(told) == 5
     assert shape_check.measured(jobs, 2, shape_check.Turns(1, 0.0), 0.0, told.append)[jobs[0]] == {
-        "failed": "no time was left (--seconds)"
+        "failed": "no time was left"
     }
 
 

@@ -154,6 +154,11 @@ def understood(words: list[str], written: set[str]) -> None:
             assert verb is not None, words
             command, rest = verb, rest[1:]
         command.make_context(words[0], rest)
+    elif words[0] == "pytest":
+        source = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("conftest.py"))
+        for word in words[1:]:
+            assert not word.startswith("tests/") or (ROOT / word).exists(), words
+            assert not word.startswith("--") or f'"{word.partition("=")[0]}"' in source, words
     elif words[0] in ("python", "torchrun") and written.isdisjoint(words):
         module = re.search(r"(?:-m )?\b((?:tools|tests|examples)[./][\w./]+)", " ".join(words))
         assert module, words

@@ -28,7 +28,7 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.report.settings import parse_settings
 from ficco_rt.sim.simulate import simulate
-from tools import vendor_check
+from tests.gpu import test_vendor as on_gpus
 
 TEXT = """\
 schedule one
@@ -187,8 +187,8 @@ def test_explain_says_which_products_the_library_makes(capsys: pytest.CaptureFix
     assert "2 GEMMs of 128 × 256 × 256 (m × n × k), 33.6 MFLOP, 1 of them by the vendor's library\n" in told
 
 
-@pytest.mark.parametrize("case", vendor_check.CASES, ids=str)
-def test_the_tools_cases_are_schedules(case: vendor_check.Case) -> None:
+@pytest.mark.parametrize("case", on_gpus.CASES, ids=str)
+def test_the_tools_cases_are_schedules(case: on_gpus.Case) -> None:
     machine = profile("h200-switch", 1)
     library, own = (case.plan(machine, kernel) for kernel in ("  kernel = vendor", ""))
     assert {launch.kernel for _, launch in library.launches()} == {"vendor_gemm"}

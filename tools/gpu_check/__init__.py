@@ -1,1 +1,0 @@
-"""Every shipped schedule on the GPUs of this machine, verified: `python -m tools.gpu_check --help`."""
