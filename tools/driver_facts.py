@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from typing import Any
 
 PATIENCE = 0.05  # seconds that a write gets to arrive
@@ -90,6 +90,10 @@ class Bench:
         code = self.vendor.compile(KernelSource("until_up", SOURCE), options(self.vendor.facts(0).arch))
         self.kernel = self.vendor.function(self.vendor.load(code, "until_up"), "until_up", "until_up")
         self.streams = [self.vendor.new_stream(0) for _ in range(48)]
+
+    def close(self) -> None:
+        self.words[GATE] = 1
+        self.vendor.release(0)
 
     # ---- what is issued
 
@@ -235,7 +239,7 @@ def probes(bench: Bench) -> Iterator[tuple[str, Callable[[Any, Any], None]]]:
 
 def answers() -> dict[str, str]:
     """Asked of the GPU in this process, whose environment says how many connections there are."""
-    with opened() as bench:
+    with closing(Bench()) as bench:
         found = {"streams that wait and keep no other back": str(bench.apart())}
         for asked, issue in probes(bench):
             found[asked] = bench.worst(issue)
@@ -250,16 +254,6 @@ def answers() -> dict[str, str]:
         if bench.vendor.count() > 1:
             found |= {f"{name}, another GPU's context current": told for name, told in bench.elsewhere()}
     return found
-
-
-@contextmanager
-def opened() -> Iterator[Bench]:
-    bench = Bench()
-    try:
-        yield bench
-    finally:
-        bench.words[GATE] = 1
-        bench.vendor.release(0)
 
 
 if __name__ == "__main__":

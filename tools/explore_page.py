@@ -11,7 +11,6 @@ says which blocks would change (exit code 1).
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from ficco_rt.explore.table import Row, read
 from ficco_rt.files.atomic import read_text, write_atomic
 from ficco_rt.machine.profiles import profile
 from ficco_rt.report.wording import show_time
+from tools.bench.stats import geomean
 
 PAGE = ROOT / "docs" / "reproduce" / "ficco.md"
 SERIAL, SHARDS = "ag_gemm/serial", "ag_gemm/shard_p2p"
@@ -66,10 +66,6 @@ def found(rows: Sequence[Row], machine: str) -> list[Found]:
     if not listed:
         raise UsageError(f"the table has no scenario of {machine} with all of {', '.join(sorted(wanted))}")
     return sorted(listed, key=lambda of: order.get(of.name, len(order)))
-
-
-def geomean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def speedups(of: Sequence[Found]) -> str:

@@ -13,17 +13,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from itertools import pairwise
 
 import ficco_rt
-from ficco_rt.driver.api import Array
 from ficco_rt.driver.registry import device_count, discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import InputValues, fresh_inputs
 from ficco_rt.exec.verify import Verification, compare
 
-T = TypeVar("T")
 LAYERS = (  # schedule, M, N, K
     ("ag_gemm/streamed", 8192, 10240, 8192),
     ("gemm_rs/streamed", 8192, 8192, 28672),
@@ -61,28 +58,20 @@ def main() -> int:
 
 def verified(executor: Executor, values: InputValues) -> tuple[list[float], Verification]:
     """As `verified_run`, with the seconds of its parts. The first run of an executor binds its tensors."""
-    seconds: list[float] = []
-
-    def timed(part: Callable[[], T]) -> T:
-        begun = time.perf_counter()
-        result = part()
-        seconds.append(time.perf_counter() - begun)
-        return result
-
-    plan = executor.plan
-    inputs = timed(lambda: fresh_inputs(plan, 0, values))
-
-    def run() -> dict[str, list[Array]]:
-        for name, arrays in inputs.items():
-            for rank, array in enumerate(arrays):
-                executor.write(name, rank, array)
-        executor.poison()
-        executor.run()
-        outputs = [t.name for t in plan.tensors if t.kind == "output"]
-        return {name: [executor.read(name, r) for r in range(plan.ranks)] for name in outputs}
-
-    outputs = timed(run)
-    return seconds, timed(lambda: compare(plan, inputs, outputs, values))
+    plan, marks = executor.plan, [time.perf_counter()]
+    inputs = fresh_inputs(plan, 0, values)
+    marks.append(time.perf_counter())
+    for name, arrays in inputs.items():
+        for rank, array in enumerate(arrays):
+            executor.write(name, rank, array)
+    executor.poison()
+    executor.run()
+    names = [t.name for t in plan.tensors if t.kind == "output"]
+    outputs = {name: [executor.read(name, r) for r in range(plan.ranks)] for name in names}
+    marks.append(time.perf_counter())
+    found = compare(plan, inputs, outputs, values)
+    marks.append(time.perf_counter())
+    return [b - a for a, b in pairwise(marks)], found
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ficco_rt import compiler
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.files import shipped
 from tests.unit.bench_side import Toy
-from tools.bench import cli, crews, gpus, kept, plot, report
+from tools.bench import cli, crews, gpus, kept, report
 from tools.bench.measure import (
     COPIES,
     GEMM,
@@ -443,26 +443,6 @@ def test_a_table_without_figures() -> None:
 
 def test_microseconds() -> None:
     assert [report.microseconds(v) for v in (None, 67.25, 999.94, 1574.4)] == ["–", "67.2", "999.9", "1574"]
-
-
-# ---- the picture
-
-
-def test_shares_of_the_limit() -> None:
-    row = measured()[0]
-    assert plot.shares([row]) == {
-        "nccl": [pytest.approx(80 / 131)],
-        "asynctp": [pytest.approx(80 / 121)],
-        "ours": [pytest.approx(0.8)],
-    }
-
-
-def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    with pytest.raises(
-        UsageError, match=r"^--svg draws with matplotlib, which is not installed: pip install matplotlib$"
-    ):
-        plot.check_available()
 
 
 # ---- workers

@@ -249,7 +249,6 @@ def test_settings_and_crews_of_processes(
     ("arguments", "told"),
     [
         (["--ranks", "8"], "--processes has a GPU a rank"),
-        (["--svg", "x.svg"], "--svg draws shares of the limit, which"),
     ],
 )
 def test_what_does_not_go_with_processes(

@@ -100,7 +100,6 @@ def test_a_seed_means_the_same_geometry_for_good() -> None:
     [
         ("runpy.run_module('tools.gemm_bench', run_name='__main__')", "gemm_bench needs PyTorch and cuda-bindings: "),
         ("runpy.run_path('tools/gemm_bench', run_name='__main__')", "gemm_bench needs PyTorch and cuda-bindings: "),
-        ("runpy.run_path('tools/sum_bench.py', run_name='__main__')", "sum_bench needs PyTorch: pip install torch"),
     ],
 )
 def test_without_pytorch_the_answer_is_a_line_and_exit_code_3(run: str, message: str) -> None:
@@ -119,7 +118,7 @@ def test_without_pytorch_the_answer_is_a_line_and_exit_code_3(run: str, message:
         ("--bands 4 -1", "--bands are numbers of rows"),
         ("--quick", "--quick and --tries are for --odd"),
         ("--odd --quick --tries", "--quick or --tries, not both"),
-        ("--kernel sm80 --late", "--impatient, --odd, --late and --pieces are for the Hopper kernel"),
+        ("--kernel sm80 --late", "--impatient, --odd, --late, --sum and --pieces are for the Hopper kernel"),
         ("--most 100", "--most is a number from 128"),
         ("--variants nothing", "no variant's name has any part of --variants nothing"),
         ("--pieces 4 --variants fp16", "no variant's name has any part of --variants fp16"),

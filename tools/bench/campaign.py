@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 
-from ficco_rt.errors import DeviceError, UsageError, exit_code
+from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.files.atomic import REPORT, check_outputs
 
 from . import families, kept, made_by, selected
-from .candidates import GPUS, Gpus, Item, Prepared, items, prepare, prepare_choice, sensible, worth_it, wrong
+from .candidates import GPUS, Gpus, Item, Prepared, begun, items, prepare, prepare_choice, sensible, worth_it, wrong
 from .executors import ask_for_connections
 from .finals import Finals
-from .gpus import find_gpus
+from .gpus import ended, find_gpus
 from .kept import Figure, Kept, Measurement
 from .measure import COPIES, GEMM
 from .ours import Ours
@@ -112,9 +110,7 @@ class Campaign:
         self.best = min((r.single.median for r in here if r.single is not None), default=float("inf"))
         left = [p for p in worth_it(found) if self._row(item, p).key not in self.done]
         gpus = self.gpus[item.ranks]
-        gpus.begin(item.scenario)
-        try:
-            gpus.data(self.seed)
+        with begun(gpus, item, self.seed):
             for limit in (GEMM, COPIES):
                 row = item.row(limit, (), "calls")
                 if row.key not in self.done:
@@ -123,11 +119,6 @@ class Campaign:
                 if not self._left():
                     return
                 self._variant(item, gpus, prepared)
-        except DeviceError:
-            with suppress(DeviceError):  # the first error is the one to tell
-                gpus.keep(())
-            raise
-        gpus.keep(())
         self.finished[item.key] = None
         self.save(())
 
@@ -163,10 +154,10 @@ class Campaign:
         times = slowest(gpus.turn(key, 1, FIRST, 0).singles)
         if not competes or min(times) <= SLOW * self.best:
             times += slowest(gpus.turn(key, 0, MORE, 0).singles)
-        found = spread(times)
+        figure = Figure.of(spread(times))
         if competes:
-            self.best = min(self.best, found.median)
-        return Figure(found.median, found.p10, found.p90, found.samples)
+            self.best = min(self.best, figure.median)
+        return figure
 
     def _keep(self, rows: Sequence[tuple[Measurement, Figure | str | None]]) -> None:
         """New rows, each with its figure, or why it has none."""
@@ -183,14 +174,7 @@ class Campaign:
 def main(arguments: Sequence[str]) -> int:
     """The process's exit code."""
     options = parse(arguments)
-    try:
-        return campaign(options)
-    except (UsageError, DeviceError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return exit_code(error)
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
+    return ended("bench", lambda: campaign(options))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -253,8 +237,8 @@ def campaign(options: argparse.Namespace) -> int:
             run.run(work, pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    ended = sum(item.key in run.finished for item in work)
-    print(f"{count} rows in {time.monotonic() - begun:.0f} s; {ended} of {len(work)} are done")
+    over = sum(item.key in run.finished for item in work)
+    print(f"{count} rows in {time.monotonic() - begun:.0f} s; {over} of {len(work)} are done")
     return 0
 
 

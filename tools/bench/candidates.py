@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ficco_rt.errors import ScheduleError, UsageError
+from ficco_rt.errors import DeviceError, ScheduleError, UsageError
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select.choose import By
@@ -139,3 +140,17 @@ def wrong(item: Item, gpus: Gpus, key: str, variant: Variant) -> str | None:
     error = gpus.check(key)
     most = tolerance(item.ranks, variant.pieces, item.scenario.k)
     return None if error is None or error <= most else f"relative error {error:.2e}, tolerance {most:.2e}"
+
+
+@contextmanager
+def begun(gpus: Gpus, item: Item, seed: int) -> Iterator[None]:
+    """Inside, an item's operands are on the GPUs; afterwards they are free."""
+    gpus.begin(item.scenario)
+    try:
+        gpus.data(seed)
+        yield
+    except DeviceError:
+        with suppress(DeviceError):  # the first error is the one to tell
+            gpus.keep(())
+        raise
+    gpus.keep(())

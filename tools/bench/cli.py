@@ -11,20 +11,19 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from ficco_rt.errors import DeviceError, UsageError, exit_code
-from ficco_rt.files.atomic import REPORT, FileKind, check_outputs, write_atomic
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.files.atomic import REPORT, check_outputs
 from ficco_rt.process.group import Group
 from ficco_rt.process.transports import launched
 
-from . import crews, kept, plot, report
+from . import crews, kept, report
 from .crews import KINDS, Join
-from .gpus import find_gpus
+from .gpus import ended, find_gpus
 from .measure import PROCESSES, Row, Settings, measure
 from .scenarios import DECODE_FEW, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
 from .variants import CHOSEN, MODES, Variant, variants
 
 QUICK_ROWS = ("qkv70b_2k", "qkv8b_16k", "o8b_16k", "decode_64")  # of `--processes --quick`
-PLOT = FileKind("plot", (".svg",))
 
 DESCRIPTION = """\
 The shipped schedules beside NCCL then cuBLAS, PyTorch's async TP, NCCL's copy-engine collectives, and the limit: the
@@ -37,7 +36,7 @@ takes part where it is installed.
     python -m tools.bench --ranks 8                        # on two GPUs: what a rank of eight takes
     python -m tools.bench --processes                      # a process a GPU beside one process: 14 rows and decode
     torchrun --nproc-per-node 2 -m tools.bench --processes # the same in the processes of a launcher (mpirun, srun)
-    python -m tools.bench --scenarios mine.json --json out.json --svg out.svg
+    python -m tools.bench --scenarios mine.json --json out.json
     python -m tools.bench campaign --help                  # many measurements, cheap ones, for models and choices
 
 Exit codes: 0, 2 wrong arguments, 3 no PyTorch, no GPUs or a device failed, 4 wrong numbers, 130 interrupted."""
@@ -63,7 +62,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--skip", action="append", default=[], choices=KINDS, metavar="PEER", help=f"leave out: {', '.join(KINDS)}")
     add("--seed", type=_from(0), default=1, metavar="N", help="of the operands (1)")
     add("--json", type=Path, metavar="FILE", help="keep what is measured; after each row what there is so far")
-    add("--svg", type=Path, metavar="FILE", help="draw the shares of the limit; needs matplotlib")
     return parser.parse_args(arguments, argparse.Namespace(said=tuple(arguments)))
 
 
@@ -82,28 +80,20 @@ def _from(least: int) -> Callable[[str], int]:
 def main(arguments: Sequence[str]) -> int:
     """The process's exit code."""
     options = parse(arguments)
-    direct = partial(run, options)
-    try:
+
+    def start() -> int:
         if options.processes and launched()[1] > 1:
             from . import members
 
-            members.launched(direct, Group.from_env())
-    except (UsageError, DeviceError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return exit_code(error)
-    return direct()
+            members.launched(partial(run, options), Group.from_env())
+        return bench(options)
+
+    return ended("bench", start)
 
 
-def run(options: argparse.Namespace, join: Join | None = None) -> int:
+def run(options: argparse.Namespace, join: Join) -> int:
     """The exit code. `join` makes the crew of processes that a launcher has started."""
-    try:
-        return bench(options, join)
-    except (UsageError, DeviceError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return exit_code(error)
-    except KeyboardInterrupt:
-        print("bench: interrupted", file=sys.stderr)
-        return 130
+    return ended("bench", lambda: bench(options, join))
 
 
 def bench(options: argparse.Namespace, join: Join | None = None) -> int:
@@ -113,11 +103,7 @@ def bench(options: argparse.Namespace, join: Join | None = None) -> int:
         raise UsageError("--decode and --scenarios both say what to measure; give one of them")
     if processes and options.ranks:
         raise UsageError("--processes has a GPU a rank: leave --ranks out")
-    if processes and options.svg:
-        raise UsageError("--svg draws shares of the limit, which --processes does not measure: leave one of them out")
-    check_outputs([(REPORT, options.json), (PLOT, options.svg)], [options.scenarios or DEFAULT_FILE])
-    if options.svg:
-        plot.check_available()
+    check_outputs([(REPORT, options.json)], [options.scenarios or DEFAULT_FILE])
     scenarios, notes = _scenarios(options)
     gpus = find_gpus(options.gpus)
     ranks = _ranks(options.ranks, gpus)
@@ -164,8 +150,6 @@ def bench(options: argparse.Namespace, join: Join | None = None) -> int:
             for crew in started.values():
                 crew.close()
     _tell(rows)
-    if options.svg:
-        write_atomic(options.svg, plot.svg(rows, f"{about.get('gpus', '')}: limit / time, single runs"))
     return 4 if any(entry.wrong for row in rows for entry in row.entries.values()) else 0
 
 

@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ficco_rt.errors import DeviceError
 from ficco_rt.plan.ir import Plan
 
 from . import made_by, selected
-from .candidates import Gpus, Item, Prepared, prepare, prepare_choice, wrong
+from .candidates import Gpus, Item, Prepared, begun, prepare, prepare_choice, wrong
 from .kept import Figure, Measurement
 from .stats import slowest, spread
 from .variants import Variant
@@ -93,21 +91,14 @@ class Finals:
 
     def _item(self, item: Item, rows: Sequence[Measurement], prepared: Sequence[Prepared]) -> None:
         gpus = self.gpus[item.ranks]
-        gpus.begin(item.scenario)
-        try:
-            gpus.data(self.seed)
+        with begun(gpus, item, self.seed):
             told: dict[str, str | None] = {}
             for one in prepared:
                 if one.plan is not None:
                     told |= self._ready(item, gpus, one.variant, one.plan, rows)
             here = {f"{row.variant.label} {row.mode}": row for row in rows}
             times = self._times(item, gpus, [key for key in here if told.get(key, "no plan") is None])
-        except DeviceError:
-            with suppress(DeviceError):  # the first error is the one to tell
-                gpus.keep(())
-            raise
-        gpus.keep(())
-        new = {here[key].key: replace(here[key], single=_figure(found)) for key, found in times.items()}
+        new = {here[key].key: replace(here[key], single=Figure.of(spread(found))) for key, found in times.items()}
         self.rows[:] = [new.get(row.key, row) for row in self.rows]
         self.finished[item.key] = None
         self.save(list(new.values()))
@@ -140,8 +131,3 @@ class Finals:
 def _median(row: Measurement) -> float:
     assert row.single is not None
     return row.single.median
-
-
-def _figure(times: Sequence[float]) -> Figure:
-    found = spread(times)
-    return Figure(found.median, found.p10, found.p90, found.samples)

@@ -47,8 +47,8 @@ class Figure:
     samples: int | None = None
 
     @classmethod
-    def of(cls, spread: Spread | None) -> Figure | None:
-        return None if spread is None else cls(spread.median, spread.p10, spread.p90, spread.samples)
+    def of(cls, spread: Spread) -> Figure:
+        return cls(spread.median, spread.p10, spread.p90, spread.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,9 @@ def of_run(rows: Sequence[Row], settings: Settings, about: Mapping[str, str], co
 
 def _measurement(row: Row, key: str, entry: Entry, settings: Settings) -> Measurement:
     screening = entry.single is None and entry.failed is None and entry.screened is not None
-    single = Figure(entry.screened) if screening and entry.screened is not None else Figure.of(entry.single)
+    single, loop = (None if found is None else Figure.of(found) for found in (entry.single, entry.loop))
+    if screening and entry.screened is not None:
+        single = Figure(entry.screened)
     if entry.side in (OURS, PROCESSES) and key != PROCESSES:
         label, _, mode = key.removeprefix(TWIN).rpartition(" ")
         variant = Variant.of_label(row.scenario.operation, label)
@@ -134,7 +136,7 @@ def _measurement(row: Row, key: str, entry: Entry, settings: Settings) -> Measur
         params=params,
         mode=mode,
         single=single,
-        loop=Figure.of(entry.loop),
+        loop=loop,
         screening=screening,
         rel_err=entry.rel_err if entry.rel_err is not None and math.isfinite(entry.rel_err) else None,
         failed=entry.failed,

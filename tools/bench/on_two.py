@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TypeAlias
 
 from ficco_rt.compiler import compilation
@@ -32,7 +32,6 @@ from ficco_rt.plan.ir import (
     Command,
     CopyAsync,
     Launch,
-    LaunchAttributes,
     Order,
     Plan,
     Record,
@@ -184,23 +183,18 @@ class _Ranks:
         signals."""
         for k, stream in enumerate(self.streams[rank]):
             yield f"stream {stream.name}", (stream.queue, stream.engine, stream.priority)
-            together: list[tuple[str, Fact]] = []
-            for command in stream.commands:
-                if command.parts:
-                    yield from sorted(together, key=lambda fact: repr(fact[1]))
-                    together = []
-                    yield from self._step(rank, command)
-                    continue
-                if together and together[-1][1][0] != isinstance(command, WaitEvent | WaitFlag):
-                    yield from sorted(together, key=lambda fact: repr(fact[1]))
-                    together = []
-                where = f"{_word(command)} at {command.origin.place} on stream {stream.name}"
-                if isinstance(command, WaitEvent | WaitFlag):
-                    together.append((where, (True, *self._awaited(rank, command.waits))))
+            for kind, commands in groupby(stream.commands, _kind):
+                if kind == "step":
+                    for command in commands:
+                        yield from self._step(rank, command)
                 else:
-                    together.append((where, (False, *(self.raiser[s][1] for s in command.signals))))
-            yield from sorted(together, key=lambda fact: repr(fact[1]))
+                    told = (self._ordering(rank, stream, kind, command) for command in commands)
+                    yield from sorted(told, key=lambda fact: repr(fact[1]))
             yield f"the end of stream {stream.name}", (k,)
+
+    def _ordering(self, rank: int, stream: Stream, kind: str, command: Command) -> tuple[str, Fact]:
+        facts = self._awaited(rank, command.waits) if kind == "wait" else (self.raiser[s][1] for s in command.signals)
+        return f"a {kind} at {command.origin.place} on stream {stream.name}", (kind, *facts)
 
     def _awaited(self, rank: int, signals: Sequence[Signal]) -> Fact:
         raised = (self.raiser[signal] for signal in signals)
@@ -213,9 +207,11 @@ class _Ranks:
                 moved = tuple((self._region(rank, t.dst), self._region(rank, t.src)) for t in transfers)
                 yield f"a copy at {place}", ("copy", stage, moved)
             case Launch() as launch:
+                given = launch.attributes
+                attributes = tuple(f"{x.name} = {getattr(given, x.name)}" for x in fields(given))
                 yield (
                     f"a launch of {launch.kernel} at {place} with {len(launch.works)} works",
-                    (launch.kernel, launch.streamed, _named(launch.attributes), launch.stage, launch.joined),
+                    (launch.kernel, launch.streamed, attributes, launch.stage, launch.joined),
                 )
                 for work in launch.works:
                     raised = sorted(self.raiser[Signal("flag", f)][1] for f in work.signals)
@@ -418,16 +414,12 @@ def _difference(left: object, right: object) -> tuple[object, object]:
     return left, right
 
 
-def _named(value: LaunchAttributes) -> Fact:
-    return tuple(f"{field.name} = {getattr(value, field.name)}" for field in fields(value))
-
-
 def _shown(fact: object) -> str:
     return "nothing" if fact is None or fact == () else str(fact)
 
 
-def _word(command: Command) -> str:
-    return "a wait" if isinstance(command, WaitEvent | WaitFlag) else "a signal"
+def _kind(command: Command) -> str:
+    return "step" if command.parts else "wait" if isinstance(command, WaitEvent | WaitFlag) else "signal"
 
 
 def _sizes(shape: Sequence[int]) -> str:

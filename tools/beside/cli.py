@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ficco_rt.errors import DeviceError, UsageError, exit_code
+from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.files.atomic import REPORT, check_outputs, write_atomic
-from tools.bench.gpus import find_gpus
+from tools.bench.gpus import ended, find_gpus
 
 from . import report
 from .cases import COMPILATIONS, HOST, Case, Compilation, rows
@@ -76,14 +76,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """The process's exit code."""
     options = parse(arguments)
-    try:
-        return beside(options)
-    except (UsageError, DeviceError) as error:
-        print(f"beside: {error}", file=sys.stderr)
-        return exit_code(error)
-    except KeyboardInterrupt:
-        print("beside: interrupted", file=sys.stderr)
-        return 130
+    return ended("beside", lambda: beside(options))
 
 
 def beside(options: argparse.Namespace) -> int:

@@ -8,9 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]  # the checkout's own packages, also where another one is installed
 
-from tools.gemm_bench.packages import require
-
-require("gemm_bench")
+try:
+    import cuda.bindings.driver  # noqa: F401
+    import torch  # noqa: F401
+except ImportError as error:
+    sys.stderr.write(f"gemm_bench needs PyTorch and cuda-bindings: {error}\n")
+    sys.exit(3)
 
 from tools.gemm_bench.cli import main
 

@@ -6,7 +6,7 @@
     python -m tools.gemm_bench --odd --quick    # of these, the shapes and tiles that decide
     python -m tools.gemm_bench --odd --tries    # of these, the shapes that name what is tried beside the choice
     python -m tools.gemm_bench --late           # products of few rows that wait for a copy of all rows
-    python -m tools.gemm_bench --launches       # what launches cost that do nothing
+    python -m tools.gemm_bench --sum            # terms that a GEMM adds to its product, beside a `reduce` behind it
     python -m tools.gemm_bench --check-only
     python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
     python -m tools.gemm_bench --beside old.cu  # another version of the source, timed in turn with this one
@@ -39,11 +39,13 @@ from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
 from .late import late
-from .launches import launches
 from .odd import former, odd, told
 from .product import LAYOUTS
+from .sums import sums
 from .table import bench
 from .variants import keys_of, named
+
+GROUPS = ("large", "decode", "odd", "late", "sum")  # of shapes
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -71,7 +73,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="of --odd, the shapes and tiles that decide: 40 s")
     parser.add_argument("--tries", action="store_true", help="of --odd, the shapes that name what is tried: 30 s")
     parser.add_argument("--late", action="store_true", help="time the group `late` of --shapes, each result checked")
-    parser.add_argument("--launches", action="store_true", help="time empty launches: a few seconds")
+    parser.add_argument("--sum", action="store_true", help="time the group `sum` of --shapes, each result checked")
     parser.add_argument("--layouts", choices=("kn", "nk", "both"), default="kn", help="of the right operand, for --odd")
     parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
     parser.add_argument("--every", type=float, default=30.0, help="microseconds from a piece to the next")
@@ -85,8 +87,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--bands are numbers of rows, or 0 for what the kernel takes")
     if args.most < 128:
         parser.error("--most is a number from 128")
-    if (args.impatient or args.odd or args.late or args.pieces is not None) and args.kernel != "sm90":
-        parser.error("--impatient, --odd, --late and --pieces are for the Hopper kernel")
+    if (args.impatient or args.odd or args.late or args.sum or args.pieces is not None) and args.kernel != "sm90":
+        parser.error("--impatient, --odd, --late, --sum and --pieces are for the Hopper kernel")
     if (args.quick or args.tries) and not args.odd:
         parser.error("--quick and --tries are for --odd")
     if args.quick and args.tries:
@@ -107,8 +109,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _shapes(path: Path) -> dict[str, list[dict[str, Any]]]:
     """By group. ValueError: a shape lacks its name or a size."""
-    groups = {"large": [], "decode": [], "odd": [], "late": [], **json.loads(path.read_text())}
-    for shape in (*groups["large"], *groups["decode"], *groups["odd"], *groups["late"]):
+    groups = {**{group: [] for group in GROUPS}, **json.loads(path.read_text())}
+    for shape in (shape for group in GROUPS for shape in groups[group]):
         if not (isinstance(shape, dict) and "name" in shape and all(shape.get(d, 0) >= 1 for d in "mnk")):
             raise ValueError(f"{json.dumps(shape)} is no name with m, n and k, numbers from 1")
         if "was" in shape:
@@ -127,8 +129,8 @@ def main(arguments: Sequence[str]) -> int:
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
-    if args.launches:
-        return launches(args.rounds)
+    if args.sum:
+        return 4 if sums(args.shapes["sum"], args.rounds) else 0
     if args.late:
         return 4 if late(args.shapes["late"], min(args.rounds, 9)) else 0
     if args.odd:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,7 @@ from ficco_rt.kernels.sm80 import variants as sm80
 from .device import sms
 from .product import LAYOUTS, Choice, chosen, plain
 from .timing import graph, sets, times
-from .variants import adds_up, named, variants_of
+from .variants import most_splits, named, variants_of
 
 
 def candidates(kernel: str, m: int, n: int, k: int, only: str) -> list[Choice]:
@@ -31,10 +30,7 @@ def candidates(kernel: str, m: int, n: int, k: int, only: str) -> list[Choice]:
         ):
             continue
         for residency in range(1, v.residency + 1) if isinstance(v, sm80.Variant) else (1,):
-            cluster = v.cluster
-            groups = sms() * residency // cluster
-            tail = math.ceil(m / v.tile[0] / cluster) * math.ceil(n / v.tile[1]) % groups
-            most = max(1, min(16, groups // tail if tail else 1, k // 256)) if adds_up(v) else 1
+            most = most_splits(v, m, n, k, sms() * residency // v.cluster)
             found += [Choice(v, splits, residency) for splits in sorted({1, most, max(1, most // 2)})]
     return found
 

@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from cuda.bindings import driver as cu
 
 from ficco_rt.kernels import compiler
 from ficco_rt.kernels.signature import Signature
@@ -27,7 +26,7 @@ from ficco_rt.kernels.sm90 import choice
 from ficco_rt.kernels.sm90.cost import WaitGroup
 from ficco_rt.kernels.target import options
 
-from .device import arch, call, sms
+from .device import Kernel, arch, loaded, sms
 from .launch import Launch, compiled
 from .odd import LAUNCHES, check, padded_sets, told
 from .product import Choice, plain
@@ -58,13 +57,10 @@ ALONE = 180 << 10  # bytes of shared memory: no block of a product has room besi
 @cache
 def _function() -> Any:
     code = compiler.compile_text(SOURCE, "arrive.cu", tuple(options(arch()))).code
-    function = call("cuModuleGetFunction", call("cuModuleLoadData", code), b"arrive")
-    most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    call("cuFuncSetAttribute", function, most, ALONE)
-    return function
+    return loaded(code, "arrive", ALONE)
 
 
-class Copy:
+class Copy(Kernel):
     """Brings rows, and raises a flag."""
 
     def __init__(self, rows: torch.Tensor, to: torch.Tensor) -> None:
@@ -72,20 +68,12 @@ class Copy:
         size = ctypes.c_uint(rows.numel() * rows.element_size() // 16)
         places = [ctypes.c_void_p(t) for t in (rows.data_ptr(), to.data_ptr(), self.words.data_ptr(), self.flag)]
         self.arguments = (*places[:2], size, *places[2:], ctypes.c_uint(TOOK))
-        self.pointers = (ctypes.c_void_p * 6)(*(ctypes.addressof(a) for a in self.arguments))
-        self.config = cu.CUlaunchConfig()
-        self.config.gridDimX, self.config.gridDimY, self.config.gridDimZ = BLOCKS, 1, 1
-        self.config.blockDimX, self.config.blockDimY, self.config.blockDimZ = THREADS, 1, 1
-        self.config.sharedMemBytes = ALONE
+        super().__init__(_function(), BLOCKS, THREADS, ALONE, [ctypes.addressof(a) for a in self.arguments])
 
     @property
     def flag(self) -> int:
         """Its address."""
         return int(self.words.data_ptr()) + 4
-
-    def __call__(self) -> None:
-        self.config.hStream = torch.cuda.current_stream().cuda_stream
-        call("cuLaunchKernelEx", self.config, _function(), ctypes.addressof(self.pointers), 0)
 
 
 @dataclass(frozen=True)

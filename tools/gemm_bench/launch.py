@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cuda.bindings import driver as cu
 
 from ficco_rt.driver.cuda.tensor_map import encode
 from ficco_rt.kernels import by_address, compiler
@@ -19,7 +18,7 @@ from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import WHOLE_K, SplitK
 from ficco_rt.kernels.tiles import MatrixWork
 
-from .device import SMEM, arch, call
+from .device import SMEM, Kernel, arch, loaded
 from .variants import Key
 
 _functions: dict[tuple[Path | None, Key], Any] = {}
@@ -70,40 +69,25 @@ def build(
     return Built(key, other, min(blocks, len(other.table.tiles)), v.smem(stages))
 
 
-def source_of(key: Key) -> Path:
-    return sm90.SOURCE if isinstance(key.variant, sm90.Variant) else sm80.SOURCE
-
-
 def compiled(source: Path | None, key: Key) -> bytes:
+    """By a source of the caller's, or by ours."""
     v = key.variant
     if isinstance(v, sm90.Variant):
-        options = sm90.options(v, key.signature)
+        ours, options = sm90.SOURCE, sm90.options(v, key.signature)
     else:
-        options = sm80.options(v, key.signature, arch())
-    return compiler.compile_file(source or source_of(key), options).code
+        ours, options = sm80.SOURCE, sm80.options(v, key.signature, arch())
+    return compiler.compile_file(source or ours, options).code
 
 
 def function(source: Path | None, key: Key) -> Any:
     """The loaded kernel."""
     if (source, key) not in _functions:
-        module = call("cuModuleLoadData", compiled(source, key))
-        f = call("cuModuleGetFunction", module, key.entry.encode())
         most = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
-        size = min(SMEM, most)
-        call("cuFuncSetAttribute", f, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
-        _functions[source, key] = f
+        _functions[source, key] = loaded(compiled(source, key), key.entry, min(SMEM, most))
     return _functions[source, key]
 
 
-def attribute(name: str, value: Any) -> Any:
-    """One of a launch's attributes."""
-    made = cu.CUlaunchAttribute()
-    made.id = getattr(cu.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
-    made.value = value
-    return made
-
-
-class Launch:
+class Launch(Kernel):
     """A launch's table on the device, and its launch on PyTorch's current stream."""
 
     def __init__(
@@ -112,11 +96,9 @@ class Launch:
         """`promotion`: see `encode`. `chained`: it may start while the launch before it ends, as plans launch it."""
         made = built.made
         self.table = table = made.table
-        self.function = function(source, built.key)
         self.constants = torch.frombuffer(bytearray(table.constants), dtype=torch.uint8).cuda()
         self.scratch = torch.zeros(max(256, table.scratch_bytes), dtype=torch.uint8, device="cuda")
         places = (self.constants.data_ptr(), self.scratch.data_ptr())
-        cluster = built.key.variant.cluster
         if isinstance(made, tables.PackedLaunch):
             block = made.parameters(*places, [encode(m, promotion) for m in made.maps])
         else:
@@ -124,27 +106,10 @@ class Launch:
         raw = (ctypes.c_uint8 * (len(block) + 64))()
         base = -(-ctypes.addressof(raw) // 64) * 64
         ctypes.memmove(base, block, len(block))
-        self.keep = (raw, (ctypes.c_void_p * 1)(base))
-        config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = built.blocks, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = built.key.variant.threads, 1, 1
-        config.sharedMemBytes = built.smem
-        attributes = []
-        if cluster > 1:
-            value = cu.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-            attributes.append(attribute("CLUSTER_DIMENSION", value))
-        if chained:
-            value = cu.CUlaunchAttributeValue()
-            value.programmaticStreamSerializationAllowed = 1
-            attributes.append(attribute("PROGRAMMATIC_STREAM_SERIALIZATION", value))
-        if attributes:
-            config.attrs, config.numAttrs = attributes, len(attributes)
-        self.config = config
-
-    def __call__(self) -> None:
-        self.config.hStream = torch.cuda.current_stream().cuda_stream
-        call("cuLaunchKernelEx", self.config, self.function, ctypes.addressof(self.keep[1]), 0)
+        self.keep = raw
+        v = built.key.variant
+        kernel = function(source, built.key)
+        super().__init__(kernel, built.blocks, v.threads, built.smem, [base], v.cluster, chained)
 
     def left_counters(self) -> bool:
         """Whether its counters are other than zero, as no launch that has ended leaves them."""

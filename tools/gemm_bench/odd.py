@@ -27,7 +27,7 @@ from .device import SMEM, sms
 from .launch import compiled
 from .product import Choice, chosen, plain
 from .timing import Sets, graph, spread, times
-from .variants import Key, adds_up, named
+from .variants import Key, most_splits, named
 
 FEW = 64  # rows of one tile
 # Tiles of few rows that are stored from registers: no way through shared memory at the end, and a stage more.
@@ -91,10 +91,7 @@ def choices(shape: dict[str, Any], right_t: bool, only: str, which: str) -> list
             continue
         if not named(v, only) or (v.tile[0] == 64) != few or (v.throttled and few) or (v.cluster == 1 and not few):
             continue
-        groups = v.clusters(sms())
-        tiles = math.ceil(m / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
-        tail = tiles % groups
-        most = max(1, min(16, groups // tail if tail else 1, k // 256)) if adds_up(v) else 1
+        most = most_splits(v, m, n, k, v.clusters(sms()))
         parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
         found += [Choice(v, splits) for splits in sorted(parts)]
     if quick:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+
+from tools.bench.stats import geomean
 
 from .product import LAYOUTS, chosen, plain
 from .timing import graph, sampled_error, sets, spread, times
@@ -49,7 +50,7 @@ def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, be
                 del data, ours, theirs, graphs
         ratios = [r["ratio"] for r in rows if r["group"] == group]
         if ratios:
-            print(f"{group}: geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, "
+            print(f"{group}: geometric mean {geomean(ratios):.3f}, "
                   f"lowest {min(ratios):.3f}\n")  # fmt: skip
     if out:
         out.write_text(json.dumps(rows, indent=1))

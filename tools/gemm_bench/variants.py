@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ficco_rt.kernels.signature import Signature
@@ -43,6 +44,12 @@ def variants_of(kernel: str) -> tuple[Variant, ...]:
 def adds_up(v: Variant) -> bool:
     """Whether it can add parts of K, and to what its output holds."""
     return isinstance(v, sm80.Variant) or not v.swapped
+
+
+def most_splits(v: Variant, rows: int, n: int, k: int, groups: int) -> int:
+    """Into how many parts K of the last wave may be cut: of a product of so many rows, by `groups` clusters at once."""
+    tail = math.ceil(rows / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1]) % groups
+    return max(1, min(16, groups // tail if tail else 1, k // 256)) if adds_up(v) else 1
 
 
 def named(v: Variant, only: str) -> bool:

@@ -1,33 +1,22 @@
 """A GEMM that adds terms to its product, beside the GEMM alone and beside the GEMM with a `reduce` behind it.
 
-    python tools/sum_bench.py --rounds 15
-
 A rank's own rows in the reduce-scatter scenarios on 4 ranks: [M/4, K/4] · [K/4, N] plus three terms, `sum` of
-tools/gemm_bench/shapes.json. Needs one Hopper GPU, PyTorch and cuda-bindings. Correctness first, on sampled rows
-against fp64; then graphs replayed in turn, as tools/gemm_bench does. Added: what the addends cost, as a share of what
-the `reduce` costs.
+shapes.json. Correctness first, on sampled rows against fp64. Added: what the addends cost, as a share of what the
+`reduce` costs.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "dsl")]
-
-try:
-    import torch
-except ImportError:
-    sys.stderr.write("sum_bench needs PyTorch: pip install torch\n")
-    sys.exit(3)
+import torch
 
 from ficco_rt.driver.cuda.tensor_map import encode
 from ficco_rt.geometry.region import Axis, Interval, Region
@@ -35,17 +24,12 @@ from ficco_rt.kernels import compiler, families, tiles
 from ficco_rt.kernels.family import LaunchRequest
 from ficco_rt.kernels.naive.family import REDUCE
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.sm90 import variants
-from ficco_rt.kernels.sm90.variants import ARCH
 from ficco_rt.kernels.works import Sum, View
 from ficco_rt.machine.profiles import stored
-from tools.gemm_bench.packages import require
 
-require("sum_bench")
-
-from tools.gemm_bench.device import arch, call, sms
-from tools.gemm_bench.product import LAYOUTS, chosen, matrix, plain, whole
-from tools.gemm_bench.timing import graph, sampled_error, sets, times
+from .device import Kernel, arch, loaded, sms
+from .product import LAYOUTS, chosen, matrix, plain, whole
+from .timing import graph, sampled_error, sets, times
 
 TERMS = 3
 
@@ -61,20 +45,14 @@ def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], 
     (config,) = families.configure(LaunchRequest(REDUCE, (work,), sms()), limits)
     made = families.tables(config, [work])
     source = Path(compiler.__file__).with_name("src") / config.source
-    module = call("cuModuleLoadData", compiler.compile_file(source, config.options).code)
-    function = call("cuModuleGetFunction", module, config.entry.encode())
+    function = loaded(compiler.compile_file(source, config.options).code, config.entry)
     constants = torch.frombuffer(bytearray(made.constants), dtype=torch.uint8).cuda()
     scratch = torch.zeros(max(256, made.scratch), dtype=torch.uint8, device="cuda")
     (block,) = made.arguments(constants.data_ptr(), scratch.data_ptr(), encode)
     raw = ctypes.create_string_buffer(block, len(block))
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(raw))
-    shape = (config.blocks, 1, 1, config.threads, 1, 1, config.smem)
-    keep = (constants, scratch, out, terms, raw, pointers)  # as long as the graphs that launch it
-
-    def run() -> None:
-        call("cuLaunchKernel", function, *shape, torch.cuda.current_stream().cuda_stream, ctypes.addressof(keep[-1]), 0)
-
-    return run
+    kernel = Kernel(function, config.blocks, config.threads, config.smem, [ctypes.addressof(raw)])
+    keep = (kernel, constants, scratch, out, terms, raw)  # as long as the graphs that launch it
+    return lambda: keep[0]()
 
 
 def both(first: Callable[[], None], second: Callable[[], None]) -> None:
@@ -82,12 +60,13 @@ def both(first: Callable[[], None], second: Callable[[], None]) -> None:
     second()
 
 
-def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
+def sums(shapes: Sequence[dict[str, Any]], rounds: int) -> int:
+    """Check and time all shapes; print a table. How many results are wrong."""
     bad, shares = 0, []
     print(f"{'shape':16} {'m':>5} {'n':>6} {'k':>6} layout  {'kernel':16} {'gemm µs':>8} {'with sum':>8} "
           f"{'+ reduce':>8} {'cublas':>8} {'added':>6} {'of reduce':>9} {'error':>8}")  # fmt: skip
     for shape in shapes:
-        m, n, k = (int(shape[name]) for name in "mnk")
+        m, n, k = shape["m"], shape["n"], shape["k"]
         for right_t, layout in LAYOUTS:
             choice = chosen("sm90", m, n, k, right_t)
             data = sets(m, n, k, right_t)
@@ -118,30 +97,3 @@ def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
             del data, received, alone, fused, behind, cublas
     print(f"sum: the terms cost {sum(shares) / len(shares):.2f} of the reduce on average, {max(shares):.2f} at most")
     return bad
-
-
-def main() -> int:
-    """Check and time; the process's exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--gap",
-        type=int,
-        default=variants.ADDEND_GAP,
-        help="steps of K from an addend's to the next, at most",
-    )
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error("--rounds is a number from 1")
-    if not torch.cuda.is_available() or arch() != ARCH:
-        print("sum_bench needs a Hopper GPU", file=sys.stderr)
-        return 3
-    torch.zeros(1, device="cuda")  # makes the context current
-    variants.ADDEND_GAP = args.gap
-    print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}", flush=True)
-    shapes = json.loads((Path(__file__).with_name("gemm_bench") / "shapes.json").read_text())["sum"]
-    return 4 if bench(shapes, args.rounds) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
