@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import click
 
 from .shared_options import (
     EXITS,
+    MANY,
     SETTINGS,
+    bound_options,
     complete_explored,
     complete_machines,
     complete_operations,
     complete_schedules,
-    complete_words,
+    flag,
     gpus_option,
     json_option,
     machine_option,
+    number,
+    option,
     run_options,
     set_option,
     trust_option,
     version_option,
-    whole_number,
 )
+
+Decorator = Callable[[Any], Any]
 
 
 def _run(**options: Any) -> int:
@@ -61,313 +68,290 @@ def run_verb(**options: Any) -> int:
     return _run(**options)
 
 
-@ficco.command("init", short_help="Write a first schedule.", no_args_is_help=True)
-@click.argument("file", metavar="FILE.ficco")
-@click.option(
-    "--like", metavar="SCHEDULE", help="Copy this one, such as ag_gemm/streamed.", shell_complete=complete_schedules
+def verb(short: str | None, *options: Decorator, alone: bool = False, **words: Any) -> Decorator:
+    """A command of `ficco`. It has the name of what is decorated, whose docstring is its help, and calls the function
+    of this name in the module of this name. `alone`: it does something without arguments."""
+
+    def declare(described: Callable[[], None]) -> click.Command:
+        name = described.__name__.rstrip("_")
+
+        def call(**given: Any) -> int:
+            return int(getattr(import_module(f".{name}", __package__), name)(**given))
+
+        call.__doc__ = described.__doc__
+        made: Any = call
+        for decorator in reversed(options):
+            made = decorator(made)
+        return ficco.command(name, short_help=short, no_args_is_help=not alone, **words)(made)
+
+    return declare
+
+
+def target(metavar: str, complete: Any = None, name: str = "target", **more: Any) -> Decorator:
+    return click.argument(name, metavar=metavar, shell_complete=complete, **more)
+
+
+schedule_target = target("SCHEDULE", complete_schedules)
+candidates_option = option(
+    "--candidates",
+    "FILE.json",
+    "Choose among these: a list of schedules, or of {schedule, params}.",
+    or_else="the shipped ones",
 )
-def init(**options: Any) -> int:
+
+
+def backend_option(words: str, help: str, or_else: str = "") -> Decorator:
+    return option("--backend", words, help, "auto", or_else=or_else)
+
+
+def output_option(metavar: str, help: str, or_else: str = "", **more: Any) -> Decorator:
+    return option("--output -o", metavar, help, or_else=or_else, **more)
+
+
+@verb(
+    "Write a first schedule.",
+    target("FILE.ficco", name="file"),
+    option("--like", "SCHEDULE", "Copy this one, such as ag_gemm/streamed.", shell_complete=complete_schedules),
+)
+def init() -> None:
     """Write a first schedule to a new file, to be changed and run."""
-    from .init import init
-
-    return init(**options)
 
 
-@ficco.command("check", short_help="Prove schedules, check their plans, warn of slow text.", no_args_is_help=True)
-@click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...", shell_complete=complete_schedules)
-@click.option(
-    "--gpus",
-    "-n",
-    default=None,
-    metavar="N,N,...",
-    help="Numbers of ranks to check at.  [default: 8, those of a machine's file if it has fewer, or the plan's own]",
+@verb(
+    "Prove schedules, check their plans, warn of slow text.",
+    target("SCHEDULE|plan.json...", complete_schedules, "targets", nargs=-1, required=True),
+    option(
+        "--gpus -n",
+        "N,N,...",
+        "Numbers of ranks to check at.",
+        or_else="8, those of a machine's file if it has fewer, or the plan's own",
+    ),
+    set_option,
+    machine_option,
+    trust_option,
+    json_option,
 )
-@set_option
-@machine_option
-@trust_option
-@json_option
-def check(**options: Any) -> int:
+def check() -> None:
     """Prove schedules, check their plans, and warn of text that is probably slow, or keeps partial sums in types too
     narrow for them, as a linter does. Nothing runs. `-` is standard input."""
-    from .check import check
-
-    return check(**options)
 
 
-@ficco.command("lsp", short_help="Serve editors: mistakes, hovers, definitions, names.")
-@click.option("--tcp", type=whole_number(1, 65535), metavar="PORT", help="Serve one editor on a port of this machine.")
-def lsp(**options: Any) -> int:
+@verb(
+    "Serve editors: mistakes, hovers, definitions, names.",
+    number("--tcp", 1, 65535, "Serve one editor on a port of this machine.", metavar="PORT"),
+    alone=True,
+)
+def lsp() -> None:
     """A language server on standard input and output: syntax and names as you type, the proof behind them."""
-    from .lsp import lsp
-
-    return lsp(**options)
 
 
-@ficco.command("fmt", short_help="Format schedules.", no_args_is_help=True)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--check", "check_only", is_flag=True, help="Change nothing; exit with 1 if a file would change.")
-def fmt(**options: Any) -> int:
+@verb(
+    "Format schedules.",
+    target("FILE...", name="files", nargs=-1, required=True),
+    flag("--check check_only", "Change nothing; exit with 1 if a file would change."),
+)
+def fmt() -> None:
     """Format schedules in place; `-` formats standard input to standard output."""
-    from .fmt import fmt
-
-    return fmt(**options)
 
 
-@ficco.command("compile", short_help="Write a schedule's plan as JSON.", no_args_is_help=True)
-@click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
-@gpus_option()
-@set_option
-@machine_option
-@click.option("--output", "-o", metavar="plan.json", help="The file to write.  [default: standard output]")
-def compile_verb(**options: Any) -> int:
+@verb(
+    "Write a schedule's plan as JSON.",
+    schedule_target,
+    bound_options,
+    output_option("plan.json", "The file to write.", "standard output"),
+)
+def compile_() -> None:
     """Write the proven, checked plan of a schedule as JSON; `-` is standard input."""
-    from .compile import compile_plan
-
-    return compile_plan(**options)
 
 
-@ficco.command("list")
-@click.argument("operation", required=False, metavar="[OPERATION]", shell_complete=complete_operations)
-@json_option
-def list_verb(**options: Any) -> int:
+@verb(
+    None,
+    target("[OPERATION]", complete_operations, "operation", required=False),
+    json_option,
+    alone=True,
+)
+def list_() -> None:
     """The schedules that come with ficco, or those of one operation, such as ag_gemm."""
-    from .listing import list_library
-
-    return list_library(**options)
 
 
-@ficco.command("explain", short_help="Tell in plain words what a schedule does.", no_args_is_help=True)
-@click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
-@gpus_option()
-@set_option
-@machine_option
-@json_option
-def explain(**options: Any) -> int:
+@verb(
+    "Tell in plain words what a schedule does.",
+    schedule_target,
+    bound_options,
+    json_option,
+)
+def explain() -> None:
     """Tell in plain words what a schedule does: stages, bytes a link, operations, memory, what waits for what.
 
     `-` is standard input.
     """
-    from .explain import explain
-
-    return explain(**options)
 
 
-@ficco.command("calibrate", short_help="Measure this machine's GPUs.", epilog=EXITS)
-@gpus_option("all GPUs, 8 at most")
-@click.option(
-    "--backend",
-    default="auto",
-    metavar="auto|cuda|hip",
-    shell_complete=complete_words,
-    help="Whose GPUs are measured.  [default: auto]",
+@verb(
+    "Measure this machine's GPUs.",
+    gpus_option("all GPUs, 8 at most"),
+    backend_option("auto|cuda|hip", "Whose GPUs are measured."),
+    number("--seconds", 5, 3600, "How long it may take.", 110),
+    option("--name", "NAME", "What the machine is called.", or_else="by its GPUs"),
+    output_option("FILE.toml", "Write the machine to a file, for --machine."),
+    json_option,
+    alone=True,
+    epilog=EXITS,
 )
-@click.option(
-    "--seconds", type=whole_number(5, 3600), default=110, metavar="N", help="How long it may take.  [default: 110]"
-)
-@click.option("--name", metavar="NAME", help="What the machine is called.  [default: by its GPUs]")
-@click.option("--output", "-o", metavar="FILE.toml", help="Write the machine to a file, for --machine.")
-@json_option
-def calibrate(**options: Any) -> int:
+def calibrate() -> None:
     """Measure this machine's GPUs: copies, launches, signals, GEMMs, sums, and what they cost one another.
 
     Small schedules are run that each cost one thing; their times, and the figures that explain them, are printed beside
     what the GPUs' data sheets let expect.
     """
-    from .calibrate import calibrate
-
-    return calibrate(**options)
 
 
-@ficco.command("machine", short_help="Show a machine and where its numbers come from.")
-@click.argument("target", required=False, metavar="[NAME|FILE.toml]", shell_complete=complete_machines)
-@click.option("--output", "-o", metavar="FILE.toml", help="Write it to a file instead, to be changed.")
-@json_option
-def machine_verb(**options: Any) -> int:
+@verb(
+    "Show a machine and where its numbers come from.",
+    target("[NAME|FILE.toml]", complete_machines, required=False),
+    output_option("FILE.toml", "Write it to a file instead, to be changed."),
+    json_option,
+    alone=True,
+)
+def machine() -> None:
     """Show a machine: its numbers with the source of each, and what was not measured. Without a name, list those that
     come with ficco."""
-    from .machine import show_machine
-
-    return show_machine(**options)
 
 
-_by = click.option(
-    "--by",
-    metavar="rules|model|measured",
-    help="What chooses: closed rules, simulation, or times that `ficco tune` measured.  [default: rules; the model on "
-    "a mesh, where no rule was measured]",
+@verb(
+    "Say which schedule an operation should get, and why.",
+    target("OPERATION", complete_operations, "operation"),
+    bound_options,
+    option(
+        "--by",
+        "rules|model|measured",
+        "What chooses: closed rules, simulation, or times that `ficco tune` measured.",
+        or_else="rules; the model on a mesh, where no rule was measured",
+    ),
+    candidates_option,
+    option("--measured", "FILE.json", "Measured times to go by.", or_else="your own"),
+    json_option,
 )
-_candidates = click.option(
-    "--candidates",
-    metavar="FILE.json",
-    help="Choose among these: a list of schedules, or of {schedule, params}.  [default: the shipped ones]",
-)
-
-
-@ficco.command("choose", short_help="Say which schedule an operation should get, and why.", no_args_is_help=True)
-@click.argument("operation", metavar="OPERATION", shell_complete=complete_operations)
-@gpus_option()
-@set_option
-@machine_option
-@_by
-@_candidates
-@click.option("--measured", metavar="FILE.json", help="Measured times to go by.  [default: your own]")
-@json_option
-def choose(**options: Any) -> int:
+def choose() -> None:
     """Say which schedule, with which pieces, an operation such as ag_gemm should get for its sizes on a machine.
 
     Prints the choice, its predicted time, the reasons, and what comes next (docs/choose.md).
     """
-    from .choosing import choose
-
-    return choose(**options)
 
 
-@ficco.command("tune", short_help="Measure an operation's best schedules and remember.", no_args_is_help=True)
-@click.argument("targets", nargs=-1, required=True, metavar="OPERATION|FILE...", shell_complete=complete_operations)
-@gpus_option("all GPUs")
-@set_option
-@click.option(
-    "--backend",
-    default="auto",
-    metavar="auto|cuda|hip",
-    shell_complete=complete_words,
-    help="The GPUs to measure on.  [default: auto]",
+@verb(
+    "Measure an operation's best schedules and remember.",
+    target("OPERATION|FILE...", complete_operations, "targets", nargs=-1, required=True),
+    gpus_option("all GPUs"),
+    set_option,
+    backend_option("auto|cuda|hip", "The GPUs to measure on."),
+    number("--ranks-per-gpu", 1, 1024, "Ranks that share a GPU.", 1),
+    number("--best", 1, 100, "Candidates of the model's ranking.", 4),
+    number("--rounds", 1, 1000, "Passes over them.", 3),
+    number("--iters", 1, MANY, "Runs of a pass.", 10),
+    flag("--no-verify", "Do not compare the candidates' results with a reference."),
+    candidates_option,
+    flag("--merge", "Put files of measured times together in one, -o; nothing is measured."),
+    output_option("FILE.json", "The file to add the times to.", "your own"),
+    json_option,
 )
-@click.option(
-    "--ranks-per-gpu", type=whole_number(1, 1024), default=1, metavar="N", help="Ranks that share a GPU.  [default: 1]"
-)
-@click.option(
-    "--best", type=whole_number(1, 100), default=4, metavar="N", help="Candidates of the model's ranking.  [default: 4]"
-)
-@click.option("--rounds", type=whole_number(1, 1000), default=3, metavar="N", help="Passes over them.  [default: 3]")
-@click.option(
-    "--iters", type=whole_number(1, 1_000_000), default=10, metavar="N", help="Runs of a pass.  [default: 10]"
-)
-@click.option("--no-verify", is_flag=True, help="Do not compare the candidates' results with a reference.")
-@_candidates
-@click.option("--merge", is_flag=True, help="Put files of measured times together in one, -o; nothing is measured.")
-@click.option("--output", "-o", metavar="FILE.json", help="The file to add the times to.  [default: your own]")
-@json_option
-def tune(**options: Any) -> int:
+def tune() -> None:
     """Measure the model's best few schedules of an operation on this machine's GPUs, and remember their times, which
     `ficco choose --by measured` goes by."""
-    from .choosing import tune
-
-    return tune(**options)
 
 
-@ficco.command("timeline", short_help="Draw a trace.", no_args_is_help=True)
-@click.argument("trace", metavar="trace.json")
-@click.option(
-    "--output", "-o", metavar="FILE.svg|html", help="The picture to write.  [default: a sketch on the terminal]"
+@verb(
+    "Draw a trace.",
+    target("trace.json", name="trace"),
+    output_option("FILE.svg|html", "The picture to write.", "a sketch on the terminal"),
+    flag("--works", "Print when the works inside streamed launches waited, began and ended."),
+    option("--against", "trace.json", "With --works: the same works of another trace beside them."),
 )
-@click.option("--works", is_flag=True, help="Print when the works inside streamed launches waited, began and ended.")
-@click.option("--against", metavar="trace.json", help="With --works: the same works of another trace beside them.")
-def timeline(**options: Any) -> int:
+def timeline() -> None:
     """Draw a trace that `ficco-run --trace` wrote."""
-    from .timeline import draw_file
-
-    return draw_file(**options)
 
 
-@ficco.command("report", short_help="Write a page on one run, or on several side by side.", no_args_is_help=True)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN.json...")
-@click.option("--output", "-o", required=True, metavar="FILE.html", help="The page to write.")
-def report(**options: Any) -> int:
+@verb(
+    "Write a page on one run, or on several side by side.",
+    target("RUN.json...", name="runs", nargs=-1, required=True),
+    output_option("FILE.html", "The page to write.", required=True),
+)
+def report() -> None:
     """Write one page that needs nothing else on runs that have ended: several stand side by side.
 
     RUN.json is what `ficco-run --trace FILE.json` wrote, or, for a page without a timeline, what `ficco-run --json`
     printed.
     """
-    from .page.write import report
-
-    return report(**options)
 
 
-@ficco.command(
-    "watch", short_help="Prove and model a schedule again whenever it is saved.", epilog=EXITS, no_args_is_help=True
+@verb(
+    "Prove and model a schedule again whenever it is saved.",
+    schedule_target,
+    bound_options,
+    output_option("FILE.html", "Write a report page, too, which reloads itself.", "none"),
+    epilog=EXITS,
 )
-@click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
-@gpus_option()
-@set_option
-@machine_option
-@click.option(
-    "--output", "-o", metavar="FILE.html", help="Write a report page, too, which reloads itself.  [default: none]"
-)
-def watch(**options: Any) -> int:
+def watch() -> None:
     """Prove a schedule, check its plan and model a run, now and whenever its file is saved, until Ctrl-C.
 
     A wrong schedule is answered with its messages, and the next save has its turn.
     """
-    from .watch import watch
-
-    return watch(**options)
 
 
-@ficco.command("schema", short_help="Show the JSON Schema of what a command prints with --json.")
-@click.argument("name", required=False, metavar="[NAME]")
-def schema(name: str | None) -> int:
+@verb(
+    "Show the JSON Schema of what a command prints with --json.",
+    target("[NAME]", name="name", required=False),
+    alone=True,
+)
+def schema() -> None:
     """Print the JSON Schema of what a command prints with --json: run, check, choose, … Without a name, list them."""
-    from .schema import show_schema
-
-    return show_schema(name)
 
 
-@ficco.command("explore", short_help="Model many schedules on many sizes and machines.", no_args_is_help=True)
-@click.argument("target", metavar="OPERATION|TABLE", shell_complete=complete_explored)
-@click.option(
-    "--scenarios", metavar="FILE.json", help="Sizes under names.  [default: ficco's own, unless --set gives all sizes]"
+@verb(
+    "Model many schedules on many sizes and machines.",
+    target("OPERATION|TABLE", complete_explored),
+    option("--scenarios", "FILE.json", "Sizes under names.", or_else="ficco's own, unless --set gives all sizes"),
+    option("--only", "TEXT", "Only scenarios with this in their names. Repeatable.", multiple=True),
+    option(
+        "--set settings",
+        "NAME=VALUES",
+        "Values of a size or type: M=1024,4096, M=1024..16384*2 or M=1024..4096+1024. All combinations are scenarios, "
+        "or are made of each scenario of a file. Repeatable.",
+        multiple=True,
+    ),
+    option(
+        "--schedules",
+        "PATTERN",
+        "Schedules of the operation, such as uniform_*, or a .ficco file; the serial one always takes part. "
+        "Repeatable.",
+        or_else="all",
+        multiple=True,
+    ),
+    option(
+        "--param params",
+        "NAME=VALUES",
+        "Values of a param that schedules leave open. Repeatable.",
+        or_else="chunks=1,2,4,8",
+        multiple=True,
+    ),
+    option("--gpus -n", "N,N,...", "Numbers of ranks.", or_else="8, or those of a machine's file if it has fewer"),
+    option(
+        "--machine machines",
+        "NAME|FILE.toml",
+        "A machine to model time on, stored or a file's. Repeatable.",
+        or_else="h200-switch",
+        multiple=True,
+        shell_complete=complete_machines,
+    ),
+    output_option(
+        "FILE.csv|json", "The table, written row by row. Rows that are there, made by this version, are not made again."
+    ),
+    option("--plot", "FOLDER", "Draw speed-ups, winners and losses into a folder, as SVG."),
+    option("--measured", "FILE.json", "Compare with what `python -m tools.bench --json FILE.json` has measured."),
+    number("--jobs -j", 1, 1024, "Processes.", or_else="one a core"),
+    json_option,
 )
-@click.option("--only", multiple=True, metavar="TEXT", help="Only scenarios with this in their names. Repeatable.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUES",
-    help="Values of a size or type: M=1024,4096, M=1024..16384*2 or M=1024..4096+1024. All combinations are "
-    "scenarios, or are made of each scenario of a file. Repeatable.",
-)
-@click.option(
-    "--schedules",
-    multiple=True,
-    metavar="PATTERN",
-    help="Schedules of the operation, such as uniform_*, or a .ficco file; the serial one always takes part. "
-    "Repeatable.  [default: all]",
-)
-@click.option(
-    "--param",
-    "params",
-    multiple=True,
-    metavar="NAME=VALUES",
-    help="Values of a param that schedules leave open. Repeatable.  [default: chunks=1,2,4,8]",
-)
-@click.option(
-    "--gpus",
-    "-n",
-    metavar="N,N,...",
-    help="Numbers of ranks.  [default: 8, or those of a machine's file if it has fewer]",
-)
-@click.option(
-    "--machine",
-    "machines",
-    multiple=True,
-    metavar="NAME|FILE.toml",
-    shell_complete=complete_machines,
-    help="A machine to model time on, stored or a file's. Repeatable.  [default: h200-switch]",
-)
-@click.option(
-    "--output",
-    "-o",
-    metavar="FILE.csv|json",
-    help="The table, written row by row. Rows that are there, made by this version, are not made again.",
-)
-@click.option("--plot", metavar="FOLDER", help="Draw speed-ups, winners and losses into a folder, as SVG.")
-@click.option(
-    "--measured", metavar="FILE.json", help="Compare with what `python -m tools.bench --json FILE.json` has measured."
-)
-@click.option("--jobs", "-j", type=whole_number(1, 1024), metavar="N", help="Processes.  [default: one a core]")
-@json_option
-def explore(**options: Any) -> int:
+def explore() -> None:
     """Model an operation's schedules, with several values of their params, on many sizes, numbers of ranks and
     machines: a table of all, and the best schedule of each. No GPU is needed, and no time is measured. The exit code is
     2 if all schedules that were asked for are refused.
@@ -375,91 +359,74 @@ def explore(**options: Any) -> int:
     OPERATION is ag_gemm, gemm_rs, gemm_ar or a2a_gemm; a table that an earlier sweep has written is summed up and
     drawn without modelling anything.
     """
-    from .explore import explore
-
-    return explore(**options)
 
 
-@ficco.command("shape", short_help="Find what products should leave to what runs beside them.", no_args_is_help=True)
-@click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
-@gpus_option("all GPUs, 8 without any")
-@click.option(
-    "--set",
-    "given",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A param's value, or what a queue says, in all settings. Repeatable.",
+@verb(
+    "Find what products should leave to what runs beside them.",
+    schedule_target,
+    gpus_option("all GPUs, 8 without any"),
+    option(
+        "--set given",
+        "NAME=VALUE",
+        "A param's value, or what a queue says, in all settings. Repeatable.",
+        multiple=True,
+    ),
+    option(
+        "--sweep",
+        "NAME=VALUES",
+        "Try these instead: all combinations of compute.sms=100,116,132, vendor.priority=none,high, chunks=1,2. "
+        "Repeatable.",
+        or_else="each control that the schedule has, with priority and without",
+        multiple=True,
+    ),
+    backend_option("auto|cuda|hip|sim", "What measures; sim models.", "auto, GPUs if there are any"),
+    machine_option,
+    number("--iters", 1, 10_000, "Runs of a setting.", 3),
+    number("--timeout", 1, MANY, "How long a run may take before its setting is given up.", 20, metavar="SECONDS"),
+    flag("--graph/--no-graph", "Measure replays of graphs."),
+    option(
+        "--collectives",
+        None,
+        "What makes the collectives on GPUs.",
+        "auto",
+        type=click.Choice(["auto", "library", "copies"]),
+    ),
+    option(
+        "--rows rows_file",
+        "FILE.json",
+        "The table, written after each setting. Settings that are there are not tried again.",
+    ),
+    option("--plot", "FILE.svg", "Draw time over sequential against what was left free."),
+    output_option("COPY.ficco", "Write a copy of the schedule that says the best setting."),
+    json_option,
 )
-@click.option(
-    "--sweep",
-    multiple=True,
-    metavar="NAME=VALUES",
-    help="Try these instead: all combinations of compute.sms=100,116,132, vendor.priority=none,high, chunks=1,2. "
-    "Repeatable.  [default: each control that the schedule has, with priority and without]",
-)
-@click.option(
-    "--backend",
-    default="auto",
-    metavar="auto|cuda|hip|sim",
-    shell_complete=complete_words,
-    help="What measures; sim models.  [default: auto, GPUs if there are any]",
-)
-@machine_option
-@click.option("--iters", type=whole_number(1, 10_000), default=3, metavar="N", help="Runs of a setting.  [default: 3]")
-@click.option(
-    "--timeout",
-    type=whole_number(1, 1_000_000),
-    default=20,
-    metavar="SECONDS",
-    help="How long a run may take before its setting is given up.  [default: 20]",
-)
-@click.option("--graph/--no-graph", default=False, help="Measure replays of graphs.")
-@click.option(
-    "--collectives",
-    type=click.Choice(["auto", "library", "copies"]),
-    default="auto",
-    help="What makes the collectives on GPUs.  [default: auto]",
-)
-@click.option(
-    "--rows",
-    "rows_file",
-    metavar="FILE.json",
-    help="The table, written after each setting. Settings that are there are not tried again.",
-)
-@click.option("--plot", metavar="FILE.svg", help="Draw time over sequential against what was left free.")
-@click.option("--output", "-o", metavar="COPY.ficco", help="Write a copy of the schedule that says the best setting.")
-@json_option
-def shape(**options: Any) -> int:
+def shape() -> None:
     """Try what a schedule's queues may say of shared memory, residency, multiprocessors, priority, and the blocks and
     threads of the vendor's collectives; show time over sequential for each, and name the best (docs/shaping.md).
 
     On GPUs each setting is verified and measured in turn with the same work done one after the other; without GPUs it
     is modelled.
     """
-    from .shape import shape
-
-    return shape(**options)
 
 
-@ficco.command("characterise", short_help="What cutting work and overlapping it loses.")
-@machine_option
-@gpus_option()
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUES",
-    help="Sizes of a GPU's GEMM, M, N and K, and its type T: M=256..16384*2.  [default: M=256..16384*2 N=4096 K=8192 "
-    "T=bf16]",
+@verb(
+    "What cutting work and overlapping it loses.",
+    machine_option,
+    gpus_option(),
+    option(
+        "--set settings",
+        "NAME=VALUES",
+        "Sizes of a GPU's GEMM, M, N and K, and its type T: M=256..16384*2.",
+        or_else="M=256..16384*2 N=4096 K=8192 T=bf16",
+        multiple=True,
+    ),
+    option("--pieces", "N,N,...", "Numbers of pieces.", "2,4,8,16"),
+    output_option("FILE.svg", "Draw it instead of printing it."),
+    json_option,
+    alone=True,
 )
-@click.option("--pieces", default="2,4,8,16", metavar="N,N,...", help="Numbers of pieces.  [default: 2,4,8,16]")
-@click.option("--output", "-o", metavar="FILE.svg", help="Draw it instead of printing it.")
-@json_option
-def characterise(**options: Any) -> int:
+def characterise() -> None:
     """The two losses that decide how finely work is worth cutting, by the size of a GPU's GEMM: what pieces of rows or
     of K cost (decomposition), and what GEMMs and copies cost each other (contention). They are the machine's measured
     ones if it has been measured, else the model's.
     """
-    from .characterise import characterise
-
-    return characterise(**options)

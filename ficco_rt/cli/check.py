@@ -11,11 +11,11 @@ from ..errors import PlanError, SizesError, exit_code
 from ..files import atomic
 from ..report.job import Job, compile_job, operations, proof_words, short_words, waits
 from ..report.request import STDIN, Request, Source, parse, read
+from ..report.settings import gpu_list
 from ..report.sources import diagnostic_record, sourced
 from ..report.wording import count
 from .console import Progress
 from .messages import as_ours, error_class, error_record, error_text, print_json, say, warn
-from .shared_options import gpu_list
 
 
 def check(

@@ -14,9 +14,7 @@ from .console import Progress
 from .messages import warn
 
 
-def compile_plan(
-    target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, output: str | None
-) -> int:
+def compile(target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, output: str | None) -> int:
     """Write the plan as JSON to a file or to standard output."""
     source = read(target)
     check_outputs([(PLAN, output)], [source.file])

@@ -25,13 +25,12 @@ from ..machine.model import Machine
 from ..report.drawing import plain
 from ..report.plots import comparison, file_part, pictures, signatures
 from ..report.request import machine_of
-from ..report.settings import parse_choices
+from ..report.settings import gpu_list, parse_choices
 from ..report.wording import count, show_time
 from ..select.candidates import open_params, shown
 from .characterise import OPERATORS
 from .console import Progress, Style, table
 from .messages import print_json, say
-from .shared_options import gpu_list
 
 NOTHING = 2  # the exit code if nothing that was asked for has a time: the question fits no schedule here
 _SHOWN = 200  # lines of the summary; a table has all

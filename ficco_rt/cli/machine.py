@@ -22,7 +22,7 @@ _CONDITIONS = ("kernel", "dtype", "layout", "where", "engine", "pattern", "what"
 _COUNTS = ("senders", "terms", "row_pieces", "k_pieces", "sms", "seconds")
 
 
-def show_machine(target: str | None, output: str | None, as_json: bool) -> int:
+def machine(target: str | None, output: str | None, as_json: bool) -> int:
     """Print a machine, write it to a file, or list the stored ones."""
     from ..machine import file, profiles
 

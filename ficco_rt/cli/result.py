@@ -16,8 +16,8 @@ from ..report.inside_words import launch_records, summary
 from ..report.job import Job, proof_words, short_words, within_roundings
 from ..report.sources import diagnostic_record
 from ..report.wording import count, join_words, show_params, show_time
-from .choosing import reasons
-from .choosing import record as choice_record
+from .choose import reasons
+from .choose import record as choice_record
 from .console import Style, table
 from .messages import error_record
 

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs
 from ..report.job import Job, compile_job
 from ..report.request import Request, Source, machine_of, of_stdin, read, read_stdin
-from .choosing import chosen, default_of, is_operation, settings_of
+from .choose import chosen, default_of, is_operation, settings_of
 from .console import Progress, Style
 from .emit import emit, refuse_device_plan_options
 from .measure import modelled_run, real_runs

@@ -103,7 +103,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def show_schema(name: str | None) -> int:
+def schema(name: str | None) -> int:
     """Print a schema, or list them."""
     folder = files(__package__).joinpath("schemas")
     found = {

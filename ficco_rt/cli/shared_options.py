@@ -1,4 +1,4 @@
-"""Options that commands share, and all of `ficco-run`: their types, what shells may complete them to, their help."""
+"""Options of commands: how they are declared, what shells complete them to, and those that commands share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from ..errors import UsageError
-from ..report.request import MAX_GPUS
-
 F = TypeVar("F", bound=Callable[..., Any])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 EXITS = (
     "Exit codes: 0 ok, 1 the schedule is wrong, 2 usage, 3 device or driver, 4 the numbers are wrong, 5 a bug of ours, "
     "130 interrupted."
 )
+MANY = 1_000_000
 
 
 def whole_number(least: int, most: int) -> Callable[[object], int]:
@@ -35,6 +34,31 @@ def whole_number(least: int, most: int) -> Callable[[object], int]:
     return convert
 
 
+def option(
+    names: str, metavar: str | None, help: str, default: str | int | None = None, *, or_else: str = "", **more: Any
+) -> Callable[[F], F]:
+    """An option, by its names with blanks between. The help ends with the default, or with what happens without the
+    option: `or_else`. A metavar that lists words (`auto|cuda`) is what shells complete the option to."""
+    words = or_else or default
+    text = help if words is None or (more.get("multiple") and not or_else) else f"{help}  [default: {words}]"
+    if metavar is not None and re.fullmatch(r"[a-z]+(\|[a-z]+)+", metavar):
+        more["shell_complete"] = complete_from(metavar.split("|"))
+    return click.option(*names.split(), metavar=metavar, help=text, default=default, **more)
+
+
+def number(
+    names: str, least: int, most: int, help: str, default: int | None = None, *, or_else: str = "", metavar: str = "N"
+) -> Callable[[F], F]:
+    """An option that takes a whole number."""
+    return option(names, metavar, help, default, or_else=or_else, type=whole_number(least, most))
+
+
+def flag(names: str, help: str, default: bool | None = False, *, or_else: str = "") -> Callable[[F], F]:
+    """An option that is on or off."""
+    text = f"{help}  [default: {or_else}]" if or_else else help
+    return click.option(*names.split(), help=text, default=default, is_flag="/" not in names or None)
+
+
 def all_of(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     def add(function: F) -> F:
         for decorator in reversed(decorators):
@@ -42,6 +66,48 @@ def all_of(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
         return function
 
     return add
+
+
+# ---------------------------------------------------------------- what shells complete
+
+
+def complete_from(*lists: Callable[[], Any] | list[str], files: bool = False) -> Complete:
+    """Words of these lists, which are made when a shell asks; and files."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        words = [word for known in lists for word in (known if isinstance(known, list) else known())]
+        found = [CompletionItem(word) for word in words if word.startswith(begun)]
+        return [*found, CompletionItem(begun, type="file")] if files else found
+
+    return complete
+
+
+def _machines() -> Any:
+    from ..machine.profiles import NAMES
+
+    return NAMES
+
+
+def _schedules() -> Any:
+    from ..files import shipped
+
+    return [entry.name for entry in shipped.entries()]
+
+
+def _operations() -> Any:
+    from ..files import shipped
+
+    return shipped.operations()
+
+
+complete_machines = complete_from(_machines, files=True)
+complete_schedules = complete_from(_schedules, files=True)
+complete_operations = complete_from(_operations)
+complete_targets = complete_from(_operations, _schedules, files=True)
+complete_explored = complete_from(_operations, files=True)
+
+
+# ---------------------------------------------------------------- options of several commands
 
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -52,206 +118,123 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
         context.exit()
 
 
+def gpus_option(or_else: str = "8, or those of a machine's file if it has fewer") -> Callable[[F], F]:
+    return number("--gpus -n", 1, 1024, "Ranks, one a GPU.", or_else=or_else)
+
+
 version_option = click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
 )
-
-
-def gpus_option(default: str = "8, or those of a machine's file if it has fewer") -> Callable[[Any], Any]:
-    return click.option(
-        "--gpus", "-n", type=whole_number(1, 1024), metavar="N", help=f"Ranks, one a GPU.  [default: {default}]"
-    )
-
-
-def complete_machines(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a shell may complete a machine's name to: the stored ones, and files."""
-    from ..machine.profiles import NAMES
-
-    return [*(CompletionItem(name) for name in NAMES if name.startswith(begun)), CompletionItem(begun, type="file")]
-
-
-def complete_words(_context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a shell may complete an option to whose words its metavar lists."""
-    words = str(getattr(parameter, "metavar", "")).split("|")
-    return [CompletionItem(word) for word in words if word.startswith(begun)]
-
-
-set_option = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. QUEUE.ATTRIBUTE=VALUE says "
+set_option = option(
+    "--set settings",
+    "NAME=VALUE",
+    "Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. QUEUE.ATTRIBUTE=VALUE says "
     "an attribute of a queue, such as compute.sms=100. Repeatable.",
+    multiple=True,
 )
-machine_option = click.option(
+machine_option = option(
     "--machine",
-    metavar="NAME|FILE.toml",
+    "NAME|FILE.toml",
+    "The machine to compile for and to model time on: a stored one (see `ficco machine`) or a file's.",
+    or_else="h200-switch",
     shell_complete=complete_machines,
-    help="The machine to compile for and to model time on: a stored one (see `ficco machine`) or a file's.  "
-    "[default: h200-switch]",
 )
-trust_option = click.option(
-    "--trust", is_flag=True, help="Let a stored plan name kernels' files outside of its folder (docs/trust.md)."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
-
-
-def complete_schedules(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a shell may complete a schedule's name to: those of the library, and files."""
-    from ..files import shipped
-
-    names = [entry.name for entry in shipped.entries() if entry.name.startswith(begun)]
-    return [*map(CompletionItem, names), CompletionItem(begun, type="file")]
-
-
-def complete_operations(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a shell may complete an operation's name to."""
-    from ..files import shipped
-
-    return [CompletionItem(name) for name in shipped.operations() if name.startswith(begun)]
-
-
-def complete_targets(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a shell may complete what is run to: operations, too."""
-    return [*complete_operations(context, parameter, begun), *complete_schedules(context, parameter, begun)]
-
-
-def complete_explored(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a shell may complete what is explored to: operations, and tables' files."""
-    return [*complete_operations(context, parameter, begun), CompletionItem(begun, type="file")]
-
+trust_option = flag("--trust", "Let a stored plan name kernels' files outside of its folder (docs/trust.md).")
+json_option = flag("--json as_json", "Print one JSON object on stdout and nothing else.")
+bound_options = all_of(gpus_option(), set_option, machine_option)  # what binds the sizes of a schedule
+ranks_per_gpu = number("--ranks-per-gpu", 1, 1024, "Ranks that share a GPU, so that fewer GPUs do.", 1)
 
 run_options = all_of(
     click.argument("target", metavar="SCHEDULE|OPERATION|plan.json", shell_complete=complete_targets),
     gpus_option("all GPUs, 8 without any, or the plan's own"),
     set_option,
-    click.option(
+    option(
         "--backend",
-        default="auto",
-        metavar="auto|cuda|hip|host|sim",
-        shell_complete=complete_words,
-        help="What runs it; auto takes GPUs if there are any, sim models time alone.  [default: auto]",
+        "auto|cuda|hip|host|sim",
+        "What runs it; auto takes GPUs if there are any, sim models time alone.",
+        "auto",
     ),
-    click.option(
-        "--ranks-per-gpu",
-        type=whole_number(1, 1024),
-        default=1,
-        metavar="N",
-        help="Ranks that share a GPU, so that fewer GPUs do.  [default: 1]",
-    ),
-    click.option(
+    ranks_per_gpu,
+    number(
         "--node",
-        type=whole_number(1, 1 << 16),
-        default=None,
-        metavar="N",
-        help="GPUs that reach each other's memory; an NVLink domain may hold several machines.  [default: those of the "
-        "processes that the launcher has started on this machine]",
+        1,
+        1 << 16,
+        "GPUs that reach each other's memory; an NVLink domain may hold several machines.",
+        or_else="those of the processes that the launcher has started on this machine",
     ),
-    click.option(
+    flag(
         "--graph/--no-graph",
-        default=None,
-        help="Replay the plan as captured graphs, one a GPU; checked against the same run on streams.",
+        "Replay the plan as captured graphs, one a GPU; checked against the same run on streams.",
+        None,
     ),
-    click.option(
+    option(
         "--collectives",
+        None,
+        "What makes those of the plan on GPUs: NCCL or RCCL, or copies and sums of ours.",
+        "auto",
+        or_else="auto, the library where it is installed and each rank has a GPU of its own",
         type=click.Choice(["auto", "library", "copies"]),
-        default="auto",
-        help="What makes those of the plan on GPUs: NCCL or RCCL, or copies and sums of ours.  [default: auto, the "
-        "library where it is installed and each rank has a GPU of its own]",
     ),
-    click.option(
-        "--timeout",
-        type=whole_number(1, 1_000_000),
-        default=60,
-        metavar="SECONDS",
-        help="How long a run on GPUs may take before it is given up.  [default: 60]",
-    ),
+    number("--timeout", 1, MANY, "How long a run on GPUs may take before it is given up.", 60, metavar="SECONDS"),
     machine_option,
-    click.option(
+    option(
         "--order",
-        default=None,
-        metavar="ORDER",
-        help="What the host backend takes first: fifo, random:SEED, adversarial or lazy:STREAM.  [default: fifo]",
+        "ORDER",
+        "What the host backend takes first: fifo, random:SEED, adversarial or lazy:STREAM.",
+        or_else="fifo",
     ),
-    click.option(
+    number(
         "--iters",
-        type=whole_number(1, 1_000_000),
-        default=None,
-        metavar="N",
-        help="Timed runs besides the verified one; the median counts.  [default: 3 on GPUs with baselines, else the "
-        "verified run is timed]",
+        1,
+        MANY,
+        "Timed runs besides the verified one; the median counts.",
+        or_else="3 on GPUs with baselines, else the verified run is timed",
     ),
-    click.option(
-        "--warmup",
-        type=whole_number(0, 1_000_000),
-        default=0,
-        metavar="N",
-        help="Runs before the timed ones.  [default: 0]",
-    ),
-    click.option(
+    number("--warmup", 0, MANY, "Runs before the timed ones.", 0),
+    flag(
         "--baselines/--no-baselines",
-        default=True,
-        help="On GPUs, measure serial and ideal in turn with the timed runs, or have them modelled.  "
-        "[default: --baselines]",
+        "On GPUs, measure serial and ideal in turn with the timed runs, or have them modelled.",
+        True,
+        or_else="--baselines",
     ),
-    click.option(
-        "--exact",
-        is_flag=True,
-        help="Verify on integers alone, which nothing rounds: results must be equal.  [default: random data, too]",
+    flag(
+        "--exact", "Verify on integers alone, which nothing rounds: results must be equal.", or_else="random data, too"
     ),
-    click.option("--no-verify", is_flag=True, help="Do not compare the result with a reference."),
-    click.option(
-        "--seed",
-        type=whole_number(0, 2**63 - 1),
-        default=0,
-        metavar="N",
-        help="Seed of the random inputs.  [default: 0]",
-    ),
-    click.option(
-        "--trace", metavar="FILE.json", help="Write what happened when, for ui.perfetto.dev and `ficco timeline`."
-    ),
-    click.option("--timeline", metavar="FILE.svg|html", help="Draw what happened when."),
-    click.option(
+    flag("--no-verify", "Do not compare the result with a reference."),
+    number("--seed", 0, 2**63 - 1, "Seed of the random inputs.", 0),
+    option("--trace", "FILE.json", "Write what happened when, for ui.perfetto.dev and `ficco timeline`."),
+    option("--timeline", "FILE.svg|html", "Draw what happened when."),
+    option(
         "--report",
-        metavar="FILE.html",
-        help="Write a page with all of it: what ran and why, verdicts, timeline, where the time went, stages.",
+        "FILE.html",
+        "Write a page with all of it: what ran and why, verdicts, timeline, where the time went, stages.",
     ),
-    click.option(
+    option(
         "--emit",
+        None,
+        "Print this instead of running.",
         type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json", "run-plan"]),
-        help="Print this instead of running.",
     ),
-    click.option(
+    option(
         "--mode",
+        None,
+        "With --emit device-plan: of which mode; embedded graphs are parts of callers' own.",
+        or_else="streams",
         type=click.Choice(["streams", "graph", "embedded", "traced", "latched"]),
-        default=None,
-        help="With --emit device-plan: of which mode; embedded graphs are parts of callers' own.  [default: streams]",
     ),
-    click.option(
+    number(
         "--ranks-per-process",
-        type=whole_number(1, 1024),
-        default=None,
-        metavar="N",
-        help="With --emit device-plan: for processes with so many ranks each.  [default: one process]",
+        1,
+        1024,
+        "With --emit device-plan: for processes with so many ranks each.",
+        or_else="one process",
     ),
-    click.option(
+    option(
         "--by",
-        metavar="rules|model|measured",
-        help="With an OPERATION: what chooses its schedule.  [default: rules; the model on a mesh]",
+        "rules|model|measured",
+        "With an OPERATION: what chooses its schedule.",
+        or_else="rules; the model on a mesh",
     ),
     trust_option,
     json_option,
 )
-
-
-def gpu_list(text: str) -> tuple[int, ...]:
-    """`1,2,4,8` as numbers."""
-    numbers = []
-    for part in text.split(","):
-        if not (part.isascii() and part.strip().isdecimal()) or not 1 <= int(part[:12]) <= MAX_GPUS:
-            raise UsageError(
-                f"--gpus {text}: expected numbers from 1 to {MAX_GPUS} with commas between, such as 1,2,4,8"
-            )
-        numbers.append(int(part))
-    return tuple(dict.fromkeys(numbers))

@@ -21,7 +21,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 24, 160
 
 
-def draw_file(trace: str, output: str | None, works: bool = False, against: str | None = None) -> int:
+def timeline(trace: str, output: str | None, works: bool = False, against: str | None = None) -> int:
     """Draw the trace file to `output`, or sketch it on standard output; or tell of the works inside launches there."""
     if works and output:
         raise UsageError("--works prints a table, --output draws a picture: take one of them")

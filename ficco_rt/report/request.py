@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..select.params import Given
     from ..select.tune import Step
 
-MAX_GPUS = 1024
 DEFAULT_GPUS = 8
 STDIN = "<stdin>"  # what messages call it
 PLAN_SUFFIX = ".json"

@@ -24,6 +24,7 @@ _DIGITS = 30  # more than any size has; the schedule says which numbers fit
 _DEPTH = 8
 _RANGE = re.compile(r"([0-9]{1,20})\.\.([0-9]{1,20})([*+])([0-9]{1,20})\Z")
 _MOST = 1000  # values of a range
+MAX_GPUS = 1024
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
@@ -153,3 +154,15 @@ def _atom(where: str, token: str, depth: int) -> SettingValue:
         f"{where}: '{token}' is not a value; a value is a whole number (16384 or 16_384), "
         f"a list ([4, 2, 1] or 4:2:1) or a type ({', '.join(TYPES)})"
     )
+
+
+def gpu_list(text: str) -> tuple[int, ...]:
+    """`1,2,4,8` as numbers."""
+    numbers = []
+    for part in text.split(","):
+        if not (part.isascii() and part.strip().isdecimal()) or not 1 <= int(part[:12]) <= MAX_GPUS:
+            raise UsageError(
+                f"--gpus {text}: expected numbers from 1 to {MAX_GPUS} with commas between, such as 1,2,4,8"
+            )
+        numbers.append(int(part))
+    return tuple(dict.fromkeys(numbers))

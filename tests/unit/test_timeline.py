@@ -18,7 +18,7 @@ import ficco_rt
 from ficco_rt.analysis.account import rank_uses
 from ficco_rt.cli.console import Style
 from ficco_rt.cli.page.write import timeline_page
-from ficco_rt.cli.timeline import draw_file, sketch
+from ficco_rt.cli.timeline import sketch, timeline
 from ficco_rt.errors import UsageError
 from ficco_rt.machine.cost import tensor_rate
 from ficco_rt.report import svg, tracefile
@@ -338,18 +338,18 @@ def test_sketch() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_draw_file(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timeline(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "t.json"
     source.write_text(tracefile.to_json(overlapped()))
     for name in ("t.svg", "t.html"):
-        assert draw_file(str(source), str(tmp_path / name)) == 0
+        assert timeline(str(source), str(tmp_path / name)) == 0
         assert capsys.readouterr().out.endswith(f"{name}: ag_gemm_test, 4 ranks, 111 µs modelled for h200-switch\n")
     assert (tmp_path / "t.svg").read_text() == svg.draw(rounded(overlapped()))
     assert (tmp_path / "t.html").read_text() == timeline_page(rounded(overlapped()))
     with pytest.raises(UsageError, match=r"t\.png: a picture's name ends in \.svg or \.html"):
-        draw_file(str(source), str(tmp_path / "t.png"))
+        timeline(str(source), str(tmp_path / "t.png"))
     with pytest.raises(UsageError, match=r"there is no directory"):
-        draw_file(str(source), str(tmp_path / "no" / "t.svg"))
+        timeline(str(source), str(tmp_path / "no" / "t.svg"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.html", "t.json", "t.svg"]
 
 
@@ -437,7 +437,7 @@ def test_works_of_two_traces_stand_side_by_side(tmp_path: Path, capsys: pytest.C
     ours, model = tmp_path / "ours.json", tmp_path / "model.json"
     ours.write_text(tracefile.to_json(streamed(late=10.0, together=True)), encoding="utf-8")
     model.write_text(tracefile.to_json(streamed()), encoding="utf-8")
-    assert draw_file(str(ours), None, works=True, against=str(model)) == 0
+    assert timeline(str(ours), None, works=True, against=str(model)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "streamed: 46.0 µs modelled for h200-switch",
         "beside streamed: 36.0 µs modelled for h200-switch",
@@ -466,8 +466,8 @@ def test_what_has_no_works_inside_is_said(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(tracefile.to_json(overlapped(2)), encoding="utf-8")
     with pytest.raises(UsageError, match=r"t\.json: tells of no works inside streamed launches"):
-        draw_file(str(path), None, works=True)
+        timeline(str(path), None, works=True)
     with pytest.raises(UsageError, match="--works prints a table, --output draws a picture: take one of them"):
-        draw_file(str(path), "t.svg", works=True)
+        timeline(str(path), "t.svg", works=True)
     with pytest.raises(UsageError, match="--against is for --works"):
-        draw_file(str(path), None, against=str(path))
+        timeline(str(path), None, against=str(path))

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
 from ... import __version__
-from ...files.atomic import PAGE, check_outputs, write_atomic
 from ...report.drawing import about, plain
 from ...report.wording import count, show_time
 from ...trace.model import Trace
 from . import sections
 from .lanes import lanes
-from .runs import PageRun, of_run, read_run
-
-
-def report(runs: tuple[str, ...], output: str) -> int:
-    """Write the page of the runs that files tell of."""
-    check_outputs([(PAGE, output)], runs)
-    found = [read_run(path) for path in runs]
-    write_atomic(output, page(found))
-    names = ", ".join(dict.fromkeys(run.schedule for run in found))
-    sys.stdout.write(f"{output}: {count(len(found), 'run')} of {names}\n")
-    return 0
+from .runs import PageRun, of_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""`ficco choose` and `ficco tune`, and an operation in place of a schedule."""
+"""`ficco choose`, and an operation in place of a schedule."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,13 @@ from ..report.job import Job, given_words
 from ..report.request import joins_more, machine_of
 from ..report.settings import parse_settings
 from ..report.sources import show_path
-from ..report.wording import count, set_text, show_about, show_params, show_time
+from ..report.wording import count, set_text, show_about, show_time
 from .console import Progress, Style, table
 from .messages import print_json, say
 
 if TYPE_CHECKING:
     from ..machine.model import Machine
     from ..select.choose import By, Choice, Option
-    from ..select.memory import Time
-    from ..select.tune import Tuned
 
 _MEASURE = {
     "rules": "an estimate of the rules by a closed formula for {machine}; --by model models the time",
@@ -163,10 +161,10 @@ _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}
 
 def headline(choice: Choice) -> str:
     """The choice in a line."""
-    return f"{choice.options[0].label}, {_how(choice.mode)}"
+    return f"{choice.options[0].label}, {how_words(choice.mode)}"
 
 
-def _how(mode: str) -> str:
+def how_words(mode: str) -> str:
     return "as a graph" if mode == "graph" else "on streams"
 
 
@@ -220,98 +218,3 @@ def _beside(option: Option, best: Option, by: By) -> str:
         return ""
     more = 100 * (option.predicted / best.predicted - 1)
     return f"about {more:+.0f} %" if by == "rules" else f"{more:+.1f} %"
-
-
-# ---------------------------------------------------------------- tune
-
-
-def tune(
-    targets: tuple[str, ...],
-    gpus: int | None,
-    settings: tuple[str, ...],
-    backend: str,
-    ranks_per_gpu: int,
-    best: int,
-    rounds: int,
-    iters: int,
-    no_verify: bool,
-    candidates: str | None,
-    merge: bool,
-    output: str | None,
-    as_json: bool,
-) -> int:
-    """Measure an operation's best candidates and remember their times, or merge files of such times."""
-    from ..select import memory
-
-    if merge:
-        return _merge(targets, settings, output, as_json)
-    if len(targets) != 1:
-        raise UsageError("name one operation, such as ag_gemm; --merge takes files of measured times")
-    from ..select.tune import Effort, tune
-
-    path = Path(output) if output is not None else memory.place()
-    if output is None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    atomic.check_outputs([(atomic.MEASURED, path)])
-    known = memory.load(path) if path.exists() else memory.EMPTY
-    sizes = parse_settings(settings)
-    own = None if candidates is None else candidates_of(candidates)
-    effort = Effort(best=best, rounds=rounds, iters=iters, verify=not no_verify)
-    found = tune(targets[0], gpus, sizes, backend, ranks_per_gpu, effort, own, Progress().step)
-    memory.save(memory.merged([known, found.memory]), path)
-    if as_json:
-        print_json(_tuned_record(found, path))
-    else:
-        sys.stdout.write(_tuned_report(found, path))
-    return 0
-
-
-def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | None, as_json: bool) -> int:
-    from ..select import memory
-
-    if settings:
-        raise UsageError("--merge puts files together and measures nothing: it takes no --set")
-    if len(targets) < 2 or output is None:
-        raise UsageError(
-            "--merge takes two files or more and the file to write: ficco tune --merge A.json B.json -o C.json"
-        )
-    atomic.check_outputs([(atomic.MEASURED, output)], targets)
-    made = memory.merged(memory.load(path) for path in targets)
-    memory.save(made, output)
-    number = sum(map(len, made.times.values()))
-    if as_json:
-        print_json({"output": output, "settings": len(made.times), "times": number})
-    else:
-        sys.stdout.write(f"{output}: {count(number, 'time')} of {count(len(made.times), 'case')}\n")
-    return 0
-
-
-def _tuned_record(found: Tuned, path: Path) -> dict[str, object]:
-    return {
-        "output": str(path),
-        "operation": found.case.operation,
-        "ranks": found.case.ranks,
-        "device": found.case.device,
-        "sizes": dict(found.case.sizes),
-        "times": [_time_record(t) for t in found.times],
-        "failed": [{"schedule": c.schedule, "params": dict(c.params), "reason": r} for c, r in found.failed],
-    }
-
-
-def _time_record(t: Time) -> Mapping[str, object]:
-    params = dict(t.candidate.params)
-    spread = {"least_us": t.least, "most_us": t.most, "runs": t.runs}
-    return {"schedule": t.candidate.schedule, "params": params, "mode": t.mode, "us": t.median, **spread}
-
-
-def _tuned_report(found: Tuned, path: Path) -> str:
-    where = found.case
-    lines = [f"{where.operation} on {count(where.ranks, 'rank')} of {where.device}: {show_params(where.sizes)}"]
-    rows = [
-        (t.candidate.label, _how(t.mode), show_time(t.median), f"{show_time(t.least)} to {show_time(t.most)}")
-        for t in found.times
-    ]
-    lines.append(table(rows, right=frozenset({2})))
-    lines += [f"  {c.label} was not measured: {reason}" for c, reason in found.failed]
-    lines.append(f"medians of {count(found.times[0].runs, 'run')} each; remembered in {path}")
-    return "\n".join(lines) + "\n"

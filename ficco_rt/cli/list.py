@@ -10,13 +10,13 @@ from .console import Style, table
 from .messages import print_json
 
 
-def list_library(operation: str | None, as_json: bool) -> int:
+def list(operation: str | None, as_json: bool) -> int:
     """The shipped schedules, by operation, or those of one."""
     from ..files import shipped
 
     entries = shipped.entries()
     if operation is not None:
-        known = list(dict.fromkeys(_folder(e.name) for e in entries))
+        known = dict.fromkeys(_folder(e.name) for e in entries)
         if operation not in known:
             raise UsageError(f"there is no operation '{operation[:80]}'; there are {', '.join(known)}")
         entries = tuple(e for e in entries if _folder(e.name) == operation)

@@ -1,0 +1,112 @@
+"""`ficco tune`: measure an operation's best schedules, and remember their times."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..files import atomic
+from ..report.settings import parse_settings
+from ..report.wording import count, show_params, show_time
+from .choose import candidates_of, how_words
+from .console import Progress, table
+from .messages import print_json
+
+if TYPE_CHECKING:
+    from ..select.memory import Time
+    from ..select.tune import Tuned
+
+
+def tune(
+    targets: tuple[str, ...],
+    gpus: int | None,
+    settings: tuple[str, ...],
+    backend: str,
+    ranks_per_gpu: int,
+    best: int,
+    rounds: int,
+    iters: int,
+    no_verify: bool,
+    candidates: str | None,
+    merge: bool,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Measure an operation's best candidates and remember their times, or merge files of such times."""
+    from ..select import memory
+
+    if merge:
+        return _merge(targets, settings, output, as_json)
+    if len(targets) != 1:
+        raise UsageError("name one operation, such as ag_gemm; --merge takes files of measured times")
+    from ..select.tune import Effort, tune
+
+    path = Path(output) if output is not None else memory.place()
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    atomic.check_outputs([(atomic.MEASURED, path)])
+    known = memory.load(path) if path.exists() else memory.EMPTY
+    sizes = parse_settings(settings)
+    own = None if candidates is None else candidates_of(candidates)
+    effort = Effort(best=best, rounds=rounds, iters=iters, verify=not no_verify)
+    found = tune(targets[0], gpus, sizes, backend, ranks_per_gpu, effort, own, Progress().step)
+    memory.save(memory.merged([known, found.memory]), path)
+    if as_json:
+        print_json(_tuned_record(found, path))
+    else:
+        sys.stdout.write(_tuned_report(found, path))
+    return 0
+
+
+def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | None, as_json: bool) -> int:
+    from ..select import memory
+
+    if settings:
+        raise UsageError("--merge puts files together and measures nothing: it takes no --set")
+    if len(targets) < 2 or output is None:
+        raise UsageError(
+            "--merge takes two files or more and the file to write: ficco tune --merge A.json B.json -o C.json"
+        )
+    atomic.check_outputs([(atomic.MEASURED, output)], targets)
+    made = memory.merged(memory.load(path) for path in targets)
+    memory.save(made, output)
+    number = sum(map(len, made.times.values()))
+    if as_json:
+        print_json({"output": output, "settings": len(made.times), "times": number})
+    else:
+        sys.stdout.write(f"{output}: {count(number, 'time')} of {count(len(made.times), 'case')}\n")
+    return 0
+
+
+def _tuned_record(found: Tuned, path: Path) -> dict[str, object]:
+    return {
+        "output": str(path),
+        "operation": found.case.operation,
+        "ranks": found.case.ranks,
+        "device": found.case.device,
+        "sizes": dict(found.case.sizes),
+        "times": [_time_record(t) for t in found.times],
+        "failed": [{"schedule": c.schedule, "params": dict(c.params), "reason": r} for c, r in found.failed],
+    }
+
+
+def _time_record(t: Time) -> Mapping[str, object]:
+    params = dict(t.candidate.params)
+    spread = {"least_us": t.least, "most_us": t.most, "runs": t.runs}
+    return {"schedule": t.candidate.schedule, "params": params, "mode": t.mode, "us": t.median, **spread}
+
+
+def _tuned_report(found: Tuned, path: Path) -> str:
+    where = found.case
+    lines = [f"{where.operation} on {count(where.ranks, 'rank')} of {where.device}: {show_params(where.sizes)}"]
+    rows = [
+        (t.candidate.label, how_words(t.mode), show_time(t.median), f"{show_time(t.least)} to {show_time(t.most)}")
+        for t in found.times
+    ]
+    lines.append(table(rows, right=frozenset({2})))
+    lines += [f"  {c.label} was not measured: {reason}" for c, reason in found.failed]
+    lines.append(f"medians of {count(found.times[0].runs, 'run')} each; remembered in {path}")
+    return "\n".join(lines) + "\n"
