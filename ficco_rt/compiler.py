@@ -94,9 +94,13 @@ def compile_schedule(
     """
     schedule = load(name_or_path)
     number = whole(ranks, "ranks")
-    target = chosen(machine, number)
-    with compilation(number):
-        return kernel_files.sealed(plan_of(build(schedule, ranks, params), target))
+    return compiled(schedule, number, params, chosen(machine, number))
+
+
+def compiled(schedule: Schedule, ranks: int, params: Mapping[str, object] | None, machine: Machine) -> plan_ir.Plan:
+    """A proven, checked plan that holds the kernel files of its user."""
+    with compilation(ranks):
+        return kernel_files.sealed(plan_of(build(schedule, ranks, params), machine))
 
 
 def load_plan(path: str | Path, trust: bool = False) -> plan_ir.Plan:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..errors import UsageError
 from ..files.atomic import PLAN, check_outputs, write_atomic
 from ..report.job import compile_job, given_words, operations, proof_words
-from ..report.request import Request, read
+from ..report.request import Request
 from ..report.wording import count
 from .console import Progress
 from .messages import warn
@@ -16,12 +15,10 @@ from .messages import warn
 
 def compile(target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, output: str | None) -> int:
     """Write the plan as JSON to a file or to standard output."""
-    source = read(target)
-    check_outputs([(PLAN, output)], [source.file])
+    request = Request.of(target, gpus, settings, machine, " already; 'ficco check' checks it, 'ficco-run' runs it")
+    check_outputs([(PLAN, output)], [request.source.file])
     progress = Progress()
-    if source.is_plan:
-        raise UsageError(f"{source.name}: is a plan already; 'ficco check' checks it, 'ficco-run' runs it")
-    job = compile_job(Request(source, gpus, settings, machine), progress.step)
+    job = compile_job(request, progress.step)
     from ..compiler import stored
     from ..plan.codec import content_hash
 

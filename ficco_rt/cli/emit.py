@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .. import env
 from ..errors import UsageError
 from ..report.job import Job, compile_job
-from ..report.request import Request, build_graph, read
+from ..report.request import Request, read, resolve
 from ..report.sources import sourced
 from .console import Progress
 from .messages import warn
@@ -41,7 +41,7 @@ def emit(options: Options) -> int:
 
         # not proven: a reader of the graph often looks for the reason of a failed proof
         with sourced(source.texts):
-            sys.stdout.write(graph_text(build_graph(request, progress.step).graph))
+            sys.stdout.write(graph_text(resolve(request, progress.step).graph()))
         return 0
     job = compile_job(request, progress.step)
     warn(job.warnings, job.texts)

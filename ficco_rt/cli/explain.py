@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import UsageError
 from ..report.job import compile_job
-from ..report.request import Request, read
+from ..report.request import Request
 from ..report.schedule_facts import Facts, gather, least_and_most
 from ..report.wording import count, join_words, show_bytes, show_flops, show_params, show_time
 from .console import Progress, Style, table
@@ -20,11 +19,8 @@ SHAPES = 3  # different sizes of a stage's operations that are listed
 
 def explain(target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, as_json: bool) -> int:
     """Print the explanation of a schedule."""
-    source = read(target)
-    if source.is_plan:
-        name = source.name
-        raise UsageError(f"{name}: is a plan; explain works on the schedule, 'ficco-run --emit plan' prints a plan")
-    job = compile_job(Request(source, gpus, settings, machine), Progress().step)
+    why = "; explain works on the schedule, 'ficco-run --emit plan' prints a plan"
+    job = compile_job(Request.of(target, gpus, settings, machine, why), Progress().step)
     facts = gather(job)
     if as_json:
         print_json(facts)

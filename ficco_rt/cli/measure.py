@@ -7,14 +7,15 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from ..driver.api import GPUS, DriverName, GpuName
 from ..report.job import Job
 from .baselines import UNASKED, Baselines, baseline_plans, modelled, turns_among
 from .console import Progress
 from .messages import say
 from .options import Options
-from .result import GPUS, Result
+from .result import Result
 
 if TYPE_CHECKING:
     from ..exec.executor import Executor
@@ -55,7 +56,7 @@ def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
 def real_runs(
     job: Job,
     options: Options,
-    backend: Literal["cuda", "hip", "host"],
+    backend: DriverName,
     order: str,
     progress: Progress,
     group: Group | None = None,
@@ -170,7 +171,7 @@ def _slowest(group: Group, times: list[float], timeout: float) -> list[float]:
 def _baselines(
     job: Job,
     options: Options,
-    backend: Literal["cuda", "hip"],
+    backend: GpuName,
     executor: Executor,
     opened: ExitStack,
     progress: Progress,

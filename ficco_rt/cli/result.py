@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..analysis.account import Account, account, rank_uses
 from ..analysis.concurrency import Concurrent, overlap_rate
+from ..driver.api import GPUS
 from ..errors import NumbersError
 from ..report.account_words import SERIAL, lost_words, moved_words, time_records
 from ..report.inside_words import launch_records, summary
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from ..exec.verify import Verification
     from ..trace.model import Trace
     from .baselines import Yardsticks
-
-GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from ..driver.api import GPUS, DriverName
 from ..errors import UsageError
 from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs
 from ..report.job import Job, compile_job
-from ..report.request import Request, Source, machine_of, of_stdin, read, read_stdin
+from ..report.request import Request, Source, machine_at_hand, machine_of, of_stdin, read, read_stdin
 from .choose import chosen, default_of, is_operation, settings_of
 from .console import Progress, Style
 from .emit import emit, refuse_device_plan_options
@@ -17,7 +18,7 @@ from .measure import modelled_run, real_runs
 from .messages import error_text, print_json, say, warn
 from .options import Options
 from .outputs import write_outputs
-from .result import GPUS, Result, record, report
+from .result import Result, record, report
 
 if TYPE_CHECKING:
     from ..process.group import Group
@@ -55,11 +56,10 @@ def run(options: Options, group: Group | None = None) -> int:
     progress = Progress(None if reports else sys.stdout)
     request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     backend = _backend_of(options)
-    if backend == "cuda" or backend == "hip":
-        job = _gpu_job(request, options, backend, progress, processes)
-    else:
-        job = compile_job(request, progress.step)
-    job = replace(job, choice=choice)
+    found = machine_at_hand(backend, options.ranks_per_gpu, processes, options.node)
+    if found is not None and not (request.source.is_plan and request.gpus is None):
+        found(request.gpus)  # report a missing GPU, or too few, before anything is compiled
+    job = replace(compile_job(request, progress.step, found), choice=choice)
     order = _order(options.order, job)
     if reports:
         warn(job.warnings, job.texts)
@@ -95,14 +95,11 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
         if options.by is not None:
             raise UsageError(f"--by says what chooses for an operation, such as ag_gemm; {options.target} is none")
         return options, None
-    from ..driver.registry import device_count, discover, has_gemms
+    from ..driver.registry import has_gemms
 
     backend = "sim" if options.emit else _backend_of(options)
-    if backend in GPUS:
-        ranks = options.gpus or max(1, device_count(backend)) * options.ranks_per_gpu
-        machine = discover(backend, ranks, options.ranks_per_gpu, processes, options.node)
-    else:
-        machine = machine_of(options.machine, options.gpus)
+    found = machine_at_hand(backend, options.ranks_per_gpu, processes, options.node)
+    machine = machine_of(options.machine, options.gpus) if found is None else found(options.gpus)
     each = options.ranks_per_gpu
     by = options.by or default_of(options.target, options.settings, machine)
     library = backend not in GPUS or by == "rules" or has_gemms(backend)
@@ -112,7 +109,7 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
     return replace(options, target=choice.schedule, gpus=machine.ranks, settings=settings, graph=graph), choice
 
 
-def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
+def _backend_of(options: Options) -> DriverName | Literal["sim"]:
     """The backend to use. `auto` means that of the GPUs, if there are any and no option asks for the host."""
     backend = options.backend
     asked = {
@@ -123,36 +120,19 @@ def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
     }
     for_gpus = next((name for name, given in asked.items() if given), "")
     if backend == "auto":
-        from ..driver.registry import device_count
+        from ..driver.registry import first_gpus
 
         hosts = options.order is not None or options.machine is not None
         backend = "cuda" if for_gpus else "host"
         if for_gpus or not hosts:
-            backend = next((name for name in GPUS if device_count(name)), backend)
+            backend = first_gpus() or backend
     if backend in GPUS:
         if options.order is not None:
             raise UsageError("--order steps the host backend; GPUs run in the order that the plan leaves them")
-        return "hip" if backend == "hip" else "cuda"
+        return backend
     if for_gpus:
         raise UsageError(f"{for_gpus} is for GPUs: --backend cuda, or hip")
     return "sim" if backend == "sim" else "host"
-
-
-def _gpu_job(
-    request: Request, options: Options, backend: Literal["cuda", "hip"], progress: Progress, processes: int
-) -> Job:
-    """Compiled for the GPUs at hand, of which each of several processes may see its own alone."""
-    from ..driver.registry import device_count, discover
-
-    if request.gpus is None and not request.source.is_plan:
-        request = replace(request, gpus=max(1, device_count(backend)) * options.ranks_per_gpu)
-    ranks = request.gpus
-    if ranks is not None:
-        # report a missing GPU, or too few, before anything is compiled
-        discover(backend, ranks, options.ranks_per_gpu, processes, options.node)
-    return compile_job(
-        request, progress.step, lambda n: discover(backend, n, options.ranks_per_gpu, processes, options.node)
-    )
 
 
 def _order(text: str | None, job: Job | None = None) -> str | None:

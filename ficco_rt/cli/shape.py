@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from ..driver.api import GPUS
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
 from ..files import atomic
 from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
 from ..graph.overrides import apart, with_said, written
 from ..report.charts import Panel, Series, panels
 from ..report.drawing import plain
-from ..report.request import machine_of, parse, read
-from ..report.settings import parse_choices, parse_settings
+from ..report.request import Request, machine_at_hand, resolve
+from ..report.settings import parse_choices
 from ..report.wording import count, show_time
 from .console import Progress, Style, table
 from .messages import print_json, say
-from .result import GPUS
 from .shape_apart import by_threads, made_apart, threads_said
 from .shaping import Effort, Row, Setting, measured_row, modelled_row, row_of, settings, swept, told
 
@@ -59,17 +59,17 @@ def shape(
     as_json: bool,
 ) -> int:
     """Try settings, show them, name the best one and write it into a copy of the schedule."""
-    source = read(target)
-    if source.is_plan:
-        raise UsageError(f"{source.name}: is a plan, whose queues say what they say; shape takes a schedule")
+    request = Request.of(target, gpus, given, machine, ", whose queues say what they say; shape takes a schedule")
+    source = request.source
     check_outputs([(SHAPES, rows_file), (PICTURE, plot), (SCHEDULE, output)], [source.file])
     if plot is not None and not plot.endswith(".svg"):
         raise UsageError(f"{plot}: the picture is SVG: name it {Path(plot).with_suffix('.svg').name}")
-    schedule, said, choices = parse(source), parse_settings(given), parse_choices(sweep, "--sweep")
+    driver, choices = _driver(backend, machine), parse_choices(sweep, "--sweep")
+    asked = resolve(replace(request, rules=False), found=machine_at_hand(driver))
+    schedule, said, found = asked.schedule, asked.params, asked.machine
     both = next((name for name in choices if name in said), None)
     if both is not None:
         raise UsageError(f"{both} is set and swept; say it once")
-    driver, found = _where(backend, gpus, machine)
     tried = swept(choices) if choices else settings(schedule, said, found.device)
     for one in tried:
         with_said(schedule, apart(one).said)  # what no queue can say is told before the long work
@@ -96,20 +96,17 @@ def shape(
     return 0 if best is not None else NOTHING
 
 
-def _where(backend: str, gpus: int | None, machine: str | None) -> tuple[str, Machine]:
-    """What measures, or `sim`, and the machine."""
-    from ..driver.registry import device_count, discover
+def _driver(backend: str, machine: str | None) -> str:
+    """What measures, or `sim`."""
+    from ..driver.registry import first_gpus
 
     if backend not in ("auto", "sim", *GPUS):
         raise UsageError(
             f"there is no backend '{backend}' here: settings are measured on cuda or hip, or modelled: sim"
         )
-    if backend == "auto":
-        backend = "sim" if machine is not None else next((b for b in GPUS if device_count(b)), "sim")
-    if backend == "sim":
-        return backend, machine_of(machine, gpus)
-    name: Any = backend
-    return backend, discover(name, gpus or max(1, device_count(name)))
+    if backend != "auto":
+        return backend
+    return "sim" if machine is not None else first_gpus() or "sim"
 
 
 class Sweep:
@@ -155,12 +152,9 @@ class Sweep:
             return Row(tuple(setting.items()), problem=told(error), made=made)
 
     def _plan(self, given: Mapping[str, object]) -> Plan:
-        from .. import compiler
-        from ..plan import kernel_files
+        from ..compiler import compiled
 
-        with compiler.compilation(self.machine.ranks):
-            graph = compiler.build(self.schedule, self.machine.ranks, given)
-            return kernel_files.sealed(compiler.plan_of(graph, self.machine))
+        return compiled(self.schedule, self.machine.ranks, given, self.machine)
 
     @contextmanager
     def ready(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ def _stamp(file: Path) -> Stamp | None:
 def _modelled(target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None) -> Result:
     """Proof, check of the plan, and a run on the virtual clock."""
     progress = Progress()
-    job = compile_job(Request(read(target), gpus, settings, machine), progress.step)
+    job = compile_job(Request.of(target, gpus, settings, machine), progress.step)
     return with_arrows(modelled_run(job, 0, progress))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy.typing as npt
 
@@ -34,7 +34,9 @@ Binding = NewType("Binding", object)  # whatever the driver makes of a plan on b
 
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
 OnProgress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
+GpuName: TypeAlias = Literal["cuda", "hip"]
 DriverName: TypeAlias = Literal["host", "cuda", "hip"]
+GPUS: tuple[GpuName, ...] = get_args(GpuName)
 # What makes collectives: the vendor's library where it can; or it, or an error; or our own copies and sums.
 CollectivesBy: TypeAlias = Literal["auto", "library", "copies"]
 

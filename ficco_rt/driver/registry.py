@@ -13,7 +13,7 @@ from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..process.group import TIMEOUT, Group
 from ..types import TYPES, Dtype
-from .api import CollectivesBy, Driver, DriverName
+from .api import GPUS, CollectivesBy, Driver, DriverName, GpuName
 from .gpu.devices import discover as machine_of
 from .gpu.devices import kept_open, own_devices, placed
 from .gpu.driver import GpuDriver
@@ -95,6 +95,11 @@ def device_count(name: DriverName) -> int:
         return _vendor(name).count() if name in VENDORS else 0
     except DeviceError:
         return 0
+
+
+def first_gpus() -> GpuName | None:
+    """The driver of the GPUs of this machine; None: there are none."""
+    return next((name for name in GPUS if device_count(name)), None)
 
 
 def discover(

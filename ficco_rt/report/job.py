@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..graph.noise import percent
 from ..plan.ir import Plan
 from ..types import TYPES
-from .request import DEFAULT_GPUS, Request, _too_few, build_graph, machine_of
+from .request import Request, _too_few, machine_of, resolve
 from .sources import sourced
 from .wording import count, join_words, set_text, show_time
 
@@ -67,9 +67,9 @@ class Job:
 
 
 def compile_job(
-    request: Request, step: Step = lambda _: nullcontext(), found: Callable[[int], Machine] | None = None
+    request: Request, step: Step = lambda _: nullcontext(), found: Callable[[int | None], Machine] | None = None
 ) -> Job:
-    """Everything from text (or stored plan) to a proven, checked plan; `found` as of `build_graph`."""
+    """Everything from text (or stored plan) to a proven, checked plan; `found` as of `resolve`."""
     if request.source.is_plan:
         return _stored(request, step, found)
     from .. import compiler
@@ -81,9 +81,12 @@ def compile_job(
     from ..plan.lower import lower
 
     source = request.source
-    with sourced(source.texts), compiler.compilation(request.gpus or DEFAULT_GPUS):
-        built = build_graph(request, step, found)
-        graph, machine = built.graph, built.machine
+    with sourced(source.texts):
+        asked = resolve(request, step, found)
+    machine = asked.machine
+    with sourced(source.texts), compiler.compilation(asked.ranks):
+        with step("binding sizes"):
+            graph = asked.graph()
         begin = time.perf_counter()
         with step("proving"):
             prove(graph)
@@ -96,10 +99,10 @@ def compile_job(
     warnings = compiler.lint(graph, machine)
     if found is None and not is_file(request.machine or ""):
         warnings = (*_too_few(source, machine), *warnings)
-    return Job(source.name, title, machine, plan, graph, warnings, source.texts, proof_time, built.given)
+    return Job(source.name, title, machine, plan, graph, warnings, source.texts, proof_time, asked.given)
 
 
-def _stored(request: Request, step: Step, found: Callable[[int], Machine] | None) -> Job:
+def _stored(request: Request, step: Step, found: Callable[[int | None], Machine] | None) -> Job:
     from ..compiler import checked_plan, compilation
     from ..graph.noise import coarse
     from ..plan.prove import prove, steps

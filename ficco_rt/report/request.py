@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
     from ficco_dsl.diagnostics import Diagnostic, Span
     from ficco_dsl.nodes import Schedule
 
-    from ..graph.ir import Graph
     from ..machine.model import Machine
-    from ..select.params import Given
+    from ..select.defaults import Resolved
     from ..select.tune import Step
 
 DEFAULT_GPUS = 8
@@ -53,6 +53,16 @@ class Request:
     machine: str | None
     trust: bool = False  # whether a stored plan may name files anywhere
     rules: bool = True  # whether rules give a shipped schedule what is left open
+
+    @classmethod
+    def of(
+        cls, target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, why: str = ""
+    ) -> Request:
+        """A request for a schedule, as a command line names it. `why`: what a stored plan in its place is told."""
+        source = read(target)
+        if source.is_plan and why:
+            raise UsageError(f"{source.name}: is a plan{why}")
+        return cls(source, gpus, settings, machine)
 
 
 def read(target: str) -> Source:
@@ -97,36 +107,43 @@ def parse(source: Source) -> Schedule:
         return ficco_dsl.parse_bytes(source.data, source.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A schedule's graph, not yet proven, and the machine to compile it for."""
+def resolve(
+    request: Request, step: Step = lambda _: nullcontext(), found: Callable[[int | None], Machine] | None = None
+) -> Resolved:
+    """The schedule with its machine, its ranks and the values of its params. `found` gives the machine at hand, of so
+    many ranks or of all, where the request names none."""
+    from ..select import defaults
 
-    graph: Graph
-    machine: Machine
-    given: tuple[Given, ...]
-
-
-def build_graph(request: Request, step: Step, found: Callable[[int], Machine] | None = None) -> Built:
-    """Parse and bind for `request.gpus` ranks. `found` gives the machine of so many ranks that is at hand, where the
-    request names none."""
-    from ..compiler import build
-    from ..select.defaults import open_values
-
+    source = request.source
     with step("importing and parsing"):
-        schedule = parse(request.source)
+        schedule = parse(source)
     try:
         settings = parse_settings(request.settings)
     except UsageError as error:
-        raise UsageError(f"{error}\n{describe_params(schedule, request.source.texts)}") from error
+        raise UsageError(f"{error}\n{describe_params(schedule, source.texts)}") from error
     at_hand = found if request.machine is None else None
-    gpus = request.gpus
-    machine = machine_of(request.machine, gpus) if at_hand is None else at_hand(gpus or DEFAULT_GPUS)
-    ranks = machine.ranks
+    machine = machine_of(request.machine, request.gpus) if at_hand is None else at_hand(request.gpus)
+    file = source.file if request.rules and not isinstance(source.file, int) else None
     with step("binding sizes"):
-        file = request.source.file
-        given = open_values(file, ranks, settings, machine) if request.rules and not isinstance(file, int) else ()
-        values = {**settings, **{value.param: value.value for value in given}}
-        return Built(build(schedule, ranks, values), machine, given)
+        return defaults.resolve(schedule, file, machine.ranks, settings, machine)
+
+
+def machine_at_hand(
+    backend: str, ranks_per_gpu: int = 1, processes: int = 1, node: int | None = None
+) -> Callable[[int | None], Machine] | None:
+    """Finds the machine of the GPUs at hand, of which each of several processes may see its own alone: with so many
+    ranks, or with those that all GPUs have. None: the backend takes no GPUs."""
+    from ..driver.api import GPUS
+    from ..driver.registry import device_count, discover
+
+    if backend not in GPUS:
+        return None
+
+    def found(ranks: int | None) -> Machine:
+        number = ranks or max(1, device_count(backend)) * ranks_per_gpu
+        return discover(backend, number, ranks_per_gpu, processes, node)
+
+    return found
 
 
 def machine_of(name: str | None, gpus: int | None) -> Machine:

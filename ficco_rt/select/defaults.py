@@ -9,12 +9,16 @@ caller left open, and hand it to the compiler as if the caller had given it. A c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from ficco_dsl.nodes import Schedule
 
 from .. import compiler
 from ..errors import ScheduleError, UsageError
 from ..files import shipped
 from ..files.arguments import whole
+from ..graph import ir as graph_ir
 from ..machine.model import Machine
 from ..machine.profiles import AnyMachine, chosen
 from ..plan import ir as plan_ir
@@ -40,11 +44,35 @@ def open_values(file: Path | str, ranks: int, params: Mapping[str, object], mach
     return tuple(value for value in found if value.param not in params)
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A schedule and all that binds its sizes."""
+
+    schedule: Schedule
+    ranks: int
+    machine: Machine
+    params: Mapping[str, object]
+    given: tuple[Given, ...]  # those of `params` that rules gave
+
+    def graph(self) -> graph_ir.Graph:
+        """Not proven yet."""
+        return compiler.build(self.schedule, self.ranks, self.params)
+
+
+def resolve(
+    schedule: Schedule, file: Path | str | None, ranks: int, params: Mapping[str, object], machine: Machine
+) -> Resolved:
+    """What a caller asks for. A shipped schedule gets the rules' values where `params` leave something open; without
+    its `file` nobody knows that it is one."""
+    given = open_values(file, ranks, params, machine) if file is not None else ()
+    return Resolved(schedule, ranks, machine, {**params, **{value.param: value.value for value in given}}, given)
+
+
 def compile_named(
     name_or_path: str | Path, ranks: int, params: Mapping[str, object], machine: AnyMachine
 ) -> plan_ir.Plan:
     """A proven, checked plan; a shipped schedule gets the rules' values where `params` leave something open."""
     number = whole(ranks, "ranks")
-    found = open_values(shipped.find(str(name_or_path)), number, params, chosen(machine, number))
-    given = {**params, **{value.param: value.value for value in found}}
-    return compiler.compile_schedule(name_or_path, number, given, machine)
+    file, target = shipped.find(str(name_or_path)), chosen(machine, number)
+    asked = resolve(compiler.load(file), file, number, params, target)
+    return compiler.compiled(asked.schedule, number, asked.params, target)

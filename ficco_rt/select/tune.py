@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
-from typing import Literal
 
 from .. import compiler
-from ..driver.registry import device_count, discover, has_gemms
+from ..driver.api import GPUS, GpuName
+from ..driver.registry import device_count, discover, first_gpus, has_gemms
 from ..errors import DeviceError, NumbersError, UsageError
 from ..exec.executor import Executor
 from ..exec.inputs import fresh_inputs
@@ -20,7 +20,6 @@ from .candidates import BASELINE, Candidate, by_vendor
 from .choose import question, ranked
 from .memory import MODES, MeasuredCase, Memory, Time, measured_case
 
-GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
 HOST = (
     "the host backend has no times to remember: what it tells is modelled for a machine, which `ficco choose --by "
     "model` says at once. tune measures on GPUs: --backend cuda, or hip"
@@ -55,16 +54,15 @@ class Tuned:
         return Memory({self.case: self.times})
 
 
-def gpu_backend(name: str) -> Literal["cuda", "hip"]:
+def gpu_backend(name: str) -> GpuName:
     """The backend to measure on. Raises UsageError (one that measures nothing), DeviceError (there are no GPUs)."""
     if name == "host":
         raise UsageError(HOST)
     if name == "sim":
         raise UsageError(SIM)
     if name == "auto":
-        for gpu in GPUS:
-            if device_count(gpu):
-                return gpu
+        if (found := first_gpus()) is not None:
+            return found
         raise DeviceError(f"no GPU is found. {HOST[:1].upper()}{HOST[1:]}")
     if name not in GPUS:
         raise UsageError(f"there is no backend '{name}'; tune measures on cuda or hip, or auto finds one")
