@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
-from ..trace.model import NO_WORK, Launched, Trace, TraceSpan, base_name
-from .drawing import WHOLE, StageColour, about, clean, clock_words, lane_use, stack, stage_colours, tick_labels, ticks
-from .wording import one_line, show_bytes, show_flops, show_time
+from ..trace.model import NO_WORK, Launched, Trace, TraceSpan
+from .drawing import WHOLE, about, clock_words, lane_use, tick_labels, ticks
+from .timeline import LAUNCH, WAITING, Timeline, timeline
+from .wording import count, one_line, show_bytes, show_flops, show_time
 
 WIDTH = 1240
 LEFT = 138  # where time begins; rank and stream names stand before it
@@ -16,7 +18,6 @@ RIGHT = 64  # room for the share of time a stream works
 PLOT = WIDTH - LEFT - RIGHT
 TITLED = 6000  # with more spans than this, they no longer carry their own tooltip
 PIECES = 40_000  # the most rectangles that merged spans may become
-MAX_ROWS = 8  # works of one stream drawn below each other; more share the last row
 
 _STYLE = """
 text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
@@ -37,17 +38,8 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neu
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """The spans of one line of a lane."""
-
-    top: float
-    height: float
-    spans: tuple[TraceSpan, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Mark:
-    """A rectangle to draw: one span, or neighbours too short to be told apart."""
+    """A rectangle to draw: one span, or neighbours too short to be told apart. `css`: of its key in the legend."""
 
     left: float
     width: float
@@ -57,124 +49,82 @@ class _Mark:
 
 def draw(trace: Trace) -> str:
     """The picture."""
-    trace = clean(trace)
-    colours = stage_colours(trace)
-    css_of = {c.name: f"s{i}" for i, c in enumerate(colours)}
-    height_of = _lane_height(len(trace.lanes))
+    drawn = timeline(trace)
+    trace = drawn.trace
     scale = PLOT / (trace.duration or 1.0)
     titled = len(trace.spans) <= TITLED
     bin_width = max(1.0, len(trace.lanes) * PLOT / PIECES)
-
-    small = height_of < 9
-    header, y = _header(trace, colours, small)
-    axis = y + 12
-    y += 22
-    first = y
+    use = lane_use(trace)
+    header, y = _header(drawn)
+    axis, first = y + 12, y + 22
     bands: list[str] = []
     marks: list[str] = []
-    use = lane_use(trace)
-    by_lane: dict[tuple[int, int], list[TraceSpan]] = {}
-    for span in trace.spans:
-        by_lane.setdefault((span.rank, span.stream), []).append(span)
-    for rank in sorted({lane.rank for lane in trace.lanes}):
-        lanes = [lane for lane in trace.lanes if lane.rank == rank]
-        top, pad, gap = y, (2.0 if small else 5.0), (1.0 if small else 3.0)
-        y += pad
-        for lane in lanes:
-            rows, height = _rows(by_lane.get((rank, lane.stream), []), y, height_of)
-            middle = y + height / 2 + 4
-            bands.append(f'<rect class="lane" x="{LEFT}" y="{y:g}" width="{PLOT}" height="{height:g}" rx="2"/>')
-            if not small:
-                name = _short(lane.name, 13)
-                bands.append(
-                    f'<text class="name" x="{LEFT - 8}" y="{middle:g}" text-anchor="end">{escape(name)}</text>'
-                )
-                share = f"{100 * use[rank, lane.stream]:.0f} %"
-                bands.append(f'<text class="name" x="{WIDTH - 18}" y="{middle:g}" text-anchor="end">{share}</text>')
-            for row in rows:
-                marks += _draw_row(row, scale, css_of, bin_width, titled)
-            y += height + gap
-        y += pad - gap
-        middle = (top + y) / 2 + 4
-        box = f'<rect class="band" x="12" y="{top:g}" width="{WIDTH - 24}" height="{y - top:g}" rx="6"/>'
-        label = f'<text class="rank" x="22" y="{middle:g}">rank {rank}</text>' if y - top >= 11 else ""
-        bands.insert(len(bands) - _count(lanes, small), box + label)
-        y += 3.0 if small else 8.0
-    bottom = y
-
+    for band in drawn.bands:
+        top, bottom = first + band.top, first + band.bottom
+        bands.append(f'<rect class="band" x="12" y="{top:g}" width="{WIDTH - 24}" height="{bottom - top:g}" rx="6"/>')
+        if bottom - top >= 11:
+            bands[-1] += f'<text class="rank" x="22" y="{(top + bottom) / 2 + 4:g}">rank {band.rank}</text>'
+        for lane in band.lanes:
+            y, middle = first + lane.top, first + lane.top + lane.height / 2 + 4
+            bands.append(f'<rect class="lane" x="{LEFT}" y="{y:g}" width="{PLOT}" height="{lane.height:g}" rx="2"/>')
+            if not drawn.small:
+                share = f"{100 * use[band.rank, lane.lane.stream]:.0f} %"
+                for x, words in ((LEFT - 8, escape(_short(lane.lane.name, 13))), (WIDTH - 18, share)):
+                    bands.append(f'<text class="name" x="{x}" y="{middle:g}" text-anchor="end">{words}</text>')
+            each = lane.height / lane.rows
+            for row in range(lane.rows):
+                spans = [(trace.spans[n], _css(drawn.stage_of[n])) for n, at in lane.spans if at == row]
+                marks += _draw_row(_marks(spans, scale, bin_width), y + row * each, each, titled)
+    bottom = first + (drawn.bands[-1].bottom if drawn.bands else 0.0)
+    height = bottom + (3.0 if drawn.small else 8.0) + 8
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 8:g}" width="{WIDTH}" '
-        f'height="{bottom + 8:g}" role="img" aria-label="{escape(_summary(trace))}">',
-        f"<style>{_STYLE}{_stage_css(trace, colours)}</style>",
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
+        f'height="{height:g}" role="img" aria-label="{escape(_summary(trace))}">',
+        f"<style>{_STYLE}{_stage_css(drawn)}</style>",
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="stripe" width="6" height="6"/><line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>',
-        f'<rect class="page" width="{WIDTH}" height="{bottom + 8:g}" rx="10"/>',
+        f'<rect class="page" width="{WIDTH}" height="{height:g}" rx="10"/>',
         *header,
         *bands,
-        *_axis(trace, scale, axis, first, bottom - (3.0 if small else 8.0)),
+        *_axis(trace, scale, axis, first, bottom),
         *marks,
         "</svg>",
     ]
     return "\n".join(out) + "\n"
 
 
-def _count(lanes: Sequence[object], small: bool) -> int:
-    """Elements that a rank's lanes have added to the bands, which its box must stand before."""
-    return len(lanes) * (1 if small else 3)
+def _css(stage: int) -> str:
+    """The class of a stage's works, or of what stands in its place."""
+    return {WAITING: "wait", LAUNCH: "launch"}.get(stage, f"s{stage}")
 
 
-def _lane_height(lanes: int) -> float:
-    for most, height in ((8, 24.0), (20, 18.0), (48, 13.0), (96, 9.0), (192, 6.0)):
-        if lanes <= most:
-            return height
-    return 4.0
-
-
-def _rows(spans: Sequence[TraceSpan], top: float, height: float) -> tuple[list[_Row], float]:
-    """The lane's lines and its height: works that run at the same time stand below each other."""
-    numbers = stack(spans)
-    count = min(max(numbers, default=0) + 1, MAX_ROWS)
-    total = max(height, count * 5.0) if count > 1 else height
-    lines: list[list[TraceSpan]] = [[] for _ in range(count)]
-    for span, number in zip(spans, numbers, strict=True):
-        lines[min(number, count - 1)].append(span)
-    each = total / count
-    return [_Row(top + i * each, each, tuple(line)) for i, line in enumerate(lines)], total
-
-
-def _stage_css(trace: Trace, colours: Sequence[StageColour]) -> str:
-    css = [f".s{i} {{ fill: {c.colour}; }}\n" for i, c in enumerate(colours)]
-    if any(span.kind == "launch" for span in trace.spans):
-        css.append(f".launch {{ fill: {WHOLE.colour}; }}\n")
-    return "".join(css)
+def _stage_css(drawn: Timeline) -> str:
+    css = [f".{_css(i)} {{ fill: {c.colour}; }}\n" for i, c in enumerate(drawn.stages)]
+    return "".join(css) + (f".launch {{ fill: {WHOLE.colour}; }}\n" if LAUNCH in drawn.stage_of else "")
 
 
 def _summary(trace: Trace) -> str:
-    ranks = "1 rank" if trace.ranks == 1 else f"{trace.ranks} ranks"
-    return f"{trace.schedule}: {ranks}, {show_time(trace.duration)}, {clock_words(trace)}"
+    return f"{trace.schedule}: {count(trace.ranks, 'rank')}, {show_time(trace.duration)}, {clock_words(trace)}"
 
 
-def _header(trace: Trace, colours: Sequence[StageColour], small: bool) -> tuple[list[str], float]:
+def _header(drawn: Timeline) -> tuple[list[str], float]:
+    trace = drawn.trace
     lines = [
         f'<text class="title" x="22" y="34">{escape(_short(trace.schedule, 80))}</text>',
         f'<text class="title" x="{WIDTH - 18}" y="34" text-anchor="end">{show_time(trace.duration)}</text>',
         f'<text class="sub" x="22" y="54">{escape(about(trace))}</text>',
     ]
     x, y = 22.0, 78.0
-    keys = [(c.name, f"s{i}") for i, c in enumerate(colours)]
-    if any(span.kind == "wait" for span in trace.spans):
-        keys.append(("waiting", "wait"))
-    if any(span.kind == "launch" for span in trace.spans):
-        keys.append((WHOLE.name, "launch"))
-    for name, css in keys:
+    keys = [*((c.name, i) for i, c in enumerate(drawn.stages)), ("waiting", WAITING), (WHOLE.name, LAUNCH)]
+    for name, stage in (key for key in keys if key[1] >= 0 or key[1] in drawn.stage_of):
         text = _short(name, 40)
         width = 19 + 6.9 * len(text) + 20
         if x + width > WIDTH - 18:
             x, y = 22.0, y + 19
-        lines.append(f'<rect class="{css}" x="{x:g}" y="{y - 10:g}" width="13" height="13" rx="3"/>')
+        lines.append(f'<rect class="{_css(stage)}" x="{x:g}" y="{y - 10:g}" width="13" height="13" rx="3"/>')
         lines.append(f'<text class="key" x="{x + 19:g}" y="{y + 1:g}">{escape(text)}</text>')
         x += width
-    if not small:
+    if not drawn.small:
         lines.append(f'<text class="name" x="{WIDTH - 18}" y="{y + 22:g}" text-anchor="end">working</text>')
     return lines, y + 10
 
@@ -190,48 +140,40 @@ def _axis(trace: Trace, scale: float, y: float, first: float, bottom: float) -> 
     yield f'<line class="end" x1="{x:.2f}" y1="{first:g}" x2="{x:.2f}" y2="{bottom:g}"/>'
 
 
-def _draw_row(row: _Row, scale: float, css_of: dict[str, str], bin_width: float, titled: bool) -> Iterator[str]:
+def _draw_row(marks: Iterable[_Mark], top: float, height: float, titled: bool) -> Iterator[str]:
     merged: dict[str, list[str]] = {}
-    for mark in _marks(row.spans, scale, css_of, bin_width):
+    for mark in marks:
         if mark.span is None:
-            path = f"M{mark.left:.2f} {row.top:g}h{mark.width:.2f}v{row.height:g}h-{mark.width:.2f}z"
+            path = f"M{mark.left:.2f} {top:g}h{mark.width:.2f}v{height:g}h-{mark.width:.2f}z"
             merged.setdefault(mark.css, []).append(path)
             continue
         width = mark.width - 0.8 if mark.width > 3 else mark.width  # a hair between neighbours
-        box = f'class="{mark.css}" x="{mark.left:.2f}" y="{row.top:g}" width="{width:.2f}" height="{row.height:g}"'
-        if width > 6 and row.height > 6:
+        box = f'class="{mark.css}" x="{mark.left:.2f}" y="{top:g}" width="{width:.2f}" height="{height:g}"'
+        if width > 6 and height > 6:
             box += ' rx="2"'
         yield f"<rect {box}><title>{escape(_details(mark.span))}</title></rect>" if titled else f"<rect {box}/>"
-        words = _fitting(mark.span, width) if row.height >= 13 else None
+        words = _fitting(mark.span, width) if height >= 13 else None
         if words:
-            x, y = mark.left + width / 2, row.top + row.height / 2 + 3.6
+            x, y = mark.left + width / 2, top + height / 2 + 3.6
             yield f'<text class="in" x="{x:.2f}" y="{y:g}" text-anchor="middle">{escape(words)}</text>'
     for css, paths in merged.items():
         yield f'<path class="{css}" d="{"".join(paths)}"/>'
 
 
-def _marks(spans: Sequence[TraceSpan], scale: float, css_of: dict[str, str], bin_width: float) -> Iterator[_Mark]:
+def _marks(spans: Iterable[tuple[TraceSpan, str]], scale: float, bin_width: float) -> Iterator[_Mark]:
     """Spans at least a bin wide one by one; shorter ones as runs of bins, each in the colour it has most of."""
     bins: dict[int, dict[str, float]] = {}
-    for span in spans:
-        css = span.kind if span.kind in NO_WORK else css_of[base_name(span.stage)]
+    for span, css in spans:
         left, width = LEFT + span.start * scale, (span.stop - span.start) * scale
         if width >= bin_width:
             yield _Mark(left, width, css, span)
         else:
             shares = bins.setdefault(int((left + width / 2 - LEFT) / bin_width), {})
             shares[css] = shares.get(css, 0.0) + max(width, 1e-6)
-    run: tuple[int, int, str] | None = None
-    for number in sorted(bins):
-        css = max(bins[number], key=lambda c: (bins[number][c], c))
-        if run and run[1] == number and run[2] == css:
-            run = (run[0], number + 1, css)
-            continue
-        if run:
-            yield _Mark(LEFT + run[0] * bin_width, (run[1] - run[0]) * bin_width, run[2], None)
-        run = (number, number + 1, css)
-    if run:
-        yield _Mark(LEFT + run[0] * bin_width, (run[1] - run[0]) * bin_width, run[2], None)
+    most = {number: max(shares, key=lambda c: (shares[c], c)) for number, shares in sorted(bins.items())}
+    for (css, _), run in groupby(enumerate(most), key=lambda at: (most[at[1]], at[1] - at[0])):
+        numbers = [number for _, number in run]
+        yield _Mark(LEFT + numbers[0] * bin_width, len(numbers) * bin_width, css, None)
 
 
 def _fitting(span: TraceSpan, width: float) -> str | None:

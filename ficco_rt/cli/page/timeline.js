@@ -30,22 +30,10 @@ function timeline(root, run, view) {
   let lit = null, pointer = null, chosen = null, all = run.arrows.length <= 400;
   let held = null, hatch = null, stamp = -1, queued = false;
 
-  // lanes from top to bottom, each with its spans in the order of their starts
-  const tall = run.lanes.length <= 8 ? 26 : run.lanes.length <= 20 ? 20 : run.lanes.length <= 48 ? 14 : 10;
-  const bands = [];
-  let y = TOP;
-  run.lanes.forEach((lane, i) => {
-    if (i === 0 || run.lanes[i - 1].rank !== lane.rank) {
-      if (bands.length) { bands[bands.length - 1].bottom = y + 2; y += 10; }
-      bands.push({ rank: lane.rank, top: y });
-      y += 5;
-    }
-    lane.y = y; lane.spans = [];
-    lane.h = Math.max(tall, lane.rows > 1 ? Math.min(lane.rows, 8) * 8 : 0);
-    y += lane.h + 3;
-  });
-  if (bands.length) bands[bands.length - 1].bottom = y + 2;
-  const height = y + 10;
+  // places are those of `report/timeline.py`, below the axis
+  const bands = run.bands.map(([rank, top, bottom]) => ({ rank, top: top + TOP, bottom: bottom + TOP }));
+  for (const lane of run.lanes) { lane.y += TOP; lane.spans = []; }
+  const height = Math.max(TOP, ...bands.map((b) => b.bottom)) + 8;
   for (const s of spans) {
     run.lanes[s[LANE]].spans.push(s);
     longest[s[LANE]] = Math.max(longest[s[LANE]], s[LENGTH]);
@@ -74,8 +62,8 @@ function timeline(root, run, view) {
   }
   const dimmed = (s) => lit !== null && lit !== s[STAGE] || pathOnly && !path.has(s);
   function box(s) {
-    const lane = run.lanes[s[LANE]], rows = Math.min(lane.rows, 8), h = lane.h / rows;
-    return [lane.y + Math.min(s[ROW], rows - 1) * h, rows > 1 ? h - 1 : h];
+    const lane = run.lanes[s[LANE]], h = lane.h / lane.rows;
+    return [lane.y + s[ROW] * h, lane.rows > 1 ? h - 1 : h];
   }
   function pattern() {
     const tile = document.createElement("canvas");
