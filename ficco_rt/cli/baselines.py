@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from ..driver.api import CollectivesBy, Pool
     from ..exec.executor import Executor
+    from ..exec.ideal import Yardsticks
     from ..exec.operation import Exchange, Multiplication, Operation, Repeated
     from ..machine.model import Machine
     from ..plan.ir import Plan
@@ -30,47 +31,6 @@ FILLED = 0.9  # of the memory that is free: what the plans may take together
 
 Key = Literal["serial", "multiplying", "moving", "sharing"]
 ITERATIONS = "iterations one after the other"  # what serial is called where it is a repeated product and collective
-
-
-@dataclass(frozen=True, slots=True)
-class Yardsticks:
-    """Serial and ideal, in microseconds. `of`: the plan's operation, or the plan alone. `serial_by`: the schedule that
-    ran as serial; none: the products alone, then the copies alone. `turns`: how often each was run; 0: modelled.
-    `ideal_by`: what the way of the ideal sends in place of what the claims send; empty: it is the claims' way."""
-
-    serial: float
-    compute_alone: float
-    communication_alone: float
-    of: Literal["operation", "plan"]
-    serial_by: str = ""
-    turns: int = 0
-    iterations: int = 0  # of a repeated product and collective
-    collectives_alone: float = 0.0  # all of these, by the vendor's library
-    ideal_by: str = ""
-
-    @property
-    def measured(self) -> bool:
-        return self.turns > 0
-
-    @property
-    def ideal(self) -> float:
-        return max(self.compute_alone, self.communication_alone)
-
-
-def modelled(plan: Plan, machine: Machine, ranks_per_gpu: int = 1) -> Yardsticks:
-    """By the model of the machine."""
-    from ..exec.ideal import ideal
-
-    found = ideal(plan, machine, ranks_per_gpu)
-    return Yardsticks(
-        found.serial,
-        found.compute_alone,
-        found.communication_alone,
-        found.of,
-        iterations=found.iterations,
-        collectives_alone=found.collectives_alone,
-        ideal_by=found.by,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,21 +154,23 @@ class Baselines:
 
     def yardsticks(self, time: float, last: int = 0) -> Yardsticks:
         """`time` is the schedule's own, for where it is itself the serial one. `last`: of so many turns; 0: of all."""
+        from ..exec.ideal import Yardsticks
+
         found = {key: median(times[-last:]) for key, times in self._times.items()}
         multiplying, moving = found.get("multiplying", 0.0), found.get("moving", 0.0)
         serial = found.get("serial", time if self._plans.serial_by else multiplying + moving)
         turns = max(map(len, self._times.values()), default=1)
         plans, sharing = self._plans, found.get("sharing", 0.0)
         return Yardsticks(
-            serial,
             multiplying,
             moving,
+            serial,
             "operation",
-            plans.serial_by,
-            turns,
             plans.iterations,
             sharing,
             plans.ideal_by,
+            plans.serial_by,
+            turns,
         )
 
 

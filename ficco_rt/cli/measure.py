@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..driver.api import GPUS, DriverName, GpuName
 from ..report.job import Job
-from .baselines import UNASKED, Baselines, baseline_plans, modelled, turns_among
+from .baselines import UNASKED, Baselines, baseline_plans, turns_among
 from .console import Progress
 from .messages import say
 from .options import Options
@@ -28,6 +28,7 @@ def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
     with progress.step("modelling the run"):
         from ..compiler import compilation
         from ..device.collectives import calls_of
+        from ..exec.ideal import ideal
         from ..plan.codec import content_hash
         from ..sim.simulate import simulate
 
@@ -35,7 +36,7 @@ def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
         with compilation(job.plan.ranks):
             trace = simulate(job.plan, job.machine)
         host = (time.perf_counter() - start) * 1e6
-        yardsticks = modelled(job.plan, job.machine)
+        yardsticks = ideal(job.plan, job.machine)
     return Result(
         job=job,
         backend="sim",
@@ -65,6 +66,7 @@ def real_runs(
     Without --iters and without baselines, the verified run is the timed one."""
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
+        from ..exec.ideal import ideal
         from ..exec.inputs import fresh_inputs
         from ..exec.rounding import allowances
         from ..exec.verify import check_replay, verified_run
@@ -141,7 +143,7 @@ def real_runs(
                 host.pop()
         trace = executor.trace
         devices, collectives = executor.driver.describe(), executor.driver.collectives
-        yardsticks = baselines.yardsticks(median(times)) if baselines else modelled(job.plan, job.machine, shared)
+        yardsticks = baselines.yardsticks(median(times)) if baselines else ideal(job.plan, job.machine, shared)
     if group is not None:
         times = _slowest(group, times, timeout)
     return Result(

@@ -23,9 +23,9 @@ from .console import Style, table
 from .messages import error_record
 
 if TYPE_CHECKING:
+    from ..exec.ideal import Yardsticks
     from ..exec.verify import Verification
     from ..trace.model import Trace
-    from .baselines import Yardsticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +190,11 @@ def _times(result: Result, trace: Trace, yardsticks: Yardsticks) -> dict[str, ob
 
 def _modelled(result: Result) -> dict[str, object] | None:
     """What the model says of the run, beside what was measured; None where it was not asked, or is all there is."""
-    from .baselines import modelled
+    from ..exec.ideal import ideal
 
     if result.modelled is None:
         return None
-    yardsticks = modelled(result.job.plan, result.job.machine)
+    yardsticks = ideal(result.job.plan, result.job.machine)
     return {"time_us": result.modelled.duration, **_times(result, result.modelled, yardsticks)}
 
 

@@ -22,9 +22,10 @@ from ..graph.overrides import NOTHING, apart, engine_of, value_of, with_said
 if TYPE_CHECKING:
     from ..device.ir import DeviceLaunch
     from ..driver.api import CollectivesBy
+    from ..exec.ideal import Yardsticks
     from ..machine.model import Device, Machine
     from ..plan.ir import Plan
-    from .baselines import Baselines, Yardsticks
+    from .baselines import Baselines
 
 Setting: TypeAlias = Mapping[str, object]  # what queues say, and perhaps params, in place of the text
 KIB = 1 << 10
@@ -180,12 +181,12 @@ def left_free(plan: Plan, machine: Machine) -> tuple[int | None, int | None]:
 def modelled_row(setting: Setting, plan: Plan, machine: Machine, made: str) -> Row:
     """By the virtual clock."""
     from ..compiler import compilation
+    from ..exec.ideal import ideal
     from ..sim.simulate import simulate
-    from .baselines import modelled
 
     with compilation(plan.ranks):
         time = simulate(plan, machine).duration
-    return timed_row(setting, plan, machine, made, time, modelled(plan, machine))
+    return timed_row(setting, plan, machine, made, time, ideal(plan, machine))
 
 
 def timed_row(setting: Setting, plan: Plan, machine: Machine, made: str, time: float, found: Yardsticks) -> Row:

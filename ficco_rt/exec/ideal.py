@@ -24,10 +24,11 @@ from .operation import Exchange, Operation, Way, operation_of
 
 
 @dataclass(frozen=True, slots=True)
-class Ideal:
-    """Microseconds, modelled. `of`: the yardsticks of the plan's operation, or of this plan alone. Of a plan that
-    repeats a product and its collective: how many `iterations`, and all collectives alone by the vendor's library.
-    `by`: what the ideal's way sends in place of what the claims send (`Way.by`)."""
+class Yardsticks:
+    """Microseconds. `of`: the yardsticks of the plan's operation, or of this plan alone. Of a plan that repeats a
+    product and its collective: how many `iterations`, and all collectives alone by the vendor's library. `ideal_by`:
+    what the ideal's way sends in place of what the claims send (`Way.by`). `serial_by`: the schedule that ran as
+    serial; none: computing alone, then moving alone. `turns`: how often each was run; 0: modelled."""
 
     compute_alone: float
     communication_alone: float
@@ -35,28 +36,34 @@ class Ideal:
     of: Literal["operation", "plan"]
     iterations: int = 0
     collectives_alone: float = 0.0
-    by: str = ""
+    ideal_by: str = ""
+    serial_by: str = ""
+    turns: int = 0
 
     @property
-    def time(self) -> float:
+    def measured(self) -> bool:
+        return self.turns > 0
+
+    @property
+    def ideal(self) -> float:
         """Perfect overlap: the longer of the two hides the other."""
         return max(self.compute_alone, self.communication_alone)
 
 
-def ideal(plan: Plan, machine: Machine, ranks_per_gpu: int = 1) -> Ideal:
+def ideal(plan: Plan, machine: Machine, ranks_per_gpu: int = 1) -> Yardsticks:
     """The yardsticks of the plan's operation, or of the plan."""
     operation = operation_of(plan)
     if operation is not None:
         return ideal_of(operation, machine, ranks_per_gpu)
     shared = replace(machine, ranks=-(-plan.ranks // ranks_per_gpu))
     compute, communication = _compute(plan, machine, ranks_per_gpu), _communication(plan, shared, ranks_per_gpu)
-    return Ideal(compute, communication, compute + communication, "plan")
+    return Yardsticks(compute, communication, compute + communication, "plan")
 
 
 # ---------------------------------------------------------------- of an operation
 
 
-def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> Ideal:
+def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> Yardsticks:
     """The yardsticks of an operation.
 
     ideal: of the ways to compute it the one that takes least (`best_way`), and of that way the longer of two times.
@@ -78,7 +85,7 @@ def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> 
     collectives = sum(_collective(exchange, machine, ranks_per_gpu) for exchange in usual.exchanges)
     times, repeated = float(operation.times), operation.repeated
     fixed = len(way.multiplications) * machine.device.launch_time
-    return Ideal(
+    return Yardsticks(
         times * (compute - fixed) + fixed,
         times * (communication - _fixed(machine)) + _fixed(machine) if communication else 0.0,
         times * (_multiplying(usual, machine, ranks_per_gpu) + collectives),

@@ -146,7 +146,7 @@ def _yardstick(serial: Trial, scenario: Scenario, machine: Machine) -> tuple[flo
         found = ideal(compiler.plan_of(graph, machine.as_one_node(), trusted=True), machine)
     except (ScheduleError, UsageError):
         return None, None
-    return round(found.serial, 4), round(found.time, 4)
+    return round(found.serial, 4), round(found.ideal, 4)
 
 
 def _words(error: Exception) -> str:

@@ -322,7 +322,7 @@ def test_ideal_of_a_plan_that_claims_nothing() -> None:
     found = ideal(made, MACHINE)
     assert found.compute_alone == pytest.approx(4000 + 3)
     assert found.communication_alone == 4000 + 9
-    assert found.time == 4009
+    assert found.ideal == 4009
     assert found.serial == pytest.approx(8012)
     assert found.of == "plan"
     # thin: A and G (its other half) 2 · 1 · 100, B 100 · 100 and C 2 · 100 elements of 4 bytes at 100 a microsecond

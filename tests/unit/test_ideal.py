@@ -76,7 +76,7 @@ def test_all_schedules_of_an_operation_have_the_same_yardsticks(kind: str) -> No
             assert len(found) == 1
             (one,) = found
             assert one.of == "operation"
-            assert 0 < one.time <= one.serial
+            assert 0 < one.ideal <= one.serial
 
 
 def test_a_users_own_schedule_has_the_yardsticks_of_its_operation() -> None:
@@ -106,7 +106,7 @@ def test_serial_and_ideal_of_a_gather() -> None:
     # the rows stay: three shards of B come, and go 1024 × 16 of the result to each peer
     assert best_way(one, machine()) == one.ways[1]
     found = ideal(plan, machine())
-    assert found.by == "sending B and products in place of A"
+    assert found.ideal_by == "sending B and products in place of A"
     assert found.communication_alone == 2 + 4 * (3 * 64 * 16 + 3 * 1024 * 16) / 10
     operands = 4 * (1024 * 64 + 64 * 64 + 1024 * 64)
     assert found.compute_alone == 3 + operands / MEMORY
@@ -161,8 +161,8 @@ def test_what_sends_something_smaller_does_not_beat_the_ideal(kind: str) -> None
     one, time = operation(plan), ficco_rt.simulate(plan, node).duration
     assert best_way(one, node) == one.ways[1]
     sent = {"ag_gemm": "sending B and products in place of A", "gemm_rs": "sending A and B in place of products"}
-    assert (one.usual.by, ideal_of(one, node).by) == ("", sent[kind])
-    assert ideal_of(Operation(4, (one.usual,)), node).time > time > ideal_of(one, node).time
+    assert (one.usual.by, ideal_of(one, node).ideal_by) == ("", sent[kind])
+    assert ideal_of(Operation(4, (one.usual,)), node).ideal > time > ideal_of(one, node).ideal
 
 
 def test_claims_that_share_a_value_pay_for_it_once() -> None:
