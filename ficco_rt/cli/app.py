@@ -93,25 +93,24 @@ def target(metavar: str, complete: Any = None, name: str = "target", **more: Any
 
 schedule_target = target("SCHEDULE", complete_schedules)
 candidates_option = option(
-    "--candidates",
-    "FILE.json",
+    "--candidates FILE.json",
     "Choose among these: a list of schedules, or of {schedule, params}.",
     or_else="the shipped ones",
 )
 
 
 def backend_option(words: str, help: str, or_else: str = "") -> Decorator:
-    return option("--backend", words, help, "auto", or_else=or_else)
+    return option(f"--backend {words}", help, "auto", or_else=or_else)
 
 
-def output_option(metavar: str, help: str, or_else: str = "", **more: Any) -> Decorator:
-    return option("--output -o", metavar, help, or_else=or_else, **more)
+def output_option(file: str, help: str, or_else: str = "", **more: Any) -> Decorator:
+    return option(f"--output -o {file}", help, or_else=or_else, **more)
 
 
 @verb(
     "Write a first schedule.",
     target("FILE.ficco", name="file"),
-    option("--like", "SCHEDULE", "Copy this one, such as ag_gemm/streamed.", shell_complete=complete_schedules),
+    option("--like SCHEDULE", "Copy this one, such as ag_gemm/streamed.", shell_complete=complete_schedules),
 )
 def init() -> None:
     """Write a first schedule to a new file, to be changed and run."""
@@ -121,8 +120,7 @@ def init() -> None:
     "Prove schedules, check their plans, warn of slow text.",
     target("SCHEDULE|plan.json...", complete_schedules, "targets", nargs=-1, required=True),
     option(
-        "--gpus -n",
-        "N,N,...",
+        "--gpus -n N,N,...",
         "Numbers of ranks to check at.",
         or_else="8, those of a machine's file if it has fewer, or the plan's own",
     ),
@@ -138,7 +136,7 @@ def check() -> None:
 
 @verb(
     "Serve editors: mistakes, hovers, definitions, names.",
-    number("--tcp", 1, 65535, "Serve one editor on a port of this machine.", metavar="PORT"),
+    number("--tcp PORT", 1, 65535, "Serve one editor on a port of this machine."),
     alone=True,
 )
 def lsp() -> None:
@@ -164,22 +162,12 @@ def compile_() -> None:
     """Write the proven, checked plan of a schedule as JSON; `-` is standard input."""
 
 
-@verb(
-    None,
-    target("[OPERATION]", complete_operations, "operation", required=False),
-    json_option,
-    alone=True,
-)
+@verb(None, target("[OPERATION]", complete_operations, "operation", required=False), json_option, alone=True)
 def list_() -> None:
     """The schedules that come with ficco, or those of one operation, such as ag_gemm."""
 
 
-@verb(
-    "Tell in plain words what a schedule does.",
-    schedule_target,
-    bound_options,
-    json_option,
-)
+@verb("Tell in plain words what a schedule does.", schedule_target, bound_options, json_option)
 def explain() -> None:
     """Tell in plain words what a schedule does: stages, bytes a link, operations, memory, what waits for what.
 
@@ -191,8 +179,8 @@ def explain() -> None:
     "Measure this machine's GPUs.",
     gpus_option("all GPUs, 8 at most"),
     backend_option("auto|cuda|hip", "Whose GPUs are measured."),
-    number("--seconds", 5, 3600, "How long it may take.", 110),
-    option("--name", "NAME", "What the machine is called.", or_else="by its GPUs"),
+    number("--seconds N", 5, 3600, "How long it may take.", 110),
+    option("--name NAME", "What the machine is called.", or_else="by its GPUs"),
     output_option("FILE.toml", "Write the machine to a file, for --machine."),
     json_option,
     alone=True,
@@ -223,13 +211,12 @@ def machine() -> None:
     target("OPERATION", complete_operations, "operation"),
     bound_options,
     option(
-        "--by",
-        "rules|model|measured",
+        "--by rules|model|measured",
         "What chooses: closed rules, simulation, or times that `ficco tune` measured.",
         or_else="rules; the model on a mesh, where no rule was measured",
     ),
     candidates_option,
-    option("--measured", "FILE.json", "Measured times to go by.", or_else="your own"),
+    option("--measured FILE.json", "Measured times to go by.", or_else="your own"),
     json_option,
 )
 def choose() -> None:
@@ -245,10 +232,10 @@ def choose() -> None:
     gpus_option("all GPUs"),
     set_option,
     backend_option("auto|cuda|hip", "The GPUs to measure on."),
-    number("--ranks-per-gpu", 1, 1024, "Ranks that share a GPU.", 1),
-    number("--best", 1, 100, "Candidates of the model's ranking.", 4),
-    number("--rounds", 1, 1000, "Passes over them.", 3),
-    number("--iters", 1, MANY, "Runs of a pass.", 10),
+    number("--ranks-per-gpu N", 1, 1024, "Ranks that share a GPU.", 1),
+    number("--best N", 1, 100, "Candidates of the model's ranking.", 4),
+    number("--rounds N", 1, 1000, "Passes over them.", 3),
+    number("--iters N", 1, MANY, "Runs of a pass.", 10),
     flag("--no-verify", "Do not compare the candidates' results with a reference."),
     candidates_option,
     flag("--merge", "Put files of measured times together in one, -o; nothing is measured."),
@@ -265,7 +252,7 @@ def tune() -> None:
     target("trace.json", name="trace"),
     output_option("FILE.svg|html", "The picture to write.", "a sketch on the terminal"),
     flag("--works", "Print when the works inside streamed launches waited, began and ended."),
-    option("--against", "trace.json", "With --works: the same works of another trace beside them."),
+    option("--against trace.json", "With --works: the same works of another trace beside them."),
 )
 def timeline() -> None:
     """Draw a trace that `ficco-run --trace` wrote."""
@@ -310,34 +297,30 @@ def schema() -> None:
 @verb(
     "Model many schedules on many sizes and machines.",
     target("OPERATION|TABLE", complete_explored),
-    option("--scenarios", "FILE.json", "Sizes under names.", or_else="ficco's own, unless --set gives all sizes"),
-    option("--only", "TEXT", "Only scenarios with this in their names. Repeatable.", multiple=True),
+    option("--scenarios FILE.json", "Sizes under names.", or_else="ficco's own, unless --set gives all sizes"),
+    option("--only TEXT", "Only scenarios with this in their names. Repeatable.", multiple=True),
     option(
-        "--set settings",
-        "NAME=VALUES",
+        "--set settings NAME=VALUES",
         "Values of a size or type: M=1024,4096, M=1024..16384*2 or M=1024..4096+1024. All combinations are scenarios, "
         "or are made of each scenario of a file. Repeatable.",
         multiple=True,
     ),
     option(
-        "--schedules",
-        "PATTERN",
+        "--schedules PATTERN",
         "Schedules of the operation, such as uniform_*, or a .ficco file; the serial one always takes part. "
         "Repeatable.",
         or_else="all",
         multiple=True,
     ),
     option(
-        "--param params",
-        "NAME=VALUES",
+        "--param params NAME=VALUES",
         "Values of a param that schedules leave open. Repeatable.",
         or_else="chunks=1,2,4,8",
         multiple=True,
     ),
-    option("--gpus -n", "N,N,...", "Numbers of ranks.", or_else="8, or those of a machine's file if it has fewer"),
+    option("--gpus -n N,N,...", "Numbers of ranks.", or_else="8, or those of a machine's file if it has fewer"),
     option(
-        "--machine machines",
-        "NAME|FILE.toml",
+        "--machine machines NAME|FILE.toml",
         "A machine to model time on, stored or a file's. Repeatable.",
         or_else="h200-switch",
         multiple=True,
@@ -346,9 +329,9 @@ def schema() -> None:
     output_option(
         "FILE.csv|json", "The table, written row by row. Rows that are there, made by this version, are not made again."
     ),
-    option("--plot", "FOLDER", "Draw speed-ups, winners and losses into a folder, as SVG."),
-    option("--measured", "FILE.json", "Compare with what `python -m tools.bench --json FILE.json` has measured."),
-    number("--jobs -j", 1, 1024, "Processes.", or_else="one a core"),
+    option("--plot FOLDER", "Draw speed-ups, winners and losses into a folder, as SVG."),
+    option("--measured FILE.json", "Compare with what `python -m tools.bench --json FILE.json` has measured."),
+    number("--jobs -j N", 1, 1024, "Processes.", or_else="one a core"),
     json_option,
 )
 def explore() -> None:
@@ -366,14 +349,10 @@ def explore() -> None:
     schedule_target,
     gpus_option("all GPUs, 8 without any"),
     option(
-        "--set given",
-        "NAME=VALUE",
-        "A param's value, or what a queue says, in all settings. Repeatable.",
-        multiple=True,
+        "--set given NAME=VALUE", "A param's value, or what a queue says, in all settings. Repeatable.", multiple=True
     ),
     option(
-        "--sweep",
-        "NAME=VALUES",
+        "--sweep NAME=VALUES",
         "Try these instead: all combinations of compute.sms=100,116,132, vendor.priority=none,high, chunks=1,2. "
         "Repeatable.",
         or_else="each control that the schedule has, with priority and without",
@@ -381,22 +360,17 @@ def explore() -> None:
     ),
     backend_option("auto|cuda|hip|sim", "What measures; sim models.", "auto, GPUs if there are any"),
     machine_option,
-    number("--iters", 1, 10_000, "Runs of a setting.", 3),
-    number("--timeout", 1, MANY, "How long a run may take before its setting is given up.", 20, metavar="SECONDS"),
+    number("--iters N", 1, 10_000, "Runs of a setting.", 3),
+    number("--timeout SECONDS", 1, MANY, "How long a run may take before its setting is given up.", 20),
     flag("--graph/--no-graph", "Measure replays of graphs."),
     option(
-        "--collectives",
-        None,
-        "What makes the collectives on GPUs.",
-        "auto",
-        type=click.Choice(["auto", "library", "copies"]),
+        "--collectives", "What makes the collectives on GPUs.", "auto", type=click.Choice(["auto", "library", "copies"])
     ),
     option(
-        "--rows rows_file",
-        "FILE.json",
+        "--rows rows_file FILE.json",
         "The table, written after each setting. Settings that are there are not tried again.",
     ),
-    option("--plot", "FILE.svg", "Draw time over sequential against what was left free."),
+    option("--plot FILE.svg", "Draw time over sequential against what was left free."),
     output_option("COPY.ficco", "Write a copy of the schedule that says the best setting."),
     json_option,
 )
@@ -414,13 +388,12 @@ def shape() -> None:
     machine_option,
     gpus_option(),
     option(
-        "--set settings",
-        "NAME=VALUES",
+        "--set settings NAME=VALUES",
         "Sizes of a GPU's GEMM, M, N and K, and its type T: M=256..16384*2.",
         or_else="M=256..16384*2 N=4096 K=8192 T=bf16",
         multiple=True,
     ),
-    option("--pieces", "N,N,...", "Numbers of pieces.", "2,4,8,16"),
+    option("--pieces N,N,...", "Numbers of pieces.", "2,4,8,16"),
     output_option("FILE.svg", "Draw it instead of printing it."),
     json_option,
     alone=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from itertools import product
 from math import prod
@@ -15,7 +14,7 @@ from ..report.request import machine_of
 from ..report.settings import SettingValue, parse_choices
 from ..report.wording import count
 from .console import Progress, Style, table
-from .messages import print_json
+from .messages import tell
 
 DRAWING = FileKind("drawing", (".svg",))
 _SIZES: dict[str, tuple[SettingValue, ...]] = {
@@ -40,13 +39,8 @@ def characterise(
         found = losses(target, operators, _pieces(pieces), dtype)
     if output is not None:
         write_atomic(output, signatures(found))
-    if as_json:
-        print_json(_record(found))
-    elif output is not None:
-        sys.stdout.write(f"{output}: losses of {found.machine}, {found.source}\n")
-    else:
-        sys.stdout.write(_text(found, Style(sys.stdout)))
-    return 0
+    written = output and f"{output}: losses of {found.machine}, {found.source}\n"
+    return tell(as_json, lambda: _record(found), lambda style: written or _text(found, style))
 
 
 def _operators(choices: dict[str, tuple[SettingValue, ...]]) -> tuple[list[Operator], str]:

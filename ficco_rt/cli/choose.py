@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from ..report.settings import parse_settings
 from ..report.sources import show_path
 from ..report.wording import count, set_text, show_about, show_time
 from .console import Progress, Style, table
-from .messages import print_json, say
+from .messages import say, tell
 
 if TYPE_CHECKING:
     from ..machine.model import Machine
@@ -52,11 +51,7 @@ def choose(
         made = chosen(operation, settings, on, by, candidates, measured)
     if (more := joins_more(on)) is not None and not is_file(machine or ""):
         say(f"warning: {more[0]}\n  help: {more[1]}")
-    if as_json:
-        print_json(record(made))
-    else:
-        sys.stdout.write(report(made, Style(sys.stdout)))
-    return 0
+    return tell(as_json, lambda: record(made), lambda style: report(made, style))
 
 
 def chosen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from ..report.request import Request
 from ..report.schedule_facts import Facts, gather, least_and_most
 from ..report.wording import count, join_words, show_bytes, show_flops, show_params, show_time
 from .console import Progress, Style, table
-from .messages import print_json, warn
+from .messages import tell, warn
 
 _NOUNS = {"gemm": "GEMM", "reduce": "sum", "collective": "call", "launch": "launch"}
 SHAPES = 3  # different sizes of a stage's operations that are listed
@@ -22,12 +21,10 @@ def explain(target: str, gpus: int | None, settings: tuple[str, ...], machine: s
     why = "; explain works on the schedule, 'ficco-run --emit plan' prints a plan"
     job = compile_job(Request.of(target, gpus, settings, machine, why), Progress().step)
     facts = gather(job)
-    if as_json:
-        print_json(facts)
-    else:
-        sys.stdout.write(render(facts, Style(sys.stdout)))
+    code = tell(as_json, lambda: facts, lambda style: render(facts, style))
+    if not as_json:
         warn(job.warnings, job.texts)
-    return 0
+    return code
 
 
 def render(facts: Facts, style: Style) -> str:

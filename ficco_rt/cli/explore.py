@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
@@ -30,7 +29,7 @@ from ..report.wording import count, show_time
 from ..select.candidates import open_params, shown
 from .characterise import OPERATORS
 from .console import Progress, Style, table
-from .messages import print_json, say
+from .messages import say, tell
 
 NOTHING = 2  # the exit code if nothing that was asked for has a time: the question fits no schedule here
 _SHOWN = 200  # lines of the summary; a table has all
@@ -77,10 +76,7 @@ def explore(
             f"{measured}: has measured none of these schedules and params at these sizes and numbers of ranks"
         )
     drawn = _draw(plot, rows, pairs, found, progress) if plot is not None else []
-    if as_json:
-        print_json(_record(rows, pairs, drawn))
-    else:
-        sys.stdout.write(_text(rows, pairs, drawn, Style(sys.stdout)))
+    tell(as_json, lambda: _record(rows, pairs, drawn), lambda style: _text(rows, pairs, drawn, style))
     asked = asked_for(tried)
     return 0 if any(row.time is not None for row in rows if not asked or row.schedule in asked) else NOTHING
 

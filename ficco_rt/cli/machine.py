@@ -14,7 +14,7 @@ from ..machine.tables import TITLES
 from ..machine.units import Unit, figure
 from ..report.wording import count, show_bytes
 from .console import Style, table
-from .messages import print_json
+from .messages import tell
 
 _INSTRUCTIONS = {"sm90": "wgmma, TMA", "sm80": "mma.sync, cp.async", "mfma": "MFMA"}
 _MADE_FOR = {"sm80": (8, 12)}  # generations that have no instructions for matrices but these
@@ -34,23 +34,16 @@ def machine(target: str | None, output: str | None, as_json: bool) -> int:
     if output is not None:
         file.save(machine, output)
         sys.stdout.write(f"{output}: {machine.name}, {_measured(machine)}\n")
-    elif as_json:
-        print_json(record(machine))
-    else:
-        sys.stdout.write(render(machine, Style(sys.stdout)))
-    return 0
+        return 0
+    return tell(as_json, lambda: record(machine), lambda style: render(machine, style))
 
 
 def _list(as_json: bool) -> int:
     from ..machine.profiles import NAMES, stored
 
     machines = [stored(name) for name in NAMES]
-    if as_json:
-        print_json({"machines": [record(machine) for machine in machines]})
-        return 0
     rows = [(m.name, count(m.ranks, "rank"), m.device.name, linked(m), _measured(m)) for m in machines]
-    sys.stdout.write(table(rows, indent="") + "\n")
-    return 0
+    return tell(as_json, lambda: {"machines": list(map(record, machines))}, lambda _: table(rows, indent="") + "\n")
 
 
 # ---------------------------------------------------------------- facts

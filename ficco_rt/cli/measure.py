@@ -37,21 +37,9 @@ def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
             trace = simulate(job.plan, job.machine)
         host = (time.perf_counter() - start) * 1e6
         yardsticks = ideal(job.plan, job.machine)
-    return Result(
-        job=job,
-        backend="sim",
-        devices="",
-        collectives="copies and sums: the model has no library of collectives" if calls_of(job.plan) else "",
-        graph=False,
-        plan_hash=content_hash(job.plan),
-        seed=seed,
-        order=None,
-        verification=None,
-        trace=trace,
-        times=(trace.duration,),
-        host=(host,),
-        yardsticks=yardsticks,
-    )
+    made_by = "copies and sums: the model has no library of collectives" if calls_of(job.plan) else ""
+    hash_, times = content_hash(job.plan), (trace.duration,)
+    return Result(job, "sim", hash_, seed, trace, times, (host,), yardsticks, made_by)
 
 
 def real_runs(
@@ -149,18 +137,18 @@ def real_runs(
     return Result(
         job=job,
         backend=backend,
-        processes=1 if group is None else group.size,
-        devices=devices,
-        collectives=collectives,
-        graph=bool(options.graph),
         plan_hash=plan_hash,
         seed=options.seed,
-        order=order if backend == "host" else None,
-        verification=verification,
         trace=trace,
         times=tuple(times),
         host=tuple(host),
         yardsticks=yardsticks,
+        collectives=collectives,
+        devices=devices,
+        graph=bool(options.graph),
+        order=order if backend == "host" else None,
+        verification=verification,
+        processes=1 if group is None else group.size,
     )
 
 

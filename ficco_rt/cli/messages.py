@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import PurePath
 
@@ -93,6 +93,15 @@ def warn(diagnostics: Iterable[Diagnostic], texts: Mapping[str, str]) -> None:
     sources, style = Sources(texts), Style(sys.stderr)
     for diagnostic in diagnostics:
         say(show_diagnostic(diagnostic, sources, style, "warning: "))
+
+
+def tell(as_json: bool, record: Callable[[], object], words: Callable[[Style], str]) -> int:
+    """A command's result on stdout: as one object, or in words. Its exit code, 0."""
+    if as_json:
+        print_json(record())
+    else:
+        sys.stdout.write(words(Style(sys.stdout)))
+    return 0
 
 
 def print_json(value: object) -> None:

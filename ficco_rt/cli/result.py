@@ -34,17 +34,17 @@ class Result:
 
     job: Job
     backend: str
-    devices: str
-    collectives: str  # what makes them; nothing where the plan has none
-    graph: bool
     plan_hash: str
     seed: int
-    order: str | None
-    verification: Verification | None
     trace: Trace
     times: tuple[float, ...]
     host: tuple[float, ...]
     yardsticks: Yardsticks
+    collectives: str  # what makes them; nothing where the plan has none
+    devices: str = ""
+    graph: bool = False
+    order: str | None = None
+    verification: Verification | None = None
     processes: int = 1  # that the ranks were in
     modelled: Trace | None = None  # of a measured run: the same plan on the virtual clock
 

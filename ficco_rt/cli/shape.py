@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +23,7 @@ from ..report.request import Request, machine_at_hand, resolve
 from ..report.settings import parse_choices
 from ..report.wording import count, show_time
 from .console import Progress, Style, table
-from .messages import print_json, say
+from .messages import say, tell
 from .shape_apart import by_threads, made_apart, threads_said
 from .shaping import Effort, Row, Setting, measured_row, modelled_row, row_of, settings, swept, told
 
@@ -89,10 +88,11 @@ def shape(
         text = source.data.decode("utf-8")
         write_atomic(output, written(text, source.name, dict(best.setting)))
         wrote.append(output)
-    if as_json:
-        print_json(_record(rows, best, schedule, found, driver, wrote))
-    else:
-        sys.stdout.write(_text(rows, timed, schedule, found, driver, wrote, Style(sys.stdout)))
+    tell(
+        as_json,
+        lambda: _record(rows, best, schedule, found, driver, wrote),
+        lambda style: _text(rows, timed, schedule, found, driver, wrote, style),
+    )
     return 0 if best is not None else NOTHING
 
 

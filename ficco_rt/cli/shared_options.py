@@ -35,22 +35,25 @@ def whole_number(least: int, most: int) -> Callable[[object], int]:
 
 
 def option(
-    names: str, metavar: str | None, help: str, default: str | int | None = None, *, or_else: str = "", **more: Any
+    form: str, help: str, default: str | int | None = None, *, or_else: str = "", **more: Any
 ) -> Callable[[F], F]:
-    """An option, by its names with blanks between. The help ends with the default, or with what happens without the
-    option: `or_else`. A metavar that lists words (`auto|cuda`) is what shells complete the option to."""
+    """An option. `form`: its names with blanks between, then what it takes, as in `--gpus -n N`. The help ends with the
+    default, or with what happens without the option: `or_else`. Shells complete words that are listed: `auto|cuda`."""
+    *names, takes = form.split()
+    if (takes.islower() and takes.isidentifier()) or takes.startswith("-"):
+        names, takes = form.split(), ""
     words = or_else or default
-    text = help if words is None or (more.get("multiple") and not or_else) else f"{help}  [default: {words}]"
-    if metavar is not None and re.fullmatch(r"[a-z]+(\|[a-z]+)+", metavar):
-        more["shell_complete"] = complete_from(metavar.split("|"))
-    return click.option(*names.split(), metavar=metavar, help=text, default=default, **more)
+    text = help if words is None else f"{help}  [default: {words}]"
+    if re.fullmatch(r"[a-z]+(\|[a-z]+)+", takes):
+        more["shell_complete"] = complete_from(takes.split("|"))
+    return click.option(*names, metavar=takes or None, help=text, default=default, **more)
 
 
 def number(
-    names: str, least: int, most: int, help: str, default: int | None = None, *, or_else: str = "", metavar: str = "N"
+    form: str, least: int, most: int, help: str, default: int | None = None, *, or_else: str = ""
 ) -> Callable[[F], F]:
     """An option that takes a whole number."""
-    return option(names, metavar, help, default, or_else=or_else, type=whole_number(least, most))
+    return option(form, help, default, or_else=or_else, type=whole_number(least, most))
 
 
 def flag(names: str, help: str, default: bool | None = False, *, or_else: str = "") -> Callable[[F], F]:
@@ -119,22 +122,20 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def gpus_option(or_else: str = "8, or those of a machine's file if it has fewer") -> Callable[[F], F]:
-    return number("--gpus -n", 1, 1024, "Ranks, one a GPU.", or_else=or_else)
+    return number("--gpus -n N", 1, 1024, "Ranks, one a GPU.", or_else=or_else)
 
 
 version_option = click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
 )
 set_option = option(
-    "--set settings",
-    "NAME=VALUE",
+    "--set settings NAME=VALUE",
     "Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. QUEUE.ATTRIBUTE=VALUE says "
     "an attribute of a queue, such as compute.sms=100. Repeatable.",
     multiple=True,
 )
 machine_option = option(
-    "--machine",
-    "NAME|FILE.toml",
+    "--machine NAME|FILE.toml",
     "The machine to compile for and to model time on: a stored one (see `ficco machine`) or a file's.",
     or_else="h200-switch",
     shell_complete=complete_machines,
@@ -142,21 +143,20 @@ machine_option = option(
 trust_option = flag("--trust", "Let a stored plan name kernels' files outside of its folder (docs/trust.md).")
 json_option = flag("--json as_json", "Print one JSON object on stdout and nothing else.")
 bound_options = all_of(gpus_option(), set_option, machine_option)  # what binds the sizes of a schedule
-ranks_per_gpu = number("--ranks-per-gpu", 1, 1024, "Ranks that share a GPU, so that fewer GPUs do.", 1)
+ranks_per_gpu = number("--ranks-per-gpu N", 1, 1024, "Ranks that share a GPU, so that fewer GPUs do.", 1)
 
 run_options = all_of(
     click.argument("target", metavar="SCHEDULE|OPERATION|plan.json", shell_complete=complete_targets),
     gpus_option("all GPUs, 8 without any, or the plan's own"),
     set_option,
     option(
-        "--backend",
-        "auto|cuda|hip|host|sim",
+        "--backend auto|cuda|hip|host|sim",
         "What runs it; auto takes GPUs if there are any, sim models time alone.",
         "auto",
     ),
     ranks_per_gpu,
     number(
-        "--node",
+        "--node N",
         1,
         1 << 16,
         "GPUs that reach each other's memory; an NVLink domain may hold several machines.",
@@ -169,28 +169,26 @@ run_options = all_of(
     ),
     option(
         "--collectives",
-        None,
         "What makes those of the plan on GPUs: NCCL or RCCL, or copies and sums of ours.",
         "auto",
         or_else="auto, the library where it is installed and each rank has a GPU of its own",
         type=click.Choice(["auto", "library", "copies"]),
     ),
-    number("--timeout", 1, MANY, "How long a run on GPUs may take before it is given up.", 60, metavar="SECONDS"),
+    number("--timeout SECONDS", 1, MANY, "How long a run on GPUs may take before it is given up.", 60),
     machine_option,
     option(
-        "--order",
-        "ORDER",
+        "--order ORDER",
         "What the host backend takes first: fifo, random:SEED, adversarial or lazy:STREAM.",
         or_else="fifo",
     ),
     number(
-        "--iters",
+        "--iters N",
         1,
         MANY,
         "Timed runs besides the verified one; the median counts.",
         or_else="3 on GPUs with baselines, else the verified run is timed",
     ),
-    number("--warmup", 0, MANY, "Runs before the timed ones.", 0),
+    number("--warmup N", 0, MANY, "Runs before the timed ones.", 0),
     flag(
         "--baselines/--no-baselines",
         "On GPUs, measure serial and ideal in turn with the timed runs, or have them modelled.",
@@ -201,37 +199,33 @@ run_options = all_of(
         "--exact", "Verify on integers alone, which nothing rounds: results must be equal.", or_else="random data, too"
     ),
     flag("--no-verify", "Do not compare the result with a reference."),
-    number("--seed", 0, 2**63 - 1, "Seed of the random inputs.", 0),
-    option("--trace", "FILE.json", "Write what happened when, for ui.perfetto.dev and `ficco timeline`."),
-    option("--timeline", "FILE.svg|html", "Draw what happened when."),
+    number("--seed N", 0, 2**63 - 1, "Seed of the random inputs.", 0),
+    option("--trace FILE.json", "Write what happened when, for ui.perfetto.dev and `ficco timeline`."),
+    option("--timeline FILE.svg|html", "Draw what happened when."),
     option(
-        "--report",
-        "FILE.html",
+        "--report FILE.html",
         "Write a page with all of it: what ran and why, verdicts, timeline, where the time went, stages.",
     ),
     option(
         "--emit",
-        None,
         "Print this instead of running.",
         type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json", "run-plan"]),
     ),
     option(
         "--mode",
-        None,
         "With --emit device-plan: of which mode; embedded graphs are parts of callers' own.",
         or_else="streams",
         type=click.Choice(["streams", "graph", "embedded", "traced", "latched"]),
     ),
     number(
-        "--ranks-per-process",
+        "--ranks-per-process N",
         1,
         1024,
         "With --emit device-plan: for processes with so many ranks each.",
         or_else="one process",
     ),
     option(
-        "--by",
-        "rules|model|measured",
+        "--by rules|model|measured",
         "With an OPERATION: what chooses its schedule.",
         or_else="rules; the model on a mesh",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from ..report.settings import parse_settings
 from ..report.wording import count, show_params, show_time
 from .choose import candidates_of, how_words
 from .console import Progress, table
-from .messages import print_json
+from .messages import tell
 
 if TYPE_CHECKING:
     from ..select.memory import Time
@@ -54,11 +53,7 @@ def tune(
     effort = Effort(best=best, rounds=rounds, iters=iters, verify=not no_verify)
     found = tune(targets[0], gpus, sizes, backend, ranks_per_gpu, effort, own, Progress().step)
     memory.save(memory.merged([known, found.memory]), path)
-    if as_json:
-        print_json(_tuned_record(found, path))
-    else:
-        sys.stdout.write(_tuned_report(found, path))
-    return 0
+    return tell(as_json, lambda: _tuned_record(found, path), lambda _: _tuned_report(found, path))
 
 
 def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | None, as_json: bool) -> int:
@@ -74,11 +69,9 @@ def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | No
     made = memory.merged(memory.load(path) for path in targets)
     memory.save(made, output)
     number = sum(map(len, made.times.values()))
-    if as_json:
-        print_json({"output": output, "settings": len(made.times), "times": number})
-    else:
-        sys.stdout.write(f"{output}: {count(number, 'time')} of {count(len(made.times), 'case')}\n")
-    return 0
+    record = {"output": output, "settings": len(made.times), "times": number}
+    words = f"{output}: {count(number, 'time')} of {count(len(made.times), 'case')}\n"
+    return tell(as_json, lambda: record, lambda _: words)
 
 
 def _tuned_record(found: Tuned, path: Path) -> dict[str, object]:

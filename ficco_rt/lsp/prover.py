@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeAlias
 
 Answer: TypeAlias = dict[str, Any]
@@ -165,7 +166,7 @@ def _facts(job: Any) -> _Facts:
     for tensor in graph.tensors:
         sizes[tensor.name] = TYPES[tensor.dtype].bytes
         shape = " × ".join(map(str, tensor.shapes[0]))
-        size = show_bytes(sizes[tensor.name] * _product(tensor.shapes[0]))
+        size = show_bytes(sizes[tensor.name] * prod(tensor.shapes[0]))
         found.names[tensor.name] = f"{shape} of {tensor.dtype} on rank 0: {size}"
     for pair in told["waits_for"]:
         because = ", ".join(dict.fromkeys(f"{b['tensor']} ({b['hazard']})" for b in pair["because"]))
@@ -191,13 +192,6 @@ def _shown(region: Any) -> str:
     boxes = [describe(box) for box in region.boxes]
     more = f" and {len(boxes) - 1} more" if len(boxes) > 1 else ""
     return f"{region.tensor}@{region.rank} {boxes[0]}{more}"
-
-
-def _product(shape: Any) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
 
 
 def serve(lines: Iterator[str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from ficco_dsl import format_text
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
+from ficco_dsl.symbols import Symbol
 
 from .analysis import WORDS, Analysis, analyse, completions, rename, word_at
 from .places import Text, holds
@@ -199,11 +200,17 @@ def make() -> Server:
     documents = Documents(server)
     wrong: list[str] = []  # of the settings
 
-    def here(params: Any) -> tuple[Analysis | None, int, int]:
+    def here(params: Any) -> tuple[Analysis, int, int] | None:
         analysis = documents.analyses.get(params.text_document.uri)
         if analysis is None:
-            return None, 0, 0
+            return None
         return analysis, *analysis.text.column(params.position.line, params.position.character)
+
+    def named(params: Any) -> tuple[Analysis, Symbol] | None:
+        """The name at a place."""
+        place = here(params)
+        found = place and place[0].at(*place[1:])
+        return (place[0], found.symbol) if place and found else None
 
     @server.feature(lsp.INITIALIZE)
     def initialize(params: lsp.InitializeParams) -> None:
@@ -233,36 +240,27 @@ def make() -> Server:
 
     @server.feature(lsp.TEXT_DOCUMENT_HOVER)
     def hover(params: lsp.HoverParams) -> lsp.Hover | None:
-        analysis, line, column = here(params)
-        if analysis is None:
-            return None
-        told = _hover(analysis, documents.answers.get(params.text_document.uri, {}), line, column)
+        place = here(params)
+        told = _hover(place, documents.answers.get(params.text_document.uri, {})) if place else []
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, "\n\n".join(told))) if told else None
 
     @server.feature(lsp.TEXT_DOCUMENT_DEFINITION)
     def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
-        analysis, line, column = here(params)
-        found = analysis.at(line, column) if analysis is not None else None
-        if analysis is None or found is None:
-            return None
-        return lsp.Location(params.text_document.uri, range_of(found.symbol.span, analysis.text))
+        found = named(params)
+        return found and lsp.Location(params.text_document.uri, range_of(found[1].span, found[0].text))
 
     @server.feature(lsp.TEXT_DOCUMENT_REFERENCES)
     def references(params: lsp.ReferenceParams) -> list[lsp.Location]:
-        analysis, line, column = here(params)
-        found = analysis.at(line, column) if analysis is not None else None
-        if analysis is None or found is None:
+        if (found := named(params)) is None:
             return []
-        wanted = [o for o in analysis.of(found.symbol) if params.context.include_declaration or not o.declares]
+        analysis, symbol = found
+        wanted = [o for o in analysis.of(symbol) if params.context.include_declaration or not o.declares]
         return [lsp.Location(params.text_document.uri, range_of(o.span, analysis.text)) for o in wanted]
 
     @server.feature(lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
     def highlight(params: lsp.DocumentHighlightParams) -> list[lsp.DocumentHighlight]:
-        analysis, line, column = here(params)
-        found = analysis.at(line, column) if analysis is not None else None
-        if analysis is None or found is None:
-            return []
-        return [lsp.DocumentHighlight(range_of(o.span, analysis.text)) for o in analysis.of(found.symbol)]
+        found = named(params)
+        return [lsp.DocumentHighlight(range_of(o.span, found[0].text)) for o in found[0].of(found[1])] if found else []
 
     @server.feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def symbols(params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
@@ -278,21 +276,18 @@ def make() -> Server:
 
     @server.feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=["."]))
     def complete(params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
-        analysis, line, column = here(params)
-        if analysis is None:
-            return []
+        place = here(params)
         return [
             lsp.CompletionItem(word, kind=_COMPLETED.get(what, lsp.CompletionItemKind.Keyword), detail=what)
-            for word, what in completions(analysis, line, column)
+            for word, what in (completions(*place) if place else ())
         ]
 
     @server.feature(lsp.TEXT_DOCUMENT_RENAME)
     def renamed(params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
-        analysis, line, column = here(params)
-        found = analysis.at(line, column) if analysis is not None else None
-        if analysis is None or found is None:
+        if (found := named(params)) is None:
             return None
-        spans = rename(analysis, found.symbol, params.new_name)
+        analysis, symbol = found
+        spans = rename(analysis, symbol, params.new_name)
         if isinstance(spans, str):
             server.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, f"ficco: {spans}"))
             return None
@@ -314,8 +309,9 @@ def make() -> Server:
     return server
 
 
-def _hover(analysis: Analysis, answer: Answer, line: int, column: int) -> list[str]:
+def _hover(place: tuple[Analysis, int, int], answer: Answer) -> list[str]:
     """What is known of a place: its name or word, and what its statement does."""
+    analysis, line, column = place
     told = []
     found = analysis.at(line, column)
     word = word_at(analysis.text, line, column)

@@ -134,10 +134,10 @@ def machine_at_hand(
     """Finds the machine of the GPUs at hand, of which each of several processes may see its own alone: with so many
     ranks, or with those that all GPUs have. None: the backend takes no GPUs."""
     from ..driver.api import GPUS
-    from ..driver.registry import device_count, discover
 
     if backend not in GPUS:
         return None
+    from ..driver.registry import device_count, discover
 
     def found(ranks: int | None) -> Machine:
         number = ranks or max(1, device_count(backend)) * ranks_per_gpu

@@ -275,7 +275,7 @@ def _memory(graph: Graph, machine: Machine) -> Facts:
     tensors = []
     totals = [0] * graph.ranks
     for tensor in graph.tensors:
-        sizes = [TYPES[tensor.dtype].bytes * _product(shape) for shape in tensor.shapes]
+        sizes = [TYPES[tensor.dtype].bytes * prod(shape) for shape in tensor.shapes]
         totals = [a + b for a, b in zip(totals, sizes, strict=True)]
         largest = max(range(graph.ranks), key=lambda r: sizes[r])
         shape = list(tensor.shapes[largest])
@@ -343,13 +343,6 @@ def _way(rank: int, copy: Copy) -> str:
     if copy.src.rank == copy.dst.rank:
         return "local"
     return "push" if copy.src.rank == rank else "pull"
-
-
-def _product(shape: Iterable[int]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
 
 
 def least_and_most(values: Iterable[int]) -> list[int]:

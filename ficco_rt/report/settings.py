@@ -12,8 +12,7 @@ from ..types import TYPES
 
 SettingValue: TypeAlias = "int | str | tuple[SettingValue, ...]"
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SAID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[a-z]+\Z")  # what a queue says: compute.sms
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z]+)?\Z")  # of a param; or what a queue says: compute.sms
 _SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*) ?(KiB|MiB|GiB)\Z")
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _WORD = re.compile(r"[a-z]+\Z")
@@ -31,14 +30,19 @@ def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
     """`("M=16_384", "shares=[4, 2, 1]", "T=fp32")` as a mapping; UsageError names the one that is wrong."""
     settings: dict[str, SettingValue] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        name = name.strip()
-        if not equals or not (_NAME.match(name) or _SAID.match(name)):
-            raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE")
+        name, value = _named(text, "--set", "NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE")
         if name in settings:
             raise UsageError(f"--set {text}: {name} is set twice")
         settings[name] = _one(f"--set {text}", name, value)
     return settings
+
+
+def _named(text: str, option: str, form: str) -> tuple[str, str]:
+    """The name, and what is behind the `=`."""
+    name, equals, value = text.partition("=")
+    if not equals or not _NAME.match(name.strip()):
+        raise UsageError(f"{option} {text}: expected {form}")
+    return name.strip(), value
 
 
 def _one(where: str, name: str, value: str) -> SettingValue:
@@ -59,10 +63,7 @@ def parse_choices(texts: Iterable[str], option: str) -> dict[str, tuple[SettingV
     (`*2`) or steps (`+1024`). UsageError names the one that is wrong."""
     choices: dict[str, tuple[SettingValue, ...]] = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        name = name.strip()
-        if not equals or not (_NAME.match(name) or _SAID.match(name)):
-            raise UsageError(f"{option} {text}: expected NAME=VALUES, such as M=1024,4096 or M=1024..16384*2")
+        name, values = _named(text, option, "NAME=VALUES, such as M=1024,4096 or M=1024..16384*2")
         if name in choices:
             raise UsageError(f"{option} {text}: {name} stands here twice; put its values behind one name, with commas")
         where = f"{option} {text}"

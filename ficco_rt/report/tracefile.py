@@ -124,21 +124,10 @@ def _meta(what: str, rank: int, thread: int, **args: object) -> dict[str, object
 
 def _event(span: TraceSpan, thread: int) -> dict[str, object]:
     args: dict[str, object] = {"stage": span.stage, "place": span.place, "stream": span.stream}
-    if span.bytes:
-        args["bytes"] = span.bytes
-    if span.flops:
-        args["flops"] = span.flops
-    if span.launched is not None:
-        args["launched"] = asdict(span.launched)
-    if span.peer is not None:
-        args["peer"] = span.peer
-    if span.peer_bytes:
-        args["peer_bytes"] = span.peer_bytes
-    if span.ops:
-        args["ops"] = list(span.ops)
-    for name, time in (("waited", span.waited), ("within", span.within)):
-        if time:
-            args[name] = time
+    for name in ("bytes", "flops", "launched", "peer", "peer_bytes", "ops", "waited", "within"):
+        value = getattr(span, name)
+        if value or (name == "peer" and value is not None):
+            args[name] = asdict(value) if name == "launched" else value
     times = {"ts": span.start, "dur": round(span.stop - span.start, _DIGITS)}
     return {"ph": "X", "name": span.label, "cat": span.kind, "pid": span.rank, "tid": thread, **times, "args": args}
 
