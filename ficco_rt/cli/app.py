@@ -136,7 +136,7 @@ def check() -> None:
 
 @verb(
     "Serve editors: mistakes, hovers, definitions, names.",
-    number("--tcp PORT", 1, 65535, "Serve one editor on a port of this machine."),
+    number("--tcp PORT", (1, 65535), "Serve one editor on a port of this machine."),
     alone=True,
 )
 def lsp() -> None:
@@ -179,7 +179,7 @@ def explain() -> None:
     "Measure this machine's GPUs.",
     gpus_option("all GPUs, 8 at most"),
     backend_option("auto|cuda|hip", "Whose GPUs are measured."),
-    number("--seconds N", 5, 3600, "How long it may take.", 110),
+    number("--seconds N", (5, 3600), "How long it may take.", 110),
     option("--name NAME", "What the machine is called.", or_else="by its GPUs"),
     output_option("FILE.toml", "Write the machine to a file, for --machine."),
     json_option,
@@ -232,10 +232,10 @@ def choose() -> None:
     gpus_option("all GPUs"),
     set_option,
     backend_option("auto|cuda|hip", "The GPUs to measure on."),
-    number("--ranks-per-gpu N", 1, 1024, "Ranks that share a GPU.", 1),
-    number("--best N", 1, 100, "Candidates of the model's ranking.", 4),
-    number("--rounds N", 1, 1000, "Passes over them.", 3),
-    number("--iters N", 1, MANY, "Runs of a pass.", 10),
+    number("--ranks-per-gpu N", (1, 1024), "Ranks that share a GPU.", 1),
+    number("--best N", (1, 100), "Candidates of the model's ranking.", 4),
+    number("--rounds N", (1, 1000), "Passes over them.", 3),
+    number("--iters N", (1, MANY), "Runs of a pass.", 10),
     flag("--no-verify", "Do not compare the candidates' results with a reference."),
     candidates_option,
     flag("--merge", "Put files of measured times together in one, -o; nothing is measured."),
@@ -331,7 +331,7 @@ def schema() -> None:
     ),
     option("--plot FOLDER", "Draw speed-ups, winners and losses into a folder, as SVG."),
     option("--measured FILE.json", "Compare with what `python -m tools.bench --json FILE.json` has measured."),
-    number("--jobs -j N", 1, 1024, "Processes.", or_else="one a core"),
+    number("--jobs -j N", (1, 1024), "Processes.", or_else="one a core"),
     json_option,
 )
 def explore() -> None:
@@ -360,8 +360,8 @@ def explore() -> None:
     ),
     backend_option("auto|cuda|hip|sim", "What measures; sim models.", "auto, GPUs if there are any"),
     machine_option,
-    number("--iters N", 1, 10_000, "Runs of a setting.", 3),
-    number("--timeout SECONDS", 1, MANY, "How long a run may take before its setting is given up.", 20),
+    number("--iters N", (1, 10_000), "Runs of a setting.", 3),
+    number("--timeout SECONDS", (1, MANY), "How long a run may take before its setting is given up.", 20),
     flag("--graph/--no-graph", "Measure replays of graphs."),
     option(
         "--collectives", "What makes the collectives on GPUs.", "auto", type=click.Choice(["auto", "library", "copies"])

@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +76,7 @@ def shape(
     effort = Effort(iters, float(timeout), graph, collectives)
     sweep_ = Sweep(schedule, said, found, driver, effort, source)
     rows = _rows(sweep_, tried, rows_file, progress)
-    timed = sorted(
-        (row for row in rows if row.time is not None), key=lambda row: (round(row.time or 0.0, 1), len(row.setting))
-    )
+    timed = _timed(rows)
     best = timed[0] if timed else None
     wrote = []
     if plot is not None and timed:
@@ -88,11 +86,7 @@ def shape(
         text = source.data.decode("utf-8")
         write_atomic(output, written(text, source.name, dict(best.setting)))
         wrote.append(output)
-    tell(
-        as_json,
-        lambda: _record(rows, best, schedule, found, driver, wrote),
-        lambda style: _text(rows, timed, schedule, found, driver, wrote, style),
-    )
+    tell(as_json, lambda: _record(sweep_, rows, wrote), lambda style: _text(sweep_, rows, wrote, style))
     return 0 if best is not None else NOTHING
 
 
@@ -109,23 +103,17 @@ def _driver(backend: str, machine: str | None) -> str:
     return "sim" if machine is not None else first_gpus() or "sim"
 
 
+@dataclass
 class Sweep:
     """What all settings of a sweep have in common."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        said: Mapping[str, object],
-        machine: Machine,
-        driver: str,
-        effort: Effort,
-        source: Source,
-    ) -> None:
-        self.schedule, self.said, self.machine = schedule, said, machine
-        self.driver, self.effort, self.source = driver, effort, source
-        self.baselines: Baselines | None = None
-        how = repr((machine, sorted(said.items()), driver, effort, __version__)).encode()
-        self._digest = hashlib.sha256(how + source.data)
+    schedule: Schedule
+    said: Mapping[str, object]
+    machine: Machine
+    driver: str
+    effort: Effort
+    source: Source
+    baselines: Baselines | None = None
 
     def like(self, setting: Setting) -> Callable[[], Sweep]:
         """What makes such a sweep in another process: all of its settings have the threads that this one says."""
@@ -133,11 +121,14 @@ class Sweep:
         said = {**self.said, **threads}
         return partial(Sweep, self.schedule, said, self.machine, self.driver, self.effort, self.source)
 
+    @cached_property
+    def _common(self) -> bytes:
+        how = repr((self.machine, sorted(self.said.items()), self.driver, self.effort, __version__))
+        return how.encode() + self.source.data
+
     def made(self, setting: Mapping[str, object]) -> str:
         """A digest of what makes the setting's row."""
-        whole = self._digest.copy()
-        whole.update(repr(sorted(setting.items())).encode())
-        return whole.hexdigest()[:12]
+        return hashlib.sha256(self._common + repr(sorted(setting.items())).encode()).hexdigest()[:12]
 
     def row(self, setting: Mapping[str, object]) -> Row:
         """The setting's row. What it is refused for is the row's problem."""
@@ -222,17 +213,17 @@ def _there(path: str | None) -> list[Row]:
 # ---------------------------------------------------------------- words and picture
 
 
-def _text(
-    rows: Sequence[Row],
-    timed: Sequence[Row],
-    schedule: Schedule,
-    machine: Machine,
-    driver: str,
-    wrote: Sequence[str],
-    style: Style,
-) -> str:
+def _timed(rows: Sequence[Row]) -> list[Row]:
+    """Those with a time, the best first."""
+    return sorted(
+        (row for row in rows if row.time is not None), key=lambda row: (round(row.time or 0.0, 1), len(row.setting))
+    )
+
+
+def _text(of: Sweep, rows: Sequence[Row], wrote: Sequence[str], style: Style) -> str:
+    machine, driver, timed = of.machine, of.driver, _timed(rows)
     how = f"modelled for {machine.name}, not measured" if driver == "sim" else f"measured on {machine.device.name}"
-    lines = [style(f"{schedule.name}, {count(machine.ranks, 'rank')}, {how}", "bold")]
+    lines = [style(f"{of.schedule.name}, {count(machine.ranks, 'rank')}, {how}", "bold")]
     shown = [_HEADER, *map(_line, timed[:_SHOWN])]
     lines.append(table(shown, right=frozenset((1, 2, 3, 4, 5))))
     if len(timed) > _SHOWN:
@@ -241,8 +232,9 @@ def _text(
     for row in rows:
         if row.time is None:
             reasons.setdefault("".join(c for c in row.problem if not c.isdigit()), []).append(row)
-    for of in reasons.values():
-        lines.append(f"refused: {count(len(of), 'setting')}, such as {plain(f'{of[0].label}: {of[0].problem}')}")
+    for alike in reasons.values():
+        first = alike[0]
+        lines.append(f"refused: {count(len(alike), 'setting')}, such as {plain(f'{first.label}: {first.problem}')}")
     if timed:
         best = timed[0]
         words = f"; {best.ratio:.3f} of sequential" if best.ratio is not None else ""
@@ -300,16 +292,14 @@ def picture(rows: Sequence[Row], name: str, machine: Machine, driver: str) -> st
     return panels(f"{name}: what to leave free", about, made, sorted(kinds))
 
 
-def _record(
-    rows: Sequence[Row], best: Row | None, schedule: Schedule, machine: Machine, driver: str, wrote: Sequence[str]
-) -> dict[str, object]:
+def _record(of: Sweep, rows: Sequence[Row], wrote: Sequence[str]) -> dict[str, object]:
     return {
-        "schedule": schedule.name,
-        "ranks": machine.ranks,
-        "machine": machine.name,
-        "clock": "virtual" if driver == "sim" else "device",
+        "schedule": of.schedule.name,
+        "ranks": of.machine.ranks,
+        "machine": of.machine.name,
+        "clock": "virtual" if of.driver == "sim" else "device",
         "version": __version__,
         "rows": [row.record() for row in rows],
-        "best": None if best is None else best.record(),
+        "best": next((row.record() for row in _timed(rows)), None),
         "wrote": list(wrote),
     }

@@ -50,10 +50,10 @@ def option(
 
 
 def number(
-    form: str, least: int, most: int, help: str, default: int | None = None, *, or_else: str = ""
+    form: str, limits: tuple[int, int], help: str, default: int | None = None, *, or_else: str = ""
 ) -> Callable[[F], F]:
     """An option that takes a whole number."""
-    return option(form, help, default, or_else=or_else, type=whole_number(least, most))
+    return option(form, help, default, or_else=or_else, type=whole_number(*limits))
 
 
 def flag(names: str, help: str, default: bool | None = False, *, or_else: str = "") -> Callable[[F], F]:
@@ -122,7 +122,7 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def gpus_option(or_else: str = "8, or those of a machine's file if it has fewer") -> Callable[[F], F]:
-    return number("--gpus -n N", 1, 1024, "Ranks, one a GPU.", or_else=or_else)
+    return number("--gpus -n N", (1, 1024), "Ranks, one a GPU.", or_else=or_else)
 
 
 version_option = click.option(
@@ -143,7 +143,7 @@ machine_option = option(
 trust_option = flag("--trust", "Let a stored plan name kernels' files outside of its folder (docs/trust.md).")
 json_option = flag("--json as_json", "Print one JSON object on stdout and nothing else.")
 bound_options = all_of(gpus_option(), set_option, machine_option)  # what binds the sizes of a schedule
-ranks_per_gpu = number("--ranks-per-gpu N", 1, 1024, "Ranks that share a GPU, so that fewer GPUs do.", 1)
+ranks_per_gpu = number("--ranks-per-gpu N", (1, 1024), "Ranks that share a GPU, so that fewer GPUs do.", 1)
 
 run_options = all_of(
     click.argument("target", metavar="SCHEDULE|OPERATION|plan.json", shell_complete=complete_targets),
@@ -157,8 +157,7 @@ run_options = all_of(
     ranks_per_gpu,
     number(
         "--node N",
-        1,
-        1 << 16,
+        (1, 1 << 16),
         "GPUs that reach each other's memory; an NVLink domain may hold several machines.",
         or_else="those of the processes that the launcher has started on this machine",
     ),
@@ -174,7 +173,7 @@ run_options = all_of(
         or_else="auto, the library where it is installed and each rank has a GPU of its own",
         type=click.Choice(["auto", "library", "copies"]),
     ),
-    number("--timeout SECONDS", 1, MANY, "How long a run on GPUs may take before it is given up.", 60),
+    number("--timeout SECONDS", (1, MANY), "How long a run on GPUs may take before it is given up.", 60),
     machine_option,
     option(
         "--order ORDER",
@@ -183,12 +182,11 @@ run_options = all_of(
     ),
     number(
         "--iters N",
-        1,
-        MANY,
+        (1, MANY),
         "Timed runs besides the verified one; the median counts.",
         or_else="3 on GPUs with baselines, else the verified run is timed",
     ),
-    number("--warmup N", 0, MANY, "Runs before the timed ones.", 0),
+    number("--warmup N", (0, MANY), "Runs before the timed ones.", 0),
     flag(
         "--baselines/--no-baselines",
         "On GPUs, measure serial and ideal in turn with the timed runs, or have them modelled.",
@@ -199,7 +197,7 @@ run_options = all_of(
         "--exact", "Verify on integers alone, which nothing rounds: results must be equal.", or_else="random data, too"
     ),
     flag("--no-verify", "Do not compare the result with a reference."),
-    number("--seed N", 0, 2**63 - 1, "Seed of the random inputs.", 0),
+    number("--seed N", (0, 2**63 - 1), "Seed of the random inputs.", 0),
     option("--trace FILE.json", "Write what happened when, for ui.perfetto.dev and `ficco timeline`."),
     option("--timeline FILE.svg|html", "Draw what happened when."),
     option(
@@ -219,8 +217,7 @@ run_options = all_of(
     ),
     number(
         "--ranks-per-process N",
-        1,
-        1024,
+        (1, 1024),
         "With --emit device-plan: for processes with so many ranks each.",
         or_else="one process",
     ),
