@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt.cli.main import execute
-from ficco_rt.cli.page.runs import read_run
+from ficco_rt.cli.page.page_run import read_run
 from ficco_rt.cli.page.write import page
 
 SIZES = ("--set", "M=8192", "--set", "N=10240", "--set", "K=8192")

@@ -26,7 +26,7 @@ def write_outputs(result: Result, options: Options, progress: Progress) -> Resul
 
         write_picture(result.trace, options.timeline)
     if options.report:
-        from .page.runs import of_run
+        from .page.page_run import of_run
         from .page.write import page
 
         write_atomic(options.report, page([of_run(result.job.path, record(result), kept(result.trace))]))

@@ -6,7 +6,7 @@ import sys
 
 from ..files.atomic import PAGE, check_outputs, write_atomic
 from ..report.wording import count
-from .page.runs import read_run
+from .page.page_run import read_run
 from .page.write import page
 
 

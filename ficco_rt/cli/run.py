@@ -13,8 +13,8 @@ from ..report.job import Job, compile_job
 from ..report.request import Request, Source, machine_at_hand, machine_of, of_stdin, read, read_stdin
 from .choose import chosen, default_of, is_operation, settings_of
 from .console import Progress, Style
-from .emit import emit, refuse_device_plan_options
-from .measure import modelled_run, real_runs
+from .intermediate import emit, refuse_device_plan_options
+from .job_runs import modelled_run, real_runs
 from .messages import error_text, print_json, say, warn
 from .options import Options
 from .outputs import write_outputs

@@ -12,7 +12,7 @@ from ..report.job import compile_job
 from ..report.request import Request, read
 from ..report.wording import show_time
 from .console import Progress, Style
-from .measure import modelled_run
+from .job_runs import modelled_run
 from .messages import as_ours, error_text, say, warn
 from .outputs import with_arrows
 from .result import Result, record, report
@@ -108,7 +108,7 @@ def _write(target: str, result: Result | None, wrong: str | None, output: str | 
     if output is None:
         return
     from ..report.tracefile import kept
-    from .page.runs import of_run
+    from .page.page_run import of_run
     from .page.write import Watched, page
 
     runs = [] if result is None else [of_run(target, record(result), kept(result.trace))]

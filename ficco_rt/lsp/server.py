@@ -21,9 +21,9 @@ from ficco_dsl import format_text
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 from ficco_dsl.symbols import Symbol
 
-from .analysis import WORDS, Analysis, analyse, completions, rename, word_at
 from .places import Text, holds
 from .prover import Answer, Prover, Request
+from .syntax import WORDS, Analysis, analyse, completions, rename, word_at
 
 RANKS = 4  # if the editor does not say
 MOST_RANKS = 1024

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ficco_dsl import vocabulary
-from ficco_rt.lsp.analysis import WORDS
+from ficco_rt.lsp.syntax import WORDS
 
 EDITORS = Path(__file__).parents[2] / "editors"
 PAGE = Path(__file__).parents[2] / "docs" / "language.md"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ficco_rt.cli.main import execute
-from ficco_rt.cli.page.runs import read_run
+from ficco_rt.cli.page.page_run import read_run
 from ficco_rt.report.drawing import _FAMILIES
 from tests.schemas import schema
 from tools import report_shots

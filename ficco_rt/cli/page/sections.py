@@ -10,7 +10,7 @@ from ...report.account_words import SERIAL, WORDS, moved_words, part_name
 from ...report.job import within_roundings
 from ...report.wording import join_words, show_about, show_bytes, show_flops, show_time, show_value, signed_time
 from ...trace.model import Trace
-from .runs import Facts, PageRun
+from .page_run import Facts, PageRun
 
 _CHIP = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "–")}
 

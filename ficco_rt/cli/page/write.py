@@ -14,7 +14,7 @@ from ...report.wording import count, show_time
 from ...trace.model import Trace
 from . import sections
 from .lanes import lanes
-from .runs import PageRun, of_run
+from .page_run import PageRun, of_run
 
 
 @dataclass(frozen=True, slots=True)
