@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import product
 from math import prod
+from typing import Any, TypeAlias
 
 from ..errors import UsageError
 from ..explore.losses import PIECES, Losses, Operator, losses
@@ -25,6 +26,8 @@ _SIZES: dict[str, tuple[SettingValue, ...]] = {
 }
 OPERATORS = tuple(Operator(m, 4096, 8192) for m in (256, 512, 1024, 2048, 4096, 8192, 16384))
 _MOST = 2000  # operators
+
+Shares: TypeAlias = dict[tuple[Operator, Any], float]
 
 
 def characterise(
@@ -72,37 +75,27 @@ def _pieces(text: str) -> tuple[int, ...]:
 def _text(of: Losses, style: Style) -> str:
     words = "modelled, not measured" if of.source == "modelled" else "measured"
     lines = [style(f"{of.machine}, {count(of.ranks, 'rank')}: {words}", "bold")]
-    counts = sorted({d.pieces for d in of.decomposition})
+    counts = {n: f"{n} pieces" for n in sorted({d.pieces for d in of.decomposition})}
     for axis in ("rows", "K"):
-        header = ["M", "N", "K", *(f"{n} pieces" for n in counts)]
-        shares = {(d.of, d.pieces): d.share for d in of.decomposition if d.axis == axis}
-        cells = [
-            [*map(str, (op.m, op.n, op.k)), *(_share(shares.get((op, n))) for n in counts)]
-            for op in dict.fromkeys(op for op, _ in shares)
-        ]
-        if cells:
-            lines += [f"decomposition: time of a GEMM over its time in pieces of {axis}", _table([header, *cells])]
-    contending = {(c.of, c.subject): c.share for c in of.contention}
-    if contending:
-        cells = [
-            [
-                *map(str, (op.m, op.n, op.k)),
-                _share(contending.get((op, "gemm"))),
-                _share(contending.get((op, "copies"))),
-            ]
-            for op in dict.fromkeys(op for op, _ in contending)
-        ]
-        lines += ["contention: time alone over time beside the other"]
-        lines += [_table([["M", "N", "K", "GEMM", "copies"], *cells])]
+        shares: Shares = {(d.of, d.pieces): d.share for d in of.decomposition if d.axis == axis}
+        lines += _table(f"decomposition: time of a GEMM over its time in pieces of {axis}", shares, counts)
+    shares = {(c.of, c.subject): c.share for c in of.contention}
+    titles = {"gemm": "GEMM", "copies": "copies"}
+    lines += _table("contention: time alone over time beside the other", shares, titles)
     return "\n".join(lines) + "\n"
 
 
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    return table(rows, right=frozenset(range(len(rows[0]))))
+def _table(title: str, shares: Shares, columns: Mapping[Any, str]) -> list[str]:
+    """A line for each operator; nothing if there is none."""
+    operators = dict.fromkeys(op for op, _ in shares)
+    if not operators:
+        return []
+    rows = [["M", "N", "K", *columns.values()]]
+    for op in operators:
+        found = (shares.get((op, column)) for column in columns)
+        told = ("–" if share is None else f"{share:.3f}" for share in found)
+        rows.append([*map(str, (op.m, op.n, op.k)), *told])
+    return [title, table(rows, right=frozenset(range(len(rows[0]))))]
 
 
 def _record(of: Losses) -> dict[str, object]:

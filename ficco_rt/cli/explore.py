@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
@@ -25,7 +24,7 @@ from ..report.drawing import plain
 from ..report.plots import comparison, file_part, pictures, signatures
 from ..report.request import machine_of
 from ..report.settings import gpu_list, parse_choices
-from ..report.wording import count, show_time
+from ..report.wording import by_reason, count, show_time
 from ..select.candidates import open_params, shown
 from .characterise import OPERATORS
 from .console import Progress, Style, table
@@ -217,16 +216,11 @@ def _params(rows: Sequence[Row]) -> list[str]:
 
 def _refused(rows: Sequence[Row]) -> list[str]:
     """What schedules refuse, each reason once, whatever its numbers."""
-    reasons: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.problem:
-            reasons.setdefault(re.sub(r"[0-9]+", "", row.problem), []).append(row)
-    lines = []
-    for of in sorted(reasons.values(), key=lambda of: -len(of))[:_REASONS]:
-        first = of[0]
-        lines.append(
-            f"refused: {count(len(of), 'row')}, such as {plain(f'{first.label} of {first.scenario}: {first.problem}')}"
-        )
+    reasons = sorted(by_reason(rows), key=len, reverse=True)
+    lines = [
+        f"refused: {count(len(of), 'row')}, such as {plain(f'{of[0].label} of {of[0].scenario}: {of[0].problem}')}"
+        for of in reasons[:_REASONS]
+    ]
     if len(reasons) > _REASONS:
         lines.append(f"refused: {count(len(reasons) - _REASONS, 'further reason')}; the table has all (-o FILE.csv)")
     return lines

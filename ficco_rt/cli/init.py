@@ -15,42 +15,7 @@ from ..files.atomic import SCHEDULE, check_outputs, read_text, write_atomic
 from ..report.wording import show_params
 
 GPUS = 4  # of the commands that are named
-FIRST = """\
-# All-gather + GEMM: every rank multiplies its own rows while the other ranks' rows arrive.
-#
-# Change a line and run `ficco check` again: it says what is missing where. docs/language.md has all of the language.
-
-schedule {name}
-
-param M = 4096                      # rows of A over all ranks
-param N = 4096                      # columns of B over all ranks
-param K = 4096
-param chunks = 2 where chunks >= 1  # pieces of a rank's rows
-
-input   A[M / ranks, K] : bf16  # what each rank holds
-input   B[K, N / ranks] : bf16
-output  C[M, N / ranks] : bf16
-scratch G[M, K]         : bf16  # where the other ranks' rows land
-
-computes C = all_gather(A, rows) * B  # what is proven before anything runs
-
-queue dma     {{ engine = copy  priority = high }}
-queue compute {{ engine = sm    priority = low }}
-
-stage gather on dma {{
-  for c in 0..chunks, p in peers {{
-    copy G.rows(rank of ranks, c of chunks) @ p <- A.rows(c of chunks)
-  }}
-}}
-stage own on compute {{
-  gemm C.rows(rank of ranks) = A * B
-}}
-stage rest on compute {{
-  for c in 0..chunks {{
-    gemm C.rows(peers of ranks, c of chunks) = G.rows(peers of ranks, c of chunks) * B
-  }}
-}}
-"""
+FIRST = Path(__file__).with_name("first.ficco")
 
 
 def init(file: str, like: str | None) -> int:
@@ -61,14 +26,9 @@ def init(file: str, like: str | None) -> int:
         raise UsageError(f"{file}: is there already; name a new file, or remove that one")
     name = re.sub(r"\W", "_", path.stem, flags=re.ASCII)
     name = name if re.fullmatch(r"[A-Za-z_]\w*", name) and _free(name) else f"schedule_{name}"
-    kept = ""
-    if like is None:
-        text = FIRST.format(name=name)
-    else:
-        source = shipped.find(like)
-        kept = _kept(source)
-        text = re.sub(r"^schedule \w+", f"schedule {name}", read_text(source), count=1, flags=re.MULTILINE)
-    write_atomic(path, text)
+    source = FIRST if like is None else shipped.find(like)
+    kept = "" if like is None else _kept(source)
+    write_atomic(path, _called(name, read_text(source)))
     sys.stdout.write(
         f"{file}: written\n"
         f"  ficco check {file} --gpus {GPUS}      proves it\n"
@@ -103,7 +63,12 @@ def _kept(source: Path) -> str:
 def _free(name: str) -> bool:
     """Whether a schedule can be called so: words of the language cannot be names."""
     try:
-        parse_syntax(FIRST.format(name=name), "")
+        parse_syntax(_called(name, read_text(FIRST)), "")
     except ScheduleError:
         return False
     return True
+
+
+def _called(name: str, text: str) -> str:
+    """The schedule under another name."""
+    return re.sub(r"^schedule \w+", f"schedule {name}", text, count=1, flags=re.MULTILINE)

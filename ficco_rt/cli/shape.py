@@ -21,7 +21,7 @@ from ..report.charts import Panel, Series, panels
 from ..report.drawing import plain
 from ..report.request import Request, machine_at_hand, resolve
 from ..report.settings import parse_choices
-from ..report.wording import count, show_time
+from ..report.wording import by_reason, count, show_time
 from .console import Progress, Style, table
 from .messages import say, tell
 from .shape_apart import by_threads, made_apart, threads_said
@@ -228,11 +228,7 @@ def _text(of: Sweep, rows: Sequence[Row], wrote: Sequence[str], style: Style) ->
     lines.append(table(shown, right=frozenset((1, 2, 3, 4, 5))))
     if len(timed) > _SHOWN:
         lines.append(f"  … and {count(len(timed) - _SHOWN, 'setting')} more: the table has all (--rows FILE.json)")
-    reasons: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.time is None:
-            reasons.setdefault("".join(c for c in row.problem if not c.isdigit()), []).append(row)
-    for alike in reasons.values():
+    for alike in by_reason(rows):
         first = alike[0]
         lines.append(f"refused: {count(len(alike), 'setting')}, such as {plain(f'{first.label}: {first.problem}')}")
     if timed:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 
 from .drawing import plain, ticks
 
@@ -13,17 +14,7 @@ COLOURS = (
     "#2f6fb8", "#dc7430", "#4f8a3d", "#b9517c", "#1d8a99", "#b08a1c", "#6a5acd", "#c4504a", "#8f6b4a", "#2f8f6b",
     "#7b6fb0", "#7a8f2e", "#3556a8", "#9c4fa0",
 )  # fmt: skip
-_FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
-_STYLE = f"""
-text {{ font-family: {_FONT}; font-size: 11px; fill: #2b3644; }}
-.page {{ fill: #ffffff; }} .grid {{ stroke: #d5dae2; }} .frame {{ stroke: #8a97a8; fill: none; }}
-.title {{ font-size: 16px; font-weight: 600; }}
-.sub {{ fill: #566272; }} .ink {{ fill: #1b2430; }} .none {{ fill: #e6eaf0; }}
-@media (prefers-color-scheme: dark) {{
-  .page {{ fill: #12161c; }} .grid {{ stroke: #3b4654; }} text {{ fill: #d5dce5; }} .sub {{ fill: #9aa7b7; }}
-  .none {{ fill: #262e39; }} .ink {{ fill: #1b2430; }}
-}}
-"""
+_STYLE = "\n" + files(__package__).joinpath("charts.css").read_text(encoding="utf-8")
 _LETTER = 6.3  # width of a letter, about
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from itertools import groupby
 
 from ..trace.model import NO_WORK, Launched, Trace, TraceSpan
@@ -19,22 +20,7 @@ PLOT = WIDTH - LEFT - RIGHT
 TITLED = 6000  # with more spans than this, they no longer carry their own tooltip
 PIECES = 40_000  # the most rectangles that merged spans may become
 
-_STYLE = """
-text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif; }
-.page { fill: #ffffff; } .band { fill: #f3f5f8; } .lane { fill: #e6eaf0; }
-.grid { stroke: #c9d0da; stroke-width: 1; stroke-dasharray: 1 3; } .end { stroke: #5b6675; stroke-width: 1; }
-.title { font-size: 19px; font-weight: 600; fill: #1b2430; } .sub { font-size: 12px; fill: #566272; }
-.rank { font-size: 12px; font-weight: 600; fill: #2b3644; } .name { font-size: 11px; fill: #566272; }
-.key { font-size: 12px; fill: #2b3644; } .tick { font-size: 11px; fill: #566272; }
-.in { font-size: 10px; fill: #ffffff; pointer-events: none; }
-.wait { fill: url(#hatch); } .hatch { stroke: #aab4c2; stroke-width: 1.4; } .stripe { fill: #e6eaf0; }
-@media (prefers-color-scheme: dark) {
-  .page { fill: #12161c; } .band { fill: #1b212a; } .lane { fill: #262e39; }
-  .grid { stroke: #3b4654; } .end { stroke: #8a97a8; }
-  .title { fill: #edf1f6; } .sub, .name, .tick { fill: #9aa7b7; } .rank, .key { fill: #d5dce5; }
-  .hatch { stroke: #566273; } .stripe { fill: #262e39; }
-}
-"""
+_STYLE = "\n" + files(__package__).joinpath("timeline.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

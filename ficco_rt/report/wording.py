@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+
+class Refusable(Protocol):
+    """A row of a table that has figures, or a reason why it has none."""
+
+    @property
+    def problem(self) -> str: ...
+
+
+R = TypeVar("R", bound=Refusable)
 
 
 def show_time(microseconds: float) -> str:
@@ -87,3 +99,12 @@ def show_params(params: Iterable[tuple[str, object]]) -> str:
 def one_line(text: str) -> str:
     """The text with its line breaks and runs of blanks as one blank each."""
     return " ".join(text.split())
+
+
+def by_reason(rows: Iterable[R]) -> list[list[R]]:
+    """The rows with a problem, those with the same one together, whatever its numbers."""
+    found: dict[str, list[R]] = {}
+    for row in rows:
+        if row.problem:
+            found.setdefault(re.sub(r"[0-9]+", "", row.problem), []).append(row)
+    return list(found.values())

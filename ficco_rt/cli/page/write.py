@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from string import Template
 
 from ... import __version__
 from ...report.drawing import about, plain
@@ -39,19 +40,16 @@ def page(runs: Sequence[PageRun], watched: Watched | None = None) -> str:
     data = {"runs": drawn, "watched": watched is not None}
     # `<` would let a label of a trace end the script
     payload = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    text = _part("report.html")
-    for mark, words in (
-        ("@STYLE@", _part("report.css")),
-        ("@SCRIPT@", _part("timeline.js")),
-        ("@TITLE@", _markup(title)),
-        ("@LENGTH@", show_time(runs[0].time) if single else count(len(runs), "run") if runs else "wrong"),
-        ("@ABOUT@", _markup(_about(runs) + (f" · watched, {watched.at}" if watched is not None else ""))),
-        ("@VERSION@", __version__),
-        ("@SECTIONS@", "\n".join(made).replace("@", "&#64;")),
-        ("@DATA@", payload),  # last, so that nothing in it is replaced again
-    ):
-        text = text.replace(mark, words)
-    return text
+    return Template(_part("report.html")).substitute(
+        STYLE=_part("report.css"),
+        SCRIPT=_part("timeline.js"),
+        TITLE=escape(title),
+        LENGTH=show_time(runs[0].time) if single else count(len(runs), "run") if runs else "wrong",
+        ABOUT=escape(_about(runs) + (f" · watched, {watched.at}" if watched is not None else "")),
+        VERSION=__version__,
+        SECTIONS="\n".join(made),
+        DATA=payload,
+    )
 
 
 def timeline_page(trace: Trace) -> str:
@@ -106,8 +104,3 @@ def _about(runs: Sequence[PageRun]) -> str:
 
 def _part(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _markup(text: str) -> str:
-    """Text that is neither markup nor one of the page's own marks."""
-    return escape(text).replace("@", "&#64;")
