@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from ..driver.api import CollectivesBy, Pool
+    from ..driver.api import CollectivesBy, GpuName, Pool
     from ..exec.executor import Executor
     from ..exec.ideal import Yardsticks
     from ..exec.operation import Exchange, Multiplication, Operation, Repeated
@@ -102,7 +102,7 @@ class Baselines:
     def __init__(
         self,
         plans: BaselinePlans,
-        backend: str,
+        backend: GpuName,
         machine: Machine,
         ranks_per_gpu: int,
         timeout: float,
@@ -119,7 +119,7 @@ class Baselines:
             for key, plan in plans.there.items():
                 executor = Executor(
                     plan,
-                    backend,  # type: ignore[arg-type]
+                    backend,
                     machine=machine,
                     ranks_per_gpu=ranks_per_gpu,
                     timeout=timeout,
@@ -162,15 +162,7 @@ class Baselines:
         turns = max(map(len, self._times.values()), default=1)
         plans, sharing = self._plans, found.get("sharing", 0.0)
         return Yardsticks(
-            multiplying,
-            moving,
-            serial,
-            "operation",
-            plans.iterations,
-            sharing,
-            plans.ideal_by,
-            plans.serial_by,
-            turns,
+            multiplying, moving, serial, "operation", plans.iterations, sharing, plans.ideal_by, plans.serial_by, turns
         )
 
 

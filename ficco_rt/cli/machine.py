@@ -104,13 +104,7 @@ def record(machine: Machine) -> dict[str, Any]:
             {"name": links.name, "kind": links.kind, **told(links, f"tiers[{i}]")}
             for i, links in enumerate(machine.tiers)
         ],
-        "measured": measured
-        and {
-            "devices": measured.devices,
-            "driver": measured.driver,
-            "software": measured.software,
-            "date": measured.date,
-        },
+        "measured": measured and {n: getattr(measured, n) for n in ("devices", "driver", "software", "date")},
         "tables": tables,
     }
 

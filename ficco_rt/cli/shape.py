@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
-from ..driver.api import GPUS
+from ..driver.api import GPUS, GpuName
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
 from ..files import atomic
 from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
@@ -90,17 +90,17 @@ def shape(
     return 0 if best is not None else NOTHING
 
 
-def _driver(backend: str, machine: str | None) -> str:
+def _driver(backend: str, machine: str | None) -> GpuName | Literal["sim"]:
     """What measures, or `sim`."""
     from ..driver.registry import first_gpus
 
-    if backend not in ("auto", "sim", *GPUS):
-        raise UsageError(
-            f"there is no backend '{backend}' here: settings are measured on cuda or hip, or modelled: sim"
-        )
-    if backend != "auto":
+    if backend == "auto":
+        return "sim" if machine is not None else first_gpus() or "sim"
+    if backend == "sim":
+        return "sim"
+    if backend in GPUS:
         return backend
-    return "sim" if machine is not None else first_gpus() or "sim"
+    raise UsageError(f"there is no backend '{backend}' here: settings are measured on cuda or hip, or modelled: sim")
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Sweep:
     schedule: Schedule
     said: Mapping[str, object]
     machine: Machine
-    driver: str
+    driver: GpuName | Literal["sim"]
     effort: Effort
     source: Source
     baselines: Baselines | None = None
@@ -156,11 +156,10 @@ class Sweep:
         from ..driver.registry import has_gemms
         from .baselines import Baselines, baseline_plans
 
-        name: Any = self.driver
-        plans = baseline_plans(self._plan(self.said), self.machine, 1, has_gemms(name))
+        plans = baseline_plans(self._plan(self.said), self.machine, 1, has_gemms(self.driver))
         if plans is None:
             raise UsageError("not all outputs of the schedule are claimed, so nothing says what it is compared with")
-        made = Baselines(plans, name, self.machine, 1, self.effort.timeout, self.effort.collectives)
+        made = Baselines(plans, self.driver, self.machine, 1, self.effort.timeout, self.effort.collectives)
         with made:
             made.warm(graph=self.effort.graph)
             self.baselines = made

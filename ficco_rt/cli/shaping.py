@@ -21,7 +21,7 @@ from ..graph.overrides import NOTHING, apart, engine_of, value_of, with_said
 
 if TYPE_CHECKING:
     from ..device.ir import DeviceLaunch
-    from ..driver.api import CollectivesBy
+    from ..driver.api import CollectivesBy, GpuName
     from ..exec.ideal import Yardsticks
     from ..machine.model import Device, Machine
     from ..plan.ir import Plan
@@ -210,20 +210,14 @@ class Effort:
 
 
 def measured_row(
-    setting: Setting, plan: Plan, machine: Machine, made: str, backend: str, baselines: Baselines, effort: Effort
+    setting: Setting, plan: Plan, machine: Machine, made: str, backend: GpuName, baselines: Baselines, effort: Effort
 ) -> Row:
     """On GPUs: the numbers verified on integers, then the runs, in turn with the baselines."""
     from ..errors import NumbersError
     from ..exec.executor import Executor
     from ..exec.verify import verified_run
 
-    with Executor(
-        plan,
-        backend,  # type: ignore[arg-type]
-        machine=machine,
-        timeout=effort.timeout,
-        collectives=effort.collectives,
-    ) as executor:
+    with Executor(plan, backend, machine=machine, timeout=effort.timeout, collectives=effort.collectives) as executor:
         if plan.claims:
             found = verified_run(executor, values="exact")
             if not found.ok:

@@ -228,6 +228,13 @@ def _arrow(read: _TraceReader, event: dict[str, Any], spans: int) -> Arrow:
     return arrow
 
 
+# Of a span: what an event leaves out where there is nothing to say.
+_LEFT_OUT: dict[str, Callable[[object], Any]] = {
+    **dict.fromkeys(("bytes", "flops", "peer", "peer_bytes"), _count),
+    **dict.fromkeys(("waited", "within"), _number),
+}
+
+
 def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> TraceSpan:
     if not isinstance(event, dict) or event.get("ph") != "X":
         raise UsageError(f'{read.place}: expected a complete event ("ph": "X")')
@@ -245,12 +252,7 @@ def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> Tra
         start=start,
         stop=round(start + length, _DIGITS),
         place=read.field(args, "place", _text),
-        bytes=read.field(args, "bytes", _count) if "bytes" in args else 0,
-        flops=read.field(args, "flops", _count) if "flops" in args else 0,
-        peer=read.field(args, "peer", _count) if "peer" in args else None,
         launched=_launched(read, read.field(args, "launched", _record)) if "launched" in args else None,
         ops=tuple(read.field(args, "ops", _counts)) if "ops" in args else (),
-        peer_bytes=read.field(args, "peer_bytes", _count) if "peer_bytes" in args else 0,
-        waited=read.field(args, "waited", _number) if "waited" in args else 0.0,
-        within=read.field(args, "within", _number) if "within" in args else 0.0,
+        **{name: read.field(args, name, kind) for name, kind in _LEFT_OUT.items() if name in args},
     )
