@@ -12,7 +12,7 @@ from ..explore.losses import PIECES, Losses, Operator, losses
 from ..files.atomic import FileKind, check_outputs, write_atomic
 from ..report.plots import signatures
 from ..report.request import machine_of
-from ..report.settings import SettingValue, parse_choices
+from ..report.settings import SettingValue, number_list, parse_choices
 from ..report.wording import count
 from .console import Progress, Style, table
 from .messages import tell
@@ -39,7 +39,7 @@ def characterise(
     target = machine_of(machine, gpus)
     operators, dtype = _operators(choices)
     with Progress().step(f"modelling {count(len(operators), 'operator')}"):
-        found = losses(target, operators, _pieces(pieces), dtype)
+        found = losses(target, operators, number_list("--pieces", pieces, 2, 1024, ",".join(map(str, PIECES))), dtype)
     if output is not None:
         write_atomic(output, signatures(found))
     written = output and f"{output}: losses of {found.machine}, {found.source}\n"
@@ -62,14 +62,6 @@ def _operators(choices: dict[str, tuple[SettingValue, ...]]) -> tuple[list[Opera
     if together > _MOST:
         raise UsageError(f"--set: these are {together} operators; at most {_MOST} are characterised at once")
     return [Operator(*sizes) for sizes in product(*numbers)], choices["T"][0]
-
-
-def _pieces(text: str) -> tuple[int, ...]:
-    numbers = [part.strip() for part in text.split(",")]
-    if not all(n.isascii() and n.isdecimal() and 2 <= int(n[:9]) <= 1024 for n in numbers):
-        shown = ",".join(map(str, PIECES))
-        raise UsageError(f"--pieces {text}: expected numbers from 2 to 1024 with commas between, such as {shown}")
-    return tuple(dict.fromkeys(map(int, numbers)))
 
 
 def _text(of: Losses, style: Style) -> str:

@@ -157,13 +157,16 @@ def _atom(where: str, token: str, depth: int) -> SettingValue:
     )
 
 
-def gpu_list(text: str) -> tuple[int, ...]:
+def number_list(option: str, text: str, least: int, most: int, example: str) -> tuple[int, ...]:
     """`1,2,4,8` as numbers."""
-    numbers = []
-    for part in text.split(","):
-        if not (part.isascii() and part.strip().isdecimal()) or not 1 <= int(part[:12]) <= MAX_GPUS:
-            raise UsageError(
-                f"--gpus {text}: expected numbers from 1 to {MAX_GPUS} with commas between, such as 1,2,4,8"
-            )
-        numbers.append(int(part))
-    return tuple(dict.fromkeys(numbers))
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(n.isascii() and n.isdecimal() and least <= int(n[:12]) <= most for n in numbers):
+        raise UsageError(
+            f"{option} {text}: expected numbers from {least} to {most} with commas between, such as {example}"
+        )
+    return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def gpu_list(text: str) -> tuple[int, ...]:
+    """What `--gpus` says of several numbers of ranks."""
+    return number_list("--gpus", text, 1, MAX_GPUS, "1,2,4,8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 
@@ -43,20 +43,20 @@ def signed_time(microseconds: float) -> str:
 
 def show_bytes(count: float) -> str:
     """`512 B`, `12.0 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1023.5 or unit == "TiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
 def show_flops(count: float) -> str:
     """`137 GFLOP`."""
-    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"):
-        if count < 999.5 or unit == "PFLOP":
-            return f"{count:.0f} {unit}" if unit == "FLOP" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    return _scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def _scaled(count: float, base: int, units: Sequence[str]) -> str:
+    """Three digits and the unit, each of which is `base` times the one before; the first one counts whole things."""
+    power = 0
+    while count >= base - 0.5 and power + 1 < len(units):
+        count, power = count / base, power + 1
+    return f"{count:.{1 if power and count < 99.95 else 0}f} {units[power]}"
 
 
 def count(number: int, noun: str) -> str:
