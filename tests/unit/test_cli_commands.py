@@ -318,3 +318,11 @@ def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) ->
     stages = {s["name"]: s for s in run(*words, "--json").record["stages"]}
     assert {name: s["launched_with"] for name, s in stages.items()} == {"mm": ["own"], "pass": [], "own": ["mm"]}
     assert stages["mm"]["launches_a_rank"] == [1, 1]  # of three turns
+
+
+def test_words_and_arguments_ask_for_the_same(run: Callable[..., Ending], here: Path) -> None:
+    """Commands and `ficco_rt.compile` resolve a request in one place, where rules give what is left open."""
+    words = ("--gpus", "4", "--set", "M=1024", "--set", "N=512", "--set", "K=256", "-o", "plan.json")
+    assert run("ficco", "compile", "ag_gemm/streamed", *words).code == 0
+    made = ficco.compile("ag_gemm/streamed", 4, M=1024, N=512, K=256)
+    assert ficco.plan_hash(ficco.load_plan("plan.json")) == ficco.plan_hash(made)

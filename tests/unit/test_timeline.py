@@ -297,6 +297,18 @@ def test_html_needs_nothing_else_and_holds_every_span() -> None:
     assert data["waits"] is True
 
 
+def test_picture_and_page_have_the_same_places() -> None:
+    trace = overlapped()
+    picture = ET.fromstring(svg.draw(trace))
+    data = payload(timeline_page(trace))
+    boxes = {css: [r for r in picture.iter(f"{SVG}rect") if r.get("class") == css] for css in ("band", "lane")}
+    first = float(boxes["band"][0].get("y") or "nan")
+    places = [(float(r.get("y") or "nan") - first, float(r.get("height") or "nan")) for r in boxes["lane"]]
+    assert places == [(lane["y"], lane["h"]) for lane in data["lanes"]]
+    bands = [(float(r.get("y") or "nan") - first, float(r.get("height") or "nan")) for r in boxes["band"]]
+    assert bands == [(top, bottom - top) for _, top, bottom in data["bands"]]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_small_and_empty_traces_draw(ranks: int) -> None:
     lanes = tuple(Lane(r, r, "compute", "sm") for r in range(ranks))
