@@ -17,29 +17,25 @@ from .nodes import (
     Call,
     ClaimCollective,
     ClaimProduct,
-    Collective,
     Comprehension,
     Computes,
-    Copy,
     Expr,
     For,
-    Gemm,
     If,
     Int,
     Item,
     KernelDecl,
     KernelParam,
-    Launch,
     Let,
     ListOf,
     Multiprocessors,
     Name,
+    Operation,
     Param,
     Part,
     Pieces,
     QueueDecl,
     Range,
-    Reduce,
     RegionRef,
     Schedule,
     Slice,
@@ -53,6 +49,7 @@ from .nodes import (
     Unary,
     Word,
 )
+from .verbs import NODE_OF, Collective, Gemm, Launch, Reduce
 
 if TYPE_CHECKING:
     from lark import Token
@@ -238,9 +235,12 @@ class Builder(threading.local):
     def block(self, c: list[Any]) -> _Block:
         return _Block(tuple(c[:-1]), c[-1])
 
-    def copy(self, c: list[Any]) -> Copy:
-        keyword, dst, src, attributes = c
-        return Copy(dst, src, attributes or (), self.span(keyword, attributes[-1] if attributes else src))
+    def operation(self, c: list[Any]) -> Operation:
+        """A verb whose regions stand one after another."""
+        keyword, *regions, attributes = c
+        node, span = NODE_OF[keyword.type], self.span(keyword, attributes[-1] if attributes else regions[-1])
+        kind = (keyword.value,) if node is Collective else ()
+        return node(*kind, *regions, attributes or (), span)
 
     def gemm(self, c: list[Any]) -> Gemm:
         keyword, out, sign, left, right, terms, attributes = c
@@ -265,11 +265,6 @@ class Builder(threading.local):
         if function != "sum":  # not a keyword: a stage may well be called sum
             self.mistake(function, f"expected sum(...) after '{sign}', found '{function}'", help)
         return tuple(regions)
-
-    def collective(self, c: list[Any]) -> Collective:
-        kind, dst, src, attributes = c
-        span = self.span(kind, attributes[-1] if attributes else src)
-        return Collective(kind.value, dst, src, attributes or (), span)
 
     def launch(self, c: list[Any]) -> Launch:
         keyword, kernel, *arguments, end, attributes = c

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from .grammar import tokens
 from .parser import parse_syntax
+from .verbs import COLLECTIVES, TERMINALS
 
 if TYPE_CHECKING:
     from lark import Token
@@ -25,16 +26,13 @@ _WIDEST = 100  # longer lines and cells are in no column
 _DECLARATIONS = frozenset({
     "SCHEDULE", "PARAM", "TYPE", "INPUT", "OUTPUT", "SCRATCH", "COMPUTES", "QUEUE", "KERNEL", "STAGE", "STEP",
 })  # fmt: skip
-_STATEMENTS = frozenset({
-    "STAGE", "STEP", "COPY", "GEMM", "REDUCE", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL",
-    "LAUNCH", "LET", "FOR", "IF", "ELSE",
-})  # fmt: skip
+_STATEMENTS = frozenset({"STAGE", "STEP", *TERMINALS, "LET", "FOR", "IF", "ELSE"})
 _TENSORS = frozenset({"INPUT", "OUTPUT", "SCRATCH"})
 _OPENERS = frozenset({"LPAR", "LSQB", "LBRACE"})
 _CLOSERS = frozenset({"RPAR", "RSQB", "RBRACE"})
 _OPERAND_ENDS = frozenset({"NAME", "INT", "STRING", "RPAR", "RSQB"})
 # `(` follows these without a space; `[` follows a name or a bracket
-_CALLED = frozenset({"NAME", "ROWS", "COLS", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL"})
+_CALLED = frozenset({"NAME", "ROWS", "COLS", *map(str.upper, COLLECTIVES)})
 # a NAME with `=` behind it is an attribute, if one of these stands before: another's value
 _VALUE_ENDS = _OPERAND_ENDS | {"COPY", "SMS"}
 

@@ -11,21 +11,17 @@ from .nodes import (
     ClaimCollective,
     ClaimExpr,
     ClaimProduct,
-    Collective,
     Comprehension,
     Computes,
-    Copy,
     For,
-    Gemm,
     If,
     KernelDecl,
-    Launch,
     Let,
     Multiprocessors,
     Name,
+    Operation,
     Param,
     QueueDecl,
-    Reduce,
     RegionRef,
     Schedule,
     StageDecl,
@@ -33,11 +29,11 @@ from .nodes import (
     Statement,
 )
 from .uses import MAX_MISTAKES, Declared, Uses, indefinite, spot
+from .verbs import STREAMING, VERB_OF, Collective, Copy, Launch
 from .vocabulary import (
     BUILTINS,
     DTYPES,
     ENGINES,
-    ENGINES_OF,
     FUNCTIONS,
     LEFT,
     OF_COLLECTIVES,
@@ -356,7 +352,7 @@ class _Checker(Uses):
         self.scope = live
 
     def _statement(self, s: Statement, stage: StageDecl) -> None:
-        if isinstance(s, (Copy, Gemm, Reduce, Collective, Launch)):
+        if isinstance(s, Operation):
             self._operation(s, stage)
         elif isinstance(s, Let):
             self.expr(s.value)
@@ -372,43 +368,32 @@ class _Checker(Uses):
             self._block(s.body, stage)
             self.scope = live
 
-    def _operation(self, s: Copy | Gemm | Reduce | Collective | Launch, stage: StageDecl) -> None:
-        word = s.kind if isinstance(s, Collective) else type(s).__name__.lower()
-        engines = ENGINES_OF[type(s)]
+    def _operation(self, s: Operation, stage: StageDecl) -> None:
+        verb = VERB_OF[type(s)]
+        word = s.kind if isinstance(s, Collective) else next(iter(verb.keywords))
         engine = self._engine(stage)
-        if engine is not None and engine not in engines:
+        if engine is not None and engine not in verb.engines:
             queue = self.queues[stage.queue]
-            message = f"{word} runs on engine {' or '.join(engines)}; queue '{stage.queue}' has engine {engine}"
+            message = f"{word} runs on engine {' or '.join(verb.engines)}; queue '{stage.queue}' has engine {engine}"
             self.mistake(s.span, message, Note(f"queue '{stage.queue}' is declared here", spot(queue.name, queue.span)))
-        if stage.streamed and engine == "sm" and isinstance(s, Launch):
+        if stage.streamed and engine == "sm" and not verb.streams:
             message = f"{word} cannot stand in stage '{stage.name}', which is streamed"
-            help = "a streamed stage is one kernel of gemm, reduce and copy; add another stage"
+            help = f"a streamed stage is one kernel of {_list(STREAMING, 'and')}; add another stage"
             self.mistake(s.span, message, help=help)
         elif stage.streamed and s.attributes:
             message = f"'with' on a statement of stage '{stage.name}', which is streamed and one launch"
             self.mistake(s.attributes[0].span, message, help="say it on the stage, or take the statement out of it")
         self.attributes(s.attributes, RESOURCES, word)
 
-        if isinstance(s, Copy):
-            self.region(s.dst, "a copy", at=True, writes=True)
-            self.region(s.src, "a copy", at=True)
-            if s.dst.at is not None and s.src.at is not None:
-                message = "'@' stands on both sides of the copy; one of them is this rank's"
-                self.mistake(s.span, message, help="a rank pushes (@ on the left) or pulls (@ on the right)")
-        elif isinstance(s, Gemm):
-            self.region(s.out, "the result of gemm", at=True, writes=True)
-            for operand in (s.left, s.right):
-                self.region(operand, "an operand of gemm", transposed=True)
-            for term in s.terms:
-                self.region(term, "a term of gemm", at=True)
-        elif isinstance(s, Reduce):
-            self.region(s.out, "the result of reduce", writes=True)
-            for term in s.terms:
-                self.region(term, "a term of reduce", at=True)
-        elif isinstance(s, Collective):
-            self.region(s.dst, f"the destination of {s.kind}", writes=True)
-            self.region(s.src, f"the source of {s.kind}")
-        else:
+        for part in verb.parts:
+            held = getattr(s, part.field)
+            for region in held if isinstance(held, tuple) else (held,):
+                called = part.called.format(word)
+                self.region(region, called, at=part.at, transposed=part.transposed, writes=part.writes)
+        if isinstance(s, Copy) and s.dst.at is not None and s.src.at is not None:
+            message = "'@' stands on both sides of the copy; one of them is this rank's"
+            self.mistake(s.span, message, help="a rank pushes (@ on the left) or pulls (@ on the right)")
+        if isinstance(s, Launch):
             self._launch(s)
 
     def _launch(self, s: Launch) -> None:
@@ -469,5 +454,5 @@ def _collects(queue: QueueDecl) -> bool:
     return any(a.name == "engine" and isinstance(a.value, Name) and a.value.id == "nccl" for a in queue.attributes)
 
 
-def _list(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+def _list(words: Sequence[str], joint: str = "or") -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"

@@ -187,62 +187,12 @@ class Attribute:
     span: Span = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """`copy DST <- SRC`; `@ p` on one side makes it a push (DST) or a pull (SRC)."""
+class Operation:
+    """A statement that moves or computes: the nodes of `verbs`, one for each verb."""
 
-    dst: RegionRef
-    src: RegionRef
+    __slots__ = ()
     attributes: tuple[Attribute, ...]
-    span: Span = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Gemm:
-    """`gemm OUT = LEFT * RIGHT + sum(R, ...)`, the sum as in `reduce` or left out; with `+=` the product is added, and
-    the first writer starts from zero."""
-
-    out: RegionRef
-    left: RegionRef
-    right: RegionRef
-    accumulate: bool
-    terms: tuple[RegionRef, ...]
-    attributes: tuple[Attribute, ...]
-    span: Span = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """`reduce OUT = sum(R, ...)`: elementwise; a set-valued R gives one term for each member."""
-
-    out: RegionRef
-    terms: tuple[RegionRef, ...]
-    attributes: tuple[Attribute, ...]
-    span: Span = field(compare=False)
-
-
-CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """`all_gather DST <- SRC`: the vendor's collective over all ranks, pieces along the first dimension."""
-
-    kind: CollectiveKind
-    dst: RegionRef
-    src: RegionRef
-    attributes: tuple[Attribute, ...]
-    span: Span = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """`launch kernel(arguments)`: a kernel of the user's, with the regions it touches."""
-
-    kernel: str
-    arguments: tuple[RegionRef | Expr, ...]
-    attributes: tuple[Attribute, ...]
-    span: Span = field(compare=False)
+    span: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +241,7 @@ class If:
     span: Span = field(compare=False)
 
 
-Statement: TypeAlias = Copy | Gemm | Reduce | Collective | Launch | Let | For | Step | If
+Statement: TypeAlias = Operation | Let | For | Step | If
 
 # ---------------------------------------------------------------- declarations
 
@@ -326,6 +276,9 @@ class TensorDecl:
     dtype: str
     unproven: bool
     span: Span = field(compare=False)
+
+
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)

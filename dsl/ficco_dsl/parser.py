@@ -28,7 +28,6 @@ from .nodes import (
     If,
     Item,
     KernelDecl,
-    Launch,
     ListOf,
     Param,
     QueueDecl,
@@ -43,6 +42,7 @@ from .nodes import (
     Unary,
 )
 from .syntax_errors import at_end_of, explain
+from .verbs import Launch
 
 MAX_BYTES = 1 << 20
 MAX_TOKENS = 100_000  # some 10,000 lines; keeps the answer to a hostile file within two seconds

@@ -13,7 +13,6 @@ from .nodes import (
     For,
     If,
     KernelDecl,
-    Launch,
     Let,
     Name,
     RegionRef,
@@ -24,6 +23,7 @@ from .nodes import (
     TensorDecl,
     Word,
 )
+from .verbs import Launch
 
 
 @dataclass(frozen=True, slots=True)

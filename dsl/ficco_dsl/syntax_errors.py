@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .builder import builder, not_an_accessor
 from .diagnostics import Diagnostic, Note, Span
 from .grammar import ITEM_WORDS, SCAN, terminal_texts
+from .verbs import COLLECTIVES, TERMINALS, VERBS
 
 if TYPE_CHECKING:
     from lark import Token
@@ -21,17 +22,12 @@ _WORDS = {
 }  # fmt: skip
 # What is expected at a place of a rule: (nearest keyword before, expected terminal) -> words. The first match counts.
 _PLACES: tuple[tuple[str, str, str], ...] = (
-    ("COPY", "ARROW", "'<-' after the destination of copy"),
-    ("GEMM", "EQUAL", "'=' or '+=' after the result of gemm"),
-    ("GEMM", "STAR", "'*' between the operands of gemm"),
-    ("GEMM", "LPAR", "sum(...) after '+'"),
-    ("REDUCE", "EQUAL", "'=' after the result of reduce"),
-    ("REDUCE", "LPAR", "sum(...) after '='"),
-    ("ALL_REDUCE", "ARROW", "'<-' after the destination of all_reduce"),
-    ("ALL_GATHER", "ARROW", "'<-' after the destination of all_gather"),
-    ("REDUCE_SCATTER", "ARROW", "'<-' after the destination of reduce_scatter"),
-    ("ALL_TO_ALL", "ARROW", "'<-' after the destination of all_to_all"),
-    ("LAUNCH", "LPAR", "'(' after the kernel's name"),
+    *(
+        (word.upper(), sign, words.format(word))
+        for verb in VERBS
+        for word in verb.keywords
+        for sign, words in verb.signs
+    ),
     ("LET", "EQUAL", "'=' after the name"),
     ("FOR", "IN", "'in' after the loop variable"),
     ("STEP", "IN", "'in' after the loop variable"),
@@ -81,10 +77,7 @@ _WHOLES: dict[str, dict[str, str]] = {
         "DOT": "nothing follows .T in a region",
     },
     "a declaration": {
-        **dict.fromkeys(
-            ("COPY", "GEMM", "REDUCE", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL", "LAUNCH", "FOR"),
-            _STATEMENTS,
-        ),
+        **dict.fromkeys((*TERMINALS, "FOR"), _STATEMENTS),
         "RBRACE": "no '{' is open here",
     },
 }
@@ -174,7 +167,6 @@ def explain(error: UnexpectedInput, text: str, at: int, path: str, before: int) 
     return Diagnostic(span, f"expected {expected}, found {found}", notes, help)
 
 
-_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 _IN_BRACKETS = "values of one variable stand in brackets: {} p in [0, 1, 2]"
 
 
@@ -188,15 +180,15 @@ def _meant(token: Token, span: Span, stack: list[Any], accepted: set[str]) -> Di
         return Diagnostic(span, f"'{token}' stands before 'with'", help=f"stage NAME on QUEUE {option} with ...")
     called = token.type == "LPAR" and getattr(top, "type", "") == "NAME"
     if called and any(getattr(x, "type", "") == "COMPUTES" for x in stack):
-        near = difflib.get_close_matches(str(top)[:30], _COLLECTIVES, 1, 0.5)
+        near = difflib.get_close_matches(str(top)[:30], COLLECTIVES, 1, 0.5)
         return Diagnostic(
             builder.token_span(cast("Token", top)),
-            f"'{_shown(cast('Token', top))}' is no collective; a claim may have {', '.join(_COLLECTIVES[:-1])} and "
-            f"{_COLLECTIVES[-1]}",
+            f"'{_shown(cast('Token', top))}' is no collective; a claim may have {', '.join(COLLECTIVES[:-1])} and "
+            f"{COLLECTIVES[-1]}",
             help=f"did you mean '{near[0]}'?" if near else None,
         )
     if token.type == "NAME" and {"PARAM", "STAGE"} <= accepted:
-        near = difflib.get_close_matches(token[:30], ("copy", "gemm", "reduce", "launch", *_COLLECTIVES), 1, 0.7)
+        near = difflib.get_close_matches(token[:30], map(str.lower, TERMINALS), 1, 0.7)
         if near:
             found = f"expected a declaration, found '{_shown(token)}'"
             return Diagnostic(span, found, help=f"{_STATEMENTS}; is it '{near[0]}'?")

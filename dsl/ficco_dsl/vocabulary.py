@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .nodes import Collective, Copy, Gemm, Launch, Reduce
-
 BUILTINS = ("rank", "ranks", "peers", "all")
 DTYPES = ("bf16", "fp16", "fp32")
 ENGINES = ("copy", "sm", "nccl")
@@ -31,11 +29,3 @@ RESOURCES = ("priority", "smem", "residency", "sms", "leave", "order", "kernel")
 ON_QUEUE = ("engine", *RESOURCES)
 OF_COLLECTIVES = ("ctas", "threads")  # on a queue of the vendor's collectives alone
 ON_KERNEL = ("host", "grid", "block", "smem")
-
-ENGINES_OF: Mapping[type, tuple[str, ...]] = {
-    Copy: ("copy", "sm", "nccl"),
-    Gemm: ("sm",),
-    Reduce: ("sm",),
-    Launch: ("sm",),
-    Collective: ("nccl",),
-}

@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ficco_dsl import nodes as n
+from ficco_dsl.verbs import Gemm
 
 from ..analysis.concurrency import Concurrent
 from ..graph.overrides import NOTHING, apart, engine_of, value_of, with_said
@@ -144,7 +145,7 @@ def _multiplies(schedule: n.Schedule, queue: str) -> bool:
             yield from within(part)
 
     stages = [x for item in schedule.program for x in within(item) if isinstance(x, n.StageDecl) and x.queue == queue]
-    return any(isinstance(x, n.Gemm) for stage in stages for x in within(stage))
+    return any(isinstance(x, Gemm) for stage in stages for x in within(stage))
 
 
 def told(error: Exception) -> str:

@@ -11,6 +11,7 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ficco_dsl.nodes import Schedule
 from ficco_dsl.parser import parse_syntax
 from ficco_dsl.symbols import Occurrence, Symbol, occurrences
+from ficco_dsl.verbs import VERBS
 
 from .places import Text, holds
 
@@ -30,14 +31,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "for": "a loop of each rank",
     "if": "chooses by a condition",
     "let": "names a value for the rest of its block",
-    "copy": "copy DST <- SRC: moves a region, into another rank's memory or out of it with @",
-    "gemm": "gemm Y = L * R: a matrix product; += adds to what is there, + sum(…) adds terms",
-    "reduce": "reduce Y = sum(X, …): an elementwise sum of terms, here or on other ranks",
-    "launch": "launch k(…): runs a kernel of yours",
-    "all_gather": "the vendor's collective: all ranks' parts, one below the other",
-    "all_reduce": "the vendor's collective: the sum of all ranks' parts",
-    "reduce_scatter": "the vendor's collective: a piece of the sum for each rank",
-    "all_to_all": "the vendor's collective: a piece for each rank from each rank",
+    **{word: meaning for verb in VERBS for word, meaning in verb.keywords.items()},
     "rank": "the number of this rank, from 0",
     "ranks": "how many ranks there are",
     "all": "all ranks, as a set",
@@ -59,13 +53,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
 }
 
 _AFTER_DOT = ("rows", "cols", "T")
-_VALUES = {
-    "engine": ("copy", "sm", "nccl"),
-    "priority": ("high", "normal", "low"),
-    "order": ("text", "auto"),
-    "kernel": ("vendor",),
-    "leave": (vocabulary.LEFT,),
-}
+_VALUES = {**vocabulary.WORDS, "leave": (vocabulary.LEFT,)}
 _ON_QUEUE = re.compile(r"^\s*stage\s+\w+\s+on\s+\w*$")
 _AFTER = re.compile(r"^\s*stage\b.*\bafter\s+[\w\s,]*$")
 _VALUE = re.compile(r"\b(engine|priority|order|kernel|leave)\s*=\s*\w*$")

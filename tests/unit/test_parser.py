@@ -17,18 +17,14 @@ from ficco_dsl.nodes import (
     Call,
     ClaimCollective,
     ClaimProduct,
-    Collective,
     Comprehension,
     Computes,
-    Copy,
     For,
-    Gemm,
     If,
     Int,
     Item,
     KernelDecl,
     KernelParam,
-    Launch,
     Let,
     ListOf,
     Name,
@@ -36,7 +32,6 @@ from ficco_dsl.nodes import (
     Part,
     Pieces,
     Range,
-    Reduce,
     RegionRef,
     Schedule,
     Slice,
@@ -50,6 +45,7 @@ from ficco_dsl.nodes import (
     Unary,
 )
 from ficco_dsl.parser import parse_syntax
+from ficco_dsl.verbs import Collective, Copy, Gemm, Launch, Reduce
 
 AT = Span("x.ficco", 1, 1, 1, 1)  # takes no part in equality
 
