@@ -30,6 +30,7 @@ __all__ = [
     "UsageError",
     "cause_words",
     "exit_code",
+    "malformed",
 ]
 
 
@@ -81,3 +82,9 @@ _EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
 def exit_code(error: BaseException) -> int:
     """The process's exit code for an error; whatever is not in the family is our bug."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 5)
+
+
+def malformed(place: Span, message: str) -> PlanError:
+    """The plan asks for something that has no meaning. `check` refuses such plans (`plan/rules.py`); a driver that
+    is given one unchecked must not go on."""
+    return PlanError((Diagnostic(place, message),))

@@ -17,12 +17,13 @@ from typing import Literal, TypeAlias
 from ..device.features import usual
 from ..device.ir import DeviceLaunch, Placement
 from ..device.launches import LaunchPlanner
+from ..graph.kinds import SIDE_OF_SPAN
 from ..machine.model import Machine
 from ..plan.ir import Launch, Plan
 from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
 
-COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
-MOVE_KINDS = frozenset(("copy", "collective"))
+MOVE_KINDS = frozenset(span for span, side in SIDE_OF_SPAN.items() if side == "moves")
+COMPUTE_KINDS = frozenset(SIDE_OF_SPAN) - MOVE_KINDS
 
 Intervals: TypeAlias = list[tuple[float, float]]
 LongerSide: TypeAlias = Literal["computing", "moving"]

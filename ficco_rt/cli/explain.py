@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..graph.kinds import KINDS
 from ..report.job import compile_job
 from ..report.request import Request
 from ..report.schedule_facts import Facts, gather, least_and_most
@@ -12,7 +13,7 @@ from ..report.wording import count, join_words, show_bytes, show_flops, show_par
 from .console import Progress, Style, table
 from .messages import tell, warn
 
-_NOUNS = {"gemm": "GEMM", "reduce": "sum", "collective": "call", "launch": "launch"}
+_NOUNS = {kind.word: kind.noun for kind in KINDS}
 SHAPES = 3  # different sizes of a stage's operations that are listed
 
 

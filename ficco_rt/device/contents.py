@@ -13,13 +13,13 @@ from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..geometry.cells import cells
 from ..geometry.region import Region
-from ..graph.ir import KernelCall
+from ..graph.ir import Copy, KernelCall
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
 from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import Look, kernel_work, symbolic
-from ..plan.rules import illegal, illegal_copy, inside
+from ..plan.rules import illegal, inside
 from .ir import PLACELESS, Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
@@ -123,7 +123,7 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             rank = ranks[action.stream]
             message = None
             if rank is not None:
-                message = illegal_copy(move.dst, move.src, rank, tensors)
+                message = illegal(Copy(move.dst, move.src), rank, tensors)
             if message is not None:
                 yield Diagnostic(move.origin, message)
                 continue

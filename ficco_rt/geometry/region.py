@@ -176,6 +176,39 @@ def describe(box: Box) -> str:
     return text
 
 
+def overlap(a: Region, b: Region) -> bool:
+    """Whether two regions have an element in common."""
+    return (a.tensor, a.rank) == (b.tensor, b.rank) and all(map(_meet, a.axes, b.axes))
+
+
+def _meet(a: Axis, b: Axis) -> bool:
+    """Whether two axes have an element in common. A region is the product of its axes, so two regions overlap if all
+    axes do."""
+    if len(a.segments) == len(b.segments) == 1:
+        return a.segments[0].start < b.segments[0].stop and b.segments[0].start < a.segments[0].stop
+    marks = [(s.start, True, side) for side, axis in enumerate((a, b)) for s in axis.segments]
+    marks += [(s.stop, False, side) for side, axis in enumerate((a, b)) for s in axis.segments]
+    inside = [0, 0]
+    for _, opens, side in sorted(marks):  # at one place, ends come before starts
+        inside[side] += 1 if opens else -1
+        if opens and inside[1 - side]:
+            return True
+    return False
+
+
+def contiguous(region: Region, shape: tuple[int, ...]) -> bool:
+    """Whether the region is one contiguous run of memory in a row-major tensor of `shape`."""
+    if len(region.boxes) != 1:
+        return False
+    box = region.boxes[0]
+    cut = False
+    for a, b, extent in zip(reversed(box.start), reversed(box.stop), reversed(shape), strict=True):
+        if cut and b - a > 1:
+            return False
+        cut = cut or b - a < extent
+    return True
+
+
 V = TypeVar("V")
 
 
@@ -292,9 +325,9 @@ def summary(region: Region) -> str:
     return first if len(region.boxes) == 1 else f"{first} and {len(region.boxes) - 1} more"
 
 
-def way(dst: Region, src: Region, rank: int | None) -> str:
+def way(dst: Region, src: Region, rank: int | None, part: Callable[[Region], str] = summary) -> str:
     """A copy, from where to where, as the rank sees it; None: with all ranks named."""
-    return f"{called(src, rank)} → {called(dst, rank)} {summary(dst)}"
+    return f"{called(src, rank)} → {called(dst, rank)} {part(dst)}"
 
 
 def called(region: Region, rank: int | None) -> str:
@@ -311,3 +344,8 @@ def between_ranks(rank: int, reads: Sequence[Region], writes: Sequence[Region]) 
 def peer_of(dst: Region, src: Region, rank: int) -> int | None:
     """The other rank of a copy that the rank makes; None inside of one."""
     return None if src.rank == dst.rank else dst.rank if src.rank == rank else src.rank
+
+
+def shape_words(shape: Sequence[int]) -> str:
+    """`64 × 32`."""
+    return " × ".join(map(str, shape)) or "one element"

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
+from ficco_dsl.verbs import Launch
 
 from . import ir
 from .attributes import COLLECTIVE, Attributes, word_of
@@ -28,9 +29,10 @@ from .evaluate import (
     show,
     size,
 )
+from .kinds import BY_NODE
 from .link import link
-from .operations import Operations, Where, sent_and_received
-from .references import Reference
+from .ops.collective import sent_and_received
+from .ops.kind import Names
 from .rules import broken
 from .sums import begin_sums
 
@@ -96,7 +98,7 @@ class _Program:
         self.mistakes: list[Diagnostic] = []
         self.queues: dict[str, ir.Queue] = {}
         self.kernel_decls = {k.name: k for k in schedule.kernels}
-        self._operations = Operations(tensors, self.kernel_decls)
+        self._names = Names(tensors, self.kernel_decls)
         self.stages: list[ir.Stage] = []
         self.ops: list[ir.Op] = []
         self.expressions = expressions
@@ -266,10 +268,8 @@ class _Program:
                 return self._if(s)
             case n.Let():
                 return self._let(s)
-            case n.Collective():
-                return self._collective(s)
-            case n.Copy() if self.queues[self.stages[self._stage].queue].engine == "nccl":
-                return self._sent(s)
+            case n.Operation() if self.queues[self.stages[self._stage].queue].engine == "nccl":
+                return self._together(s)
             case _:
                 return self._op(s)
 
@@ -372,7 +372,12 @@ class _Program:
 
         return emit  # not guarded: without the name the rest of the block has no meaning
 
-    def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Where:
+    def _maker(self, s: n.Operation) -> Callable[[Scope], ir.Op]:
+        """A function that makes the op of `s` in a scope. It serves every rank and every turn of a loop."""
+        where, make = self._where(s.span, s.attributes), BY_NODE[type(s)].maker(s, self._names)
+        return lambda scope: make(scope, where(scope))
+
+    def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Callable[[Scope], ir.Where]:
         own = Attributes(attributes, self.expressions)
 
         def where(scope: Scope) -> ir.Where:
@@ -388,26 +393,9 @@ class _Program:
 
         return where
 
-    def _sent(self, s: n.Copy) -> Emit:
-        """A copy by the vendor's library is sent and received: all ranks take one together, in a phase of its own."""
-        make = self._operations.maker(s, self._where(s.span, s.attributes))
-        cost = _Cost(s)
-
-        def emit(scope: Scope) -> None:
-            self._pay(cost, s.span)
-            self._run.new_phase(s.span)
-            op = make(scope)
-            self._legal(op, s.span)
-            phase = len(self._run.phases) - 1
-            self._run.paired[phase] = self._groups.setdefault((self._stage, phase), len(self._groups))
-            self._run.phases[-1].append(op)
-            self._run.new_phase(s.span)
-
-        return self._guarded(s.span, emit)
-
-    def _op(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Emit:
-        make = self._operations.maker(s, self._where(s.span, s.attributes))
-        cost = _Cost(s, *([self.kernel_decls[s.kernel]] if isinstance(s, n.Launch) else []))
+    def _op(self, s: n.Operation) -> Emit:
+        make = self._maker(s)
+        cost = _Cost(s, *([self.kernel_decls[s.kernel]] if isinstance(s, Launch) else []))
 
         def emit(scope: Scope) -> None:
             self._pay(cost, s.span)
@@ -439,10 +427,10 @@ class _Program:
             m.placed = True
         return m
 
-    def _collective(self, s: n.Collective) -> Emit:
-        where = self._where(s.span, s.attributes)
-        dst, src = Reference(s.dst, self.tensors), Reference(s.src, self.tensors)
-
+    def _together(self, s: n.Operation) -> Emit:
+        """A call of the vendor's library: all ranks take one together, in a phase of its own. A copy is sent and
+        received."""
+        make = self._maker(s)
         cost = _Cost(s)
 
         def emit(scope: Scope) -> None:
@@ -451,9 +439,12 @@ class _Program:
             phase = len(self._run.phases) - 1
             # stage and phase identify the collective on all ranks
             group = self._groups.setdefault((self._stage, phase), len(self._groups))
-            call = ir.Collective(s.kind, group, dst.one(scope), src.one(scope))
-            op = ir.Op(where(scope), call)
-            if self._legal(op, s.span):
+            op = make(scope)
+            if isinstance(op.body, ir.Collective):
+                op = replace(op, body=replace(op.body, group=group))
+            else:
+                self._run.paired[phase] = group
+            if self._legal(op, s.span) or phase in self._run.paired:
                 self._run.phases[-1].append(op)
             self._run.new_phase(s.span)
 

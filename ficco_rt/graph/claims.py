@@ -9,7 +9,7 @@ from typing import cast
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..geometry.region import Box, BoxMap, Region, describe
+from ..geometry.region import Box, BoxMap, Region, describe, shape_words
 from ..types import Dtype
 from . import ir
 from .budget import Budget
@@ -94,14 +94,10 @@ def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.T
         if target.shape != shape:
             raise Mistake(
                 line.span,
-                f"{text_of(line.value)} is {_by(shape)} on rank {rank}, "
-                f"but {text_of(line.target)} is {_by(target.shape)}",
+                f"{text_of(line.value)} is {shape_words(shape)} on rank {rank}, "
+                f"but {text_of(line.target)} is {shape_words(target.shape)}",
             )
     return ir.Claim(targets, value, f"{text_of(line.target)} = {text_of(line.value)}", line.span)
-
-
-def _by(shape: Sequence[int]) -> str:
-    return " × ".join(map(str, shape)) or "one element"
 
 
 def _regions(ref: n.RegionRef, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> tuple[Region, ...]:
@@ -130,7 +126,10 @@ def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Ten
             right, b = _value(e.right, scopes, tensors)
             for rank, (x, y) in enumerate(zip(a, b, strict=True)):
                 if len(x) != 2 or len(y) != 2 or x[1] != y[0]:
-                    raise Mistake(e.span, f"{text_of(e)}: {_by(x)} times {_by(y)} on rank {rank} is no matrix product")
+                    raise Mistake(
+                        e.span,
+                        f"{text_of(e)}: {shape_words(x)} times {shape_words(y)} on rank {rank} is no matrix product",
+                    )
             return ir.Product(left, right), tuple((x[0], y[1]) for x, y in zip(a, b, strict=True))
         case n.ClaimCollective():
             return _collective(e, scopes, tensors)
@@ -155,8 +154,8 @@ def _collective(
     equal = e.kind in ("all_reduce", "reduce_scatter")  # the others may differ along the cut dimension
     for rank, shape in enumerate(shapes):
         if any(a != b for d, (a, b) in enumerate(zip(shape, shapes[0], strict=True)) if equal or d != dim):
-            first = _by(shapes[0])
-            raise Mistake(e.span, f"{text_of(e)}: {first} on rank 0 and {_by(shape)} on rank {rank} do not fit")
+            first = shape_words(shapes[0])
+            raise Mistake(e.span, f"{text_of(e)}: {first} on rank 0 and {shape_words(shape)} on rank {rank} do not fit")
 
     def with_extent(rank: int, extent: int) -> tuple[int, ...]:
         return (*shapes[rank][:dim], extent, *shapes[rank][dim + 1 :])

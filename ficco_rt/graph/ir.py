@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
@@ -98,7 +98,21 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Body:
+    """What an op does. What each kind of body means to the levels is in its record (`kinds`). The kinds that other
+    levels look into stand here; a body of which they ask nothing but its record stands in its module in `ops`."""
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        raise NotImplementedError
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Body):
     """dst <- src, bit by bit, equal logical shapes; one of the two may be on another rank."""
 
     dst: Region
@@ -114,7 +128,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(Body):
     """out = left · right + the sum of `addends` (or out += left · right), logical [m, k] · [k, n]; a transposed operand
     is stored the other way. All is added in fp32 and rounded once. An addend has the shape of `out`, and its type or
     fp32. `out` may be on another rank, and so may an addend, which may be `out` itself. With `+=` there are no addends,
@@ -137,9 +151,14 @@ class Gemm:
     def writes(self) -> tuple[Region, ...]:
         return (self.out,)
 
+    @property
+    def depth(self) -> int:
+        """The inner size, K."""
+        return self.left.shape[0 if self.left_transposed else -1]
+
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Body):
     """out = the sum of `terms`, elementwise, accumulated in fp32."""
 
     out: Region
@@ -155,7 +174,7 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Body):
     """One rank's call of the vendor's library. All ranks' calls of one `group` are one operation;
     they stand next to each other in `Graph.ops`, in a phase of their own. Pieces go along the
     first logical dimension.
@@ -210,7 +229,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelCall:
+class KernelCall(Body):
     """A user kernel. The proof does not see into it; its declared regions order it. The dynamic shared memory that it
     takes is the `smem` of the op's resources."""
 
@@ -226,18 +245,6 @@ class KernelCall:
     @property
     def writes(self) -> tuple[Region, ...]:
         return tuple(a.value for a in self.arguments if a.mode in ("write", "update") and isinstance(a.value, Region))
-
-
-Body: TypeAlias = Copy | Gemm | Reduce | Collective | KernelCall
-
-# What the language calls them.
-WORDS: Final[dict[type[Body], str]] = {
-    Copy: "copy",
-    Gemm: "gemm",
-    Reduce: "reduce",
-    Collective: "collective",
-    KernelCall: "launch",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import BoxMap, Region
 from ..types import ACCUMULATOR, TYPES
-from .ir import Claim, Collective, Copy, Gemm, KernelCall, Reduce, Tensor
+from .ir import Claim, Collective, Gemm, Tensor
+from .kinds import kind_of
 from .trail import Step
 
 # A larger share of the result that roundings may take says nothing of whether the result is right.
@@ -77,19 +78,10 @@ class Noises:
             if isinstance(step.body, Collective):
                 groups.setdefault(step.body.group, []).append(step.body)
         for step in steps:
-            match step.body:
-                case Copy(dst=dst, src=src):
-                    self._write(dst, self.read(src))
-                case Collective() as call:  # all calls at once: they stand next to each other
-                    if call.group in groups:
-                        self._collective(groups.pop(call.group), step.origin)
-                case Gemm() as gemm:
-                    self._gemm(gemm, step.origin)
-                case Reduce(out=out, terms=terms):
-                    self._store(out, [self.read(term) for term in terms], step.origin)
-                case KernelCall() as user:  # nothing is claimed of what it writes
-                    for region in user.writes:
-                        self._write(region, NOTHING)
+            if not isinstance(call := step.body, Collective):
+                kind_of(call).noise(call, self, step.origin)
+            elif call.group in groups:  # all calls at once: they stand next to each other
+                self._collective(groups.pop(call.group), step.origin)
 
     def read(self, region: Region) -> Noise:
         """The most that an element of the region carries."""
@@ -98,7 +90,7 @@ class Noises:
             return self.input
         return _worst({noise for box in region.boxes for _, noise in cells.items(box)})
 
-    def _write(self, region: Region, noise: Noise) -> None:
+    def write(self, region: Region, noise: Noise) -> None:
         noise = self.kept.setdefault(noise, noise)
         key = (region.tensor, region.rank)
         if key not in self.cells:
@@ -106,7 +98,11 @@ class Noises:
         for box in region.boxes:
             self.cells[key].update(box, lambda _: noise)
 
-    def _store(self, region: Region, terms: list[Noise], origin: Span) -> None:
+    def forget(self, region: Region) -> None:
+        """Nothing is claimed of what is written."""
+        self.write(region, NOTHING)
+
+    def store(self, region: Region, terms: list[Noise], origin: Span) -> None:
         """Add up in an accumulator, and round to the region's type."""
         total = _sum(terms)
         unit = self.types[region.tensor].unit_roundoff
@@ -118,7 +114,7 @@ class Noises:
         if before.stores and 0 < piece <= unit * 2.0 ** floor(log2(before.value)):
             stores.dropped_at = stores.dropped_at or before.value / piece
             stores.pieces = max(stores.pieces, total.value / piece)
-        self._write(region, self._rounded(total, place, unit, unit))
+        self.write(region, self._rounded(total, place, unit, unit))
 
     def _rounded(self, total: Noise, place: int, unit: float, share: float, stores: int = 1) -> Noise:
         """After so many `stores` of the whole value, which lose such a `share` in all."""
@@ -135,9 +131,10 @@ class Noises:
             self.stores.append(Stores(origin, tensor, called))
         return place
 
-    def _gemm(self, gemm: Gemm, origin: Span) -> None:
+    def multiply(self, gemm: Gemm, origin: Span) -> None:
+        """Add up products in an accumulator, add what is added, and round."""
         left, right = self.read(gemm.left), self.read(gemm.right)
-        inner = gemm.left.shape[0 if gemm.left_transposed else -1]
+        inner = gemm.depth
         value = inner * left.value * right.value
         error = inner * (left.error * right.value + left.value * right.error + left.error * right.error)
         error += inner * ACCUMULATED * value
@@ -149,7 +146,7 @@ class Noises:
         lost = left.lost + right.lost + adds / 2 * UNIT  # partial sums are half of the final one on average
         added = (gemm.out,) if gemm.accumulate else gemm.addends
         product = Noise(value, error, lost, max(left.stores, right.stores), worse.place, worse.taken)
-        self._store(gemm.out, [product, *(self.read(a) for a in added)], origin)
+        self.store(gemm.out, [product, *(self.read(a) for a in added)], origin)
 
     def _collective(self, calls: list[Collective], origin: Span) -> None:
         """A vendor's sum may be stored at every rank that it comes past, where it has grown evenly."""
@@ -158,7 +155,7 @@ class Noises:
             by_rank = {call.src.rank: noise for call, noise in zip(calls, found, strict=True)}
             for call in calls:
                 for region in call.writes:
-                    self._write(region, by_rank[call.by])
+                    self.write(region, by_rank[call.by])
             return
         if calls[0].kind in ("all_reduce", "reduce_scatter"):
             unit = self.types[calls[0].dst.tensor].unit_roundoff
@@ -170,7 +167,7 @@ class Noises:
         else:
             result = _worst(found)
         for call in calls:
-            self._write(call.dst, result)
+            self.write(call.dst, result)
 
 
 def _worst(found: Collection[Noise]) -> Noise:
@@ -283,17 +280,9 @@ def _suspicious(tensors: Sequence[Tensor], steps: Sequence[Step]) -> bool:
     stored: dict[tuple[str, int], int] = {}
     for step in steps:
         before = [stored.get((r.tensor, r.rank), 0) for r in step.body.reads]
-        match step.body:
-            case Gemm():
-                found = 1 + max(before[0] + before[1], *before)
-            case Reduce():
-                found = 1 + max(before, default=0)
-            case Collective(kind="all_reduce" | "reduce_scatter"):
-                found = len(tensors[0].shapes) + max(before, default=0)
-            case Copy() | Collective():
-                found = max(before, default=0)
-            case KernelCall():
-                continue
+        found = kind_of(step.body).stores(step.body, before, len(tensors[0].shapes))
+        if found is None:
+            continue
         for region in step.body.writes:
             key = (region.tensor, region.rank)
             stored[key] = max(stored.get(key, 0), found)

@@ -8,6 +8,7 @@ stored plan are taken in an order that the check has found (`plan/prove.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
@@ -17,6 +18,7 @@ from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
 from .difference import Terms, difference, elements, same, show, terms, twice
+from .kinds import kind_of
 from .rules import broken, misplaced, pairs_fit
 from .symbolic import (
     FIXED,
@@ -27,7 +29,6 @@ from .symbolic import (
     Sum,
     Unwritten,
     Value,
-    added,
     multiply,
     to_logical,
     to_tensor,
@@ -122,33 +123,23 @@ class Proof:
             self.algebra.origin = step.origin
             self.at = i
             body = step.body
-            match body:
-                case ir.Collective():
-                    members = [(step, body)]
-                    while i + 1 < len(steps) and isinstance(other := steps[i + 1].body, ir.Collective):
-                        if other.group != body.group:
-                            break
-                        members.append((steps[i + 1], other))
-                        i += 1
-                    self._collective(members)
-                case ir.Copy():
-                    self._write(body.dst, self._read(body.src, step), step)
-                case ir.Gemm():
-                    self._gemm(body, step)
-                case ir.Reduce():
-                    values = [self._read(t, step) for t in body.terms]
-                    self._write(body.out, added(self.algebra, values, body.out.shape), step)
-                case ir.KernelCall():
-                    for region in body.reads:
-                        self._read(region, step)
-                    opaque = self.algebra.opaque(f"kernel '{body.kernel}'")
-                    for region in body.writes:
-                        self._write(region, [(Box((0,) * len(region.shape), region.shape), opaque)], step)
+            if isinstance(body, ir.Collective):
+                members = [(step, body)]
+                while i + 1 < len(steps) and isinstance(other := steps[i + 1].body, ir.Collective):
+                    if other.group != body.group:
+                        break
+                    members.append((steps[i + 1], other))
+                    i += 1
+                self._collective(members)
+            else:
+                values = kind_of(body).values(body, self.algebra, partial(self._read, step))
+                for region, pieces in zip(body.writes, values, strict=True):
+                    self._write(region, pieces, step)
             i += 1
 
     # -- tensors
 
-    def _read(self, region: Region, step: Step) -> Pieces:
+    def _read(self, step: Step, region: Region) -> Pieces:
         """The region's values by pieces, in logical coordinates."""
         values = self.state[region.tensor, region.rank]
         pieces: Pieces = []
@@ -194,20 +185,6 @@ class Proof:
 
     # -- ops
 
-    def _gemm(self, gemm: ir.Gemm, step: Step) -> None:
-        left, right = self._read(gemm.left, step), self._read(gemm.right, step)
-        if gemm.left_transposed:
-            left = transposed(self.algebra, left)
-        if gemm.right_transposed:
-            right = transposed(self.algebra, right)
-        m, n = gemm.out.shape
-        result = multiply(self.algebra, left, right, (m, n))
-        if gemm.accumulate:
-            result = added(self.algebra, [self._read(gemm.out, step), result], (m, n))
-        elif gemm.addends:
-            result = added(self.algebra, [result, *(self._read(a, step) for a in gemm.addends)], (m, n))
-        self._write(gemm.out, result, step)
-
     def _collective(self, members: Sequence[tuple[Step, ir.Collective]]) -> None:
         ranks = self.ranks
         step, first = members[0]
@@ -225,12 +202,12 @@ class Proof:
             return
         ordered = [by_rank[r] for r in range(ranks)]
         if first.kind == "send_recv":
-            sent = [self._read(call.src, s) if call.reads else [] for s, call in ordered]
+            sent = [self._read(s, call.src) if call.reads else [] for s, call in ordered]
             for s, call in ordered:
                 if call.writes:
                     self._write(call.dst, sent[call.by], s)
             return
-        values = [self._read(call.src, s) for s, call in ordered]
+        values = [self._read(s, call.src) for s, call in ordered]
         shapes = [call.src.shape for _, call in ordered]
         cuts = (equal_shares(shapes[0][0], ranks),) * ranks
         results = combine(self.algebra, first.kind, values, shapes, 0, cuts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from . import ir
+from .kinds import kind_of
 
 
 def to_text(graph: ir.Graph) -> str:
@@ -27,20 +28,4 @@ def _lines(graph: ir.Graph) -> Iterator[str]:
 
 def body_text(body: ir.Body) -> str:
     """What is done, with its exact regions."""
-    match body:
-        case ir.Copy():
-            return f"copy {body.dst} <- {body.src}"
-        case ir.Gemm():
-            t = {True: ".T", False: ""}
-            sign = "+=" if body.accumulate else "="
-            product = f"{body.left}{t[body.left_transposed]} * {body.right}{t[body.right_transposed]}"
-            addends = f" + sum({', '.join(map(str, body.addends))})" if body.addends else ""
-            return f"gemm {body.out} {sign} {product}{addends}"
-        case ir.Reduce():
-            return f"reduce {body.out} = sum({', '.join(map(str, body.terms))})"
-        case ir.Collective():
-            if body.kind == "send_recv":
-                return f"send {body.src} to {body.to}, receive {body.dst} from {body.by}"
-            return f"{body.kind} {body.dst} <- {body.src}"
-        case ir.KernelCall():
-            return f"launch {body.kernel}({', '.join(str(a.value) for a in body.arguments)})"
+    return kind_of(body).text(body)

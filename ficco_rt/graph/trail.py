@@ -13,6 +13,7 @@ from ficco_dsl.diagnostics import Note, Span
 
 from ..geometry.region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box
 from . import ir
+from .kinds import kind_of
 
 MOST_LOOKS = 500_000  # at writers of tensors, for all mistakes together: a schedule may have millions
 MOST_HOPS = 50  # from a mistake: what is further away is not looked for
@@ -77,7 +78,7 @@ class _Walk:
         for to, source in self._sources(at, box):
             found = self.into(source, at, hops + 1)
             inputs |= found
-            if isinstance(step.body, ir.Copy | ir.Collective) and found & self.wanted:
+            if kind_of(step.body).side == "moves" and found & self.wanted:
                 text = f"stage '{step.stage}' on rank {step.rank} copies {source} to {to} here"
                 self.notes.setdefault(step.origin, Note(text, step.origin))
         return frozenset(inputs)
@@ -112,33 +113,17 @@ class _Walk:
     def _sources(self, at: int, box: Box) -> Iterator[tuple[Part, Part]]:
         """The parts that a step read to make `box`, each with the part of `box` that it went to."""
         body = self.trails.steps[at].body
-        alike: tuple[Region, ...]
-        match body:
-            case ir.Copy(dst, src):
-                alike = (src,)
-            case ir.Reduce(out, terms):
-                alike, dst = terms, out
-            case ir.Gemm():
-                alike, dst = body.reads[2:], body.out
-            case ir.Collective(kind="send_recv"):
-                alike, dst = (self._sent(at, body),), body.dst
-            case _:  # a vendor's collective, or a kernel: which part goes where is not looked for
-                return
-        for tensor_box, logical_box in dst.logical_boxes():
-            met = tensor_box.meet(box)
-            if met is None:
-                continue
-            to, logical = Part(dst.tensor, dst.rank, met), to_logical_box(dst, met, tensor_box, logical_box)
-            if isinstance(body, ir.Gemm):
-                rows, columns = ((logical.start[d], logical.stop[d]) for d in (0, 1))
-                turns = ((body.left, body.left_transposed, 0, rows), (body.right, body.right_transposed, 1, columns))
-                for region, turned, axis, (start, stop) in turns:
-                    edge = [[0, n] for n in region.shape]
-                    edge[1 - axis if turned else axis] = [start, stop]
-                    taken = Box(tuple(a for a, _ in edge), tuple(b for _, b in edge))
+        if isinstance(body, ir.Collective) and body.kind == "send_recv":
+            body = ir.Copy(body.dst, self._sent(at, body))
+        sources = kind_of(body).sources
+        for dst in body.writes:
+            for tensor_box, logical_box in dst.logical_boxes():
+                met = tensor_box.meet(box)
+                if met is None:
+                    continue
+                to, logical = Part(dst.tensor, dst.rank, met), to_logical_box(dst, met, tensor_box, logical_box)
+                for region, taken in sources(body, logical):
                     yield from ((to, part) for part in _parts(region, taken))
-            for region in alike:
-                yield from ((to, part) for part in _parts(region, logical))
 
     def _sent(self, at: int, call: ir.Collective) -> Region:
         """What the rank from which a call receives gives to the exchange."""

@@ -155,7 +155,7 @@ def prove(request: Request) -> Answer:
 
 
 def _facts(job: Any) -> _Facts:
-    from ..graph.ir import WORDS
+    from ..graph.kinds import kind_of
     from ..report.schedule_facts import gather
     from ..report.wording import show_bytes, show_value
     from ..types import TYPES
@@ -177,7 +177,7 @@ def _facts(job: Any) -> _Facts:
             span = op.where.origin
             by_place.setdefault((span.line, span.column, span.end_line, span.end_column), []).append(op)
     for place, ops in by_place.items():
-        lines = [f"rank 0: {len(ops)} × {WORDS[type(ops[0].body)]}"]
+        lines = [f"rank 0: {len(ops)} × {kind_of(ops[0].body).word}"]
         for word, regions in (("writes", ops[0].writes), ("reads", ops[0].reads)):
             for region in regions:
                 size = show_bytes(region.elements * sizes[region.tensor])

@@ -22,6 +22,7 @@ from ..errors import PlanError
 from ..geometry.region import describe
 from ..graph import ir as graph_ir
 from ..graph.budget import CHECKED_CLOCKS, Budget
+from ..graph.kinds import kind_of
 from .clock import Clock, start
 from .ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, Stream, Work
 from .ledger import Ledger, Race, Toucher, Unwritten
@@ -392,4 +393,4 @@ class _Races:
 def _name(launch: Launch, work: Work) -> str:
     if isinstance(work.body, graph_ir.KernelCall):
         return f"kernel {launch.kernel}"
-    return graph_ir.WORDS[type(work.body)]
+    return kind_of(work.body).word

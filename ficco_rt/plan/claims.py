@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from ..geometry.region import Region
+from ..geometry.region import Region, shape_words
 from ..graph.ir import Claim, ClaimValue, Combined, Operand, Product
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]  # one a rank
@@ -35,12 +35,10 @@ def misfit(claim: Claim, kinds: Mapping[str, str]) -> str | None:
         return str(error)
     for target, shape in zip(claim.targets, shapes, strict=True):
         if target.shape != shape:
-            return f"the value is {_by(shape)} on rank {target.rank}, but {target} is {_by(target.shape)}"
+            return (
+                f"the value is {shape_words(shape)} on rank {target.rank}, but {target} is {shape_words(target.shape)}"
+            )
     return None
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape)) or "one element"
 
 
 def shapes_of(value: ClaimValue, ranks: int, kinds: Mapping[str, str]) -> Shapes:
@@ -58,7 +56,7 @@ def shapes_of(value: ClaimValue, ranks: int, kinds: Mapping[str, str]) -> Shapes
             pairs = tuple(zip(shapes_of(left, ranks, kinds), shapes_of(right, ranks, kinds), strict=True))
             for a, b in pairs:
                 if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
-                    raise _Misfit(f"{_by(a)} times {_by(b)} is no matrix product")
+                    raise _Misfit(f"{shape_words(a)} times {shape_words(b)} is no matrix product")
             return tuple((a[0], b[1]) for a, b in pairs)
         case Combined():
             return _combined(value, shapes_of(value.operand, ranks, kinds))
@@ -71,7 +69,7 @@ def _combined(value: Combined, shapes: Shapes) -> Shapes:
     at = dims - 2 + value.axis if dims > 1 else 0
     summed = kind in ("all_reduce", "reduce_scatter")
     if len({s if summed else (*s[:at], *s[at + 1 :]) for s in shapes}) > 1:
-        raise _Misfit(f"{kind} of {', '.join(map(_by, shapes))}: the ranks do not fit")
+        raise _Misfit(f"{kind} of {', '.join(map(shape_words, shapes))}: the ranks do not fit")
     lengths = [s[at] for s in shapes]
     if kind in ("all_reduce", "all_gather"):
         if value.shares is not None:

@@ -27,6 +27,8 @@ from ..errors import PlanError, UsageError
 from ..geometry.region import Axis, Interval, Region
 from ..graph import ir as graph_ir
 from ..graph.budget import PLAN_PIECES, VALUES, Budget, without_collection
+from ..graph.kinds import KINDS
+from ..graph.ops.kind import OpKind
 from ..machine.profiles import profile
 from . import ir
 from .ir import VERSION, Plan
@@ -197,6 +199,18 @@ def layout(body: Mapping[str, Any], by_line: Container[str] = ()) -> str:
 # ---------------------------------------------------------------- works
 
 
+@cache
+def _fields(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+@cache
+def _optional(cls: type) -> frozenset[str]:
+    """Fields that may be left out."""
+    return frozenset(f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING)
+
+
 @dataclass(frozen=True, slots=True)
 class _Record:
     """One kind of work as it is stored: the JSON's names in their order, each with the field of the work or of its
@@ -212,21 +226,21 @@ class _Record:
         return frozenset(name for name, field in self.fields.items() if field in _optional(self.body))
 
 
-def _record(name: str, body: type, *fields: str) -> _Record:
-    """`name=field` where the two differ."""
-    pairs = (field.split("=") for field in fields)
-    return _Record(name, body, {pair[0]: pair[-1] for pair in pairs})
-
-
 _ORDER = ("waits", "signals", "op", "origin")
 _OF_WORKS = frozenset({*_ORDER, "tiles"})
-_GEMM = ("out", "left", "right", "left_transposed", "right_transposed", "accumulate", "tiles", *_ORDER, "terms=addends")
-_RECORDS = (
-    _record("GemmWork", graph_ir.Gemm, *_GEMM),
-    _record("ReduceWork", graph_ir.Reduce, "out", "terms", *_ORDER),
-    _record("CopyWork", graph_ir.Copy, "dst", "src", *_ORDER),
-    _record("KernelWork", graph_ir.KernelCall, "kernel", "arguments", "grid", "block", *_ORDER),
-)
+
+
+def _record(kind: OpKind[Any]) -> _Record:
+    """The body's fields, those with a default behind the work's own."""
+    body: type = kind.body
+    optional = _optional(body)
+    first = [f for f in _fields(body) if f not in optional]
+    last = [f for f in _fields(body) if f in optional]
+    names = (*first, *(("tiles",) if kind.tiled else ()), *_ORDER, *last)
+    return _Record(kind.stored, body, {kind.stored_as.get(f, f): f for f in names})
+
+
+_RECORDS = tuple(_record(kind) for kind in KINDS if kind.stored)
 _RECORD_OF: dict[type, _Record] = {record.body: record for record in _RECORDS}
 
 
@@ -246,18 +260,6 @@ _UNIONS: Unions = (ir.Command, graph_ir.ClaimValue)
 def _kinds(unions: Unions) -> dict[type, str]:
     """Classes that stand in unions: the plan's, and these."""
     return {member: member.__name__ for union in (*_UNIONS, *unions) for member in typing.get_args(union)}
-
-
-@cache
-def _fields(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
-
-
-@cache
-def _optional(cls: type) -> frozenset[str]:
-    """Fields that may be left out."""
-    return frozenset(f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING)
 
 
 class Reader:

@@ -26,18 +26,15 @@ from ficco_dsl.diagnostics import Span
 from ..errors import UsageError
 from ..geometry.region import Region
 from ..graph.ir import (
+    Body,
     CallKind,
     Claim,
     Collective,
     CollectiveSettings,
-    Copy,
     Engine,
-    Gemm,
     Kernel,
-    KernelCall,
     Leave,
     Priority,
-    Reduce,
     Tensor,
 )
 from ..machine.model import Machine
@@ -85,7 +82,7 @@ class Transfer:
 class Work:
     """What one op asks of a launch, and the flags that order it."""
 
-    body: WorkBody
+    body: Body
     waits: tuple[int, ...]  # flags that must be up before the work reads
     signals: tuple[int, ...]  # flags that the work raises when all of it is written
     op: int
@@ -99,9 +96,6 @@ class Work:
     @property
     def writes(self) -> tuple[Region, ...]:
         return self.body.writes
-
-
-WorkBody: TypeAlias = Gemm | Reduce | Copy | KernelCall
 
 
 # ---------------------------------------------------------------- commands

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from ..geometry.region import Region
-from ..graph.ir import Copy, Gemm, KernelCall, Reduce, Tensor
-from ..kernels import works as kernels
-from ..kernels.works import View
-from .ir import WorkBody
+from ..graph.ir import Body, Tensor
+from ..graph.kinds import kind_of
+from ..kernels.works import View, Work
 
 Look: TypeAlias = Callable[[Region], View]
 
@@ -27,25 +26,6 @@ def symbolic(tensors: Iterable[Tensor]) -> Look:
     return look
 
 
-def kernel_work(body: WorkBody, look: Look, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()) -> kernels.Work:
+def kernel_work(body: Body, look: Look, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()) -> Work:
     """The work on views; flags by their numbers or by their addresses."""
-    match body:
-        case Gemm() as g:
-            return kernels.Product(
-                out=look(g.out),
-                left=look(g.left),
-                right=look(g.right),
-                left_transposed=g.left_transposed,
-                right_transposed=g.right_transposed,
-                accumulate=g.accumulate,
-                addends=tuple(map(look, g.addends)),
-                waits=waits,
-                signals=signals,
-            )
-        case Reduce(out=out, terms=terms):
-            return kernels.Sum(look(out), tuple(map(look, terms)), waits, signals)
-        case Copy(dst=dst, src=src):
-            return kernels.Copy(look(dst), look(src), waits, signals)
-        case KernelCall() as call:
-            arguments = tuple(look(a.value) if isinstance(a.value, Region) else a.value for a in call.arguments)
-            return kernels.Call(call.kernel, arguments, call.grid, call.block, waits, signals)
+    return kind_of(body).work(body, look, waits, signals)

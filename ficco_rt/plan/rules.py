@@ -17,6 +17,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
+from ..graph.ops.kind import Tensors
 from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
 from ..kernels.vendor import VENDOR
@@ -203,7 +204,7 @@ def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in plan.tensors}
     for stream, transfer in _transfers(plan):
         dst, src = transfer.dst, transfer.src
-        message = illegal_copy(dst, src, stream.rank, tensors)
+        message = illegal(graph_ir.Copy(dst, src), stream.rank, tensors)
         if message is not None:
             yield Diagnostic(transfer.origin, message)
         elif len(dst.boxes) != 1 or len(src.boxes) != 1:
@@ -258,15 +259,10 @@ def works_fit(plan: Plan) -> Iterator[Diagnostic]:
                 yield Diagnostic(work.origin, message)
 
 
-def illegal(body: graph_ir.Body, rank: int, tensors: graph_rules.Tensors) -> str | None:
+def illegal(body: graph_ir.Body, rank: int, tensors: Tensors) -> str | None:
     """Why a stream of the rank may not do it, if so."""
     message = _odd_call(body) if isinstance(body, graph_ir.KernelCall) else None
     return message or graph_rules.fits(body, rank, tensors)
-
-
-def illegal_copy(dst: Region, src: Region, rank: int, tensors: graph_rules.Tensors) -> str | None:
-    """The same of a copy by a copy engine."""
-    return graph_rules.copy_fits(graph_ir.Copy(dst, src), rank, tensors)
 
 
 def _odd_call(call: graph_ir.KernelCall) -> str | None:
@@ -416,7 +412,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall):
             groups.setdefault(command.group, []).append((stream.rank, command))
-            message = graph_rules.collective_fits(command.body, tensors)
+            message = graph_rules.fits(command.body, stream.rank, tensors)
             if message is not None:
                 yield Diagnostic(command.origin, message)
             elif not stream.rank == command.dst.rank == command.src.rank:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..geometry.region import Region
-from ..graph.ir import CollectiveSettings, Copy, Gemm, KernelCall, Reduce
+from ..graph.ir import CollectiveSettings
+from ..graph.text import body_text
 from .ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag, Work
 
 
@@ -73,10 +73,8 @@ def _command(c: Command) -> Iterator[str]:
                 waits = "".join(f" wait flag {f}" for f in work.waits)
                 signals = "".join(f" signal flag {f}" for f in work.signals)
                 yield f"  {work_text(work)}{waits}{signals}"
-        case CollectiveCall(kind="send_recv"):
-            yield f"send {c.src} to {c.to}, receive {c.dst} from {c.by} group {c.group}  :{c.origin.line}"
         case CollectiveCall():
-            yield f"{c.kind} {c.dst} <- {c.src} group {c.group}  :{c.origin.line}"
+            yield f"{body_text(c.body)} group {c.group}  :{c.origin.line}"
         case Record():
             yield f"record event {c.event}"
         case WaitEvent():
@@ -89,25 +87,5 @@ def _command(c: Command) -> Iterator[str]:
 
 def work_text(work: Work) -> str:
     """What a work does, and the schedule's line."""
-    return f"{_body(work)}  :{work.origin.line}"
-
-
-def _body(work: Work) -> str:
-    match work.body:
-        case Gemm() as gemm:
-            left, right = _operand(gemm.left, gemm.left_transposed), _operand(gemm.right, gemm.right_transposed)
-            op = "+=" if gemm.accumulate else "="
-            addends = "".join(f" + {a}" for a in gemm.addends)
-            tiles = "×".join(map(str, work.tiles or ()))
-            return f"gemm {gemm.out} {op} {left} · {right}{addends} tiles {tiles}"
-        case Reduce() as total:
-            return f"reduce {total.out} = {' + '.join(map(str, total.terms))}"
-        case Copy() as copy:
-            return f"copy {copy.dst} <- {copy.src}"
-        case KernelCall() as call:
-            arguments = ", ".join(f"{a.mode} {a.value}" if a.mode != "int" else str(a.value) for a in call.arguments)
-            return f"kernel {call.kernel}({arguments}) grid {call.grid} block {call.block}"
-
-
-def _operand(region: Region, transposed: bool) -> str:
-    return f"{region}{'.T' if transposed else ''}"
+    tiles = "" if work.tiles is None else f" tiles {'×'.join(map(str, work.tiles))}"
+    return f"{body_text(work.body)}{tiles}  :{work.origin.line}"

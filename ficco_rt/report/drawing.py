@@ -9,23 +9,18 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from ..analysis.account import length, rank_uses, union
+from ..graph.kinds import SIDE_OF_SPAN
+from ..graph.ops.kind import Side
 from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
 from .wording import show_bytes, show_time
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black. Colour-blind readers can tell the first two of
 # each kind apart (tests/unit/test_page.py); for further ones the label and the description say the stage.
-_FAMILIES = {
+_FAMILIES: dict[Side, tuple[str, ...]] = {
     "moves": ("#2f6fb8", "#5f2bbd", "#1d8a99", "#4a86a8", "#3556a8", "#7b6fb0"),
     "computes": ("#dc7430", "#9c2f5f", "#7d5a12", "#c4504a", "#8f6b4a", "#9c4fa0"),
     "sums": ("#3f9a5c", "#1f5a34", "#7a8f2e"),
-}
-_FAMILY_OF = {
-    "copy": "moves",
-    "collective": "moves",
-    "gemm": "computes",
-    "kernel": "computes",
-    "reduce": "sums",
 }
 # What XML has no place for, and what a terminal would obey.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -67,14 +62,14 @@ def clean(trace: Trace) -> Trace:
 def stage_colours(trace: Trace) -> tuple[StageColour, ...]:
     """Every stage in order of its first work, coloured by what it mostly does."""
     first: dict[str, tuple[float, int]] = {}
-    time: dict[str, dict[str, float]] = {}
+    time: dict[str, dict[Side, float]] = {}
     for number, span in enumerate(trace.spans):
         name = base_name(span.stage)
         place = (span.start, number)
         first[name] = min(first.get(name, place), place)
         if span.kind not in NO_WORK:
             shares = time.setdefault(name, {})
-            family = _FAMILY_OF[span.kind]
+            family = SIDE_OF_SPAN[span.kind]
             shares[family] = shares.get(family, 0.0) + span.stop - span.start
     used = dict.fromkeys(_FAMILIES, 0)
     colours = []

@@ -13,7 +13,8 @@ from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
 from ..device.room_table import room_table, table_facts
 from ..geometry.region import between_ranks
-from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, KernelCall, Op, Reduce
+from ..graph.ir import Body, Collective, Copy, Gemm, Graph, KernelCall, Op, Reduce
+from ..graph.kinds import BY_BODY, kind_of
 from ..machine.model import Machine, Port
 from ..plan.ir import Plan, SignalFlag
 from ..trace.model import base_name
@@ -92,7 +93,7 @@ def _kinds(ops: Iterable[Op]) -> list[type[Body]]:
 def _does(graph: Graph, kind: type[Body], ops: Sequence[Op]) -> Facts:
     """One kind of operation of a stage, as each rank sees it."""
     number = Counter(op.where.rank for op in ops)
-    facts: Facts = {"kind": WORDS[kind], "a_rank": least_and_most(number[r] for r in range(graph.ranks))}
+    facts: Facts = {"kind": BY_BODY[kind].word, "a_rank": least_and_most(number[r] for r in range(graph.ranks))}
     bodies: list[Any] = [op.body for op in ops]  # all of `kind`
     size: Counter[int] = Counter()
     if kind is Copy:
@@ -145,7 +146,7 @@ def _waits_for(graph: Graph) -> list[Facts]:
     order = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in graph.stages))}
     kinds: dict[str, str] = {}
     for op in graph.ops:
-        name, kind = graph.stages[op.where.stage].name, WORDS[type(op.body)]
+        name, kind = graph.stages[op.where.stage].name, kind_of(op.body).word
         kinds[name] = kind if kinds.get(name, kind) == kind else "operation"
     for number, deps in enumerate(graph.deps):
         op = graph.ops[number]

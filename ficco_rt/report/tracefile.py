@@ -13,7 +13,8 @@ from dataclasses import asdict, replace
 from typing import Any, cast, get_args
 
 from ..errors import UsageError
-from ..trace.model import Arrow, ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
+from ..graph.kinds import SIDE_OF_SPAN
+from ..trace.model import NO_WORK, Arrow, ClockKind, Lane, Launched, Trace, TraceSpan
 from .drawing import stack
 from .sources import plain_json
 
@@ -200,7 +201,7 @@ def _one_of(words: tuple[str, ...]) -> Callable[[object], str | None]:
     return kind
 
 
-_KIND = _one_of(get_args(SpanKind))
+_KIND = _one_of((*SIDE_OF_SPAN, *sorted(NO_WORK)))
 
 
 def _lane(read: _TraceReader, entry: object, ranks: int) -> Lane:
@@ -246,7 +247,7 @@ def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> Tra
     return TraceSpan(
         rank=rank,
         stream=stream,
-        kind=cast(SpanKind, read.field(event, "cat", _KIND)),
+        kind=read.field(event, "cat", _KIND),
         label=read.field(event, "name", _text),
         stage=read.field(args, "stage", _text),
         start=start,

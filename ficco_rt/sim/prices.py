@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 
 from ..device.ir import DeviceLaunch
-from ..geometry.region import Region, between_ranks, called, peer_of, summary
-from ..graph.ir import Copy, Gemm, KernelCall, Reduce
+from ..geometry.region import Region, between_ranks, called, summary
+from ..graph.ir import Gemm
+from ..graph.kinds import done, kind_of
 from ..kernels.families import pace
 from ..kernels.family import KernelConfig
 from ..kernels.pace import Pace
@@ -136,11 +137,8 @@ class Prices:
             known = self._flows[src, dst, size] = time, rates
         return known
 
-    def way(self, dst: Region, src: Region, rank: int) -> str:
-        """A copy, from where to where, as the rank sees it."""
-        return f"{called(src, rank)} → {called(dst, rank)} {self._summary(dst)}"
-
-    def _summary(self, region: Region) -> str:
+    def part(self, region: Region) -> str:
+        """Which part of its tensor."""
         known = self._summaries.get(id(region.axes))
         if known is None:
             known = self._summaries[id(region.axes)] = summary(region)
@@ -152,26 +150,18 @@ class Prices:
         if isinstance(work.body, Gemm):
             return self._alike(work, work.body, launch, rank, parts)
         sms = launch.sms if launch.sms < machine.device.sms else None
-        moved = sum(map(self.size, (*work.reads, *work.writes)))
-        uses = self._uses(work.reads, work.writes, rank, cost.PUSHED)
-        far_bytes = self._far(work, rank)
-        match work.body:
-            case Reduce(out=out, terms=terms):
-                far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
-                time = max(
-                    cost.reduce_time(machine, len(terms), self.size(out), sms), cost.read_time(machine, rank, far)
-                )
-                time += cost.until_read(machine.device, len(far))
-                return Price(
-                    "reduce", f"{out.tensor} {self._summary(out)}", moved, 0, None, time, uses, peer_bytes=far_bytes
-                )
-            case Copy(dst=dst, src=src):
-                size, peer = self.size(src), peer_of(dst, src, rank)
-                time = cost.store_time(machine, src.rank, dst.rank, size, sms)
-                return Price("copy", self.way(dst, src, rank), size, 0, peer, time, uses)
-            case KernelCall(kernel=kernel):
-                time = cost.kernel_time(machine, moved, sms)
-                return Price("kernel", kernel, moved, 0, None, time, uses, peer_bytes=far_bytes)
+        body, kind = work.body, kind_of(work.body)
+        moved, flops, peer, far = done(body, rank, self.size)
+        return Price(
+            kind.span,
+            kind.label(body, rank, self.part),
+            moved,
+            flops,
+            peer,
+            kind.time(body, machine, rank, self.size, sms),
+            self._uses(work.reads, work.writes, rank, cost.PUSHED),
+            peer_bytes=far,
+        )
 
     def _far(self, work: Work, rank: int) -> int:
         return sum(self.size(region) for _, _, region in between_ranks(rank, work.reads, work.writes))
@@ -198,7 +188,7 @@ class Prices:
     def _alike(self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, parts: int) -> Price:
         """A product's price, which is that of all products of its sizes and its kernel that stand elsewhere in their
         tensors."""
-        label = f"{called(gemm.out, rank)} {self._summary(gemm.out)}"
+        label = f"{called(gemm.out, rank)} {self.part(gemm.out)}"
         if gemm.addends:
             return self._product(work, gemm, launch, rank, parts, label)
         a, b, out, config = gemm.left, gemm.right, gemm.out, launch.config
@@ -216,7 +206,7 @@ class Prices:
         moved = sum(map(self.size, (*work.reads, *work.writes)))
         sent = self._uses((), [out], rank, cost.STORES) if out.rank != rank else {}
         m, n = out.shape[-2:]
-        k = gemm.left.shape[-2] if gemm.left_transposed else gemm.left.shape[-1]
+        k = gemm.depth
         batch = out.elements // max(1, m * n)
         dtype = self.dtypes[gemm.left.tensor]
         kernel = self.pace(launch, dtype)

@@ -27,7 +27,7 @@ from ..device.ir import (
     RecordEvent,
 )
 from ..errors import PlanError, Span, UsageError
-from ..geometry.region import peer_of
+from ..geometry.region import peer_of, way
 from ..graph.budget import MODELLED, SHARED, Budget, without_collection
 from ..machine.cost import overheads
 from ..machine.model import Machine
@@ -259,7 +259,7 @@ class _VirtualClock:
         size = self.prices.size(src)
 
         def done() -> None:
-            label = f"{move.stage}  {self.prices.way(dst, src, stream.rank)}"
+            label = f"{move.stage}  {way(dst, src, stream.rank, self.prices.part)}"
             kind: SpanKind = "collective" if move.op in self.calls else "copy"
             peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
             self.spans.append(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 ClockKind: TypeAlias = Literal["device", "virtual"]
-# `launch`: a streamed launch as a whole, whose works and their waits are spans of their own.
-SpanKind: TypeAlias = Literal["copy", "gemm", "reduce", "kernel", "collective", "wait", "launch"]
+# What an operation's kind calls its spans (`graph/kinds.py`), or one of `NO_WORK`. `launch`: a streamed launch as a
+# whole, whose works and their waits are spans of their own.
+SpanKind: TypeAlias = str
 
 
 @dataclass(frozen=True, slots=True)

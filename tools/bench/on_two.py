@@ -25,7 +25,7 @@ from typing import TypeAlias
 from ficco_rt.compiler import compilation
 from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.geometry.region import Region
-from ficco_rt.graph.ir import Argument, Copy, Gemm, KernelCall, Reduce
+from ficco_rt.graph.ir import Argument, Body, Copy, Gemm, KernelCall, Reduce
 from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import (
     CollectiveCall,
@@ -42,7 +42,6 @@ from ficco_rt.plan.ir import (
     WaitEvent,
     WaitFlag,
     Work,
-    WorkBody,
 )
 
 Fact: TypeAlias = tuple[object, ...]  # what must be the same on all ranks
@@ -220,12 +219,12 @@ class _Ranks:
             case _:
                 raise AssertionError(f"{type(command).__name__} has parts")
 
-    def _body(self, rank: int, body: WorkBody) -> Fact:
+    def _body(self, rank: int, body: Body) -> Fact:
         """A body with its regions as the rank sees them."""
         turned = self.turned(rank, body)
         return (type(body).__name__, *(self._value(rank, getattr(turned, field.name)) for field in fields(turned)))
 
-    def turned(self, rank: int, body: WorkBody) -> WorkBody:
+    def turned(self, rank: int, body: Body) -> Body:
         """The body with what it adds up in the order of distances: a sum over all ranks has each in its own order."""
 
         def away(region: Region) -> int:
@@ -377,7 +376,7 @@ class _Pair:
         )
 
 
-def _regions(body: WorkBody) -> list[Region]:
+def _regions(body: Body) -> list[Region]:
     """All regions of a body, in the order in which `_with_regions` takes them."""
     match body:
         case Gemm(out=out, left=left, right=right, addends=addends):
@@ -388,9 +387,10 @@ def _regions(body: WorkBody) -> list[Region]:
             return [dst, src]
         case KernelCall(arguments=arguments):
             return [a.value for a in arguments if isinstance(a.value, Region)]
+    raise AssertionError(f"no work has a {type(body).__name__}")
 
 
-def _with_regions(body: WorkBody, regions: Sequence[Region]) -> WorkBody:
+def _with_regions(body: Body, regions: Sequence[Region]) -> Body:
     match body:
         case Gemm():
             out, left, right, *addends = regions
@@ -403,6 +403,7 @@ def _with_regions(body: WorkBody, regions: Sequence[Region]) -> WorkBody:
             left_over = iter(regions)
             given = (replace(a, value=next(left_over)) if isinstance(a.value, Region) else a for a in arguments)
             return replace(body, arguments=tuple(given))
+    raise AssertionError(f"no work has a {type(body).__name__}")
 
 
 def _difference(left: object, right: object) -> tuple[object, object]:

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from ...device.build import timestamps
 from ...device.ir import EventName
-from ...geometry.region import Region, between_ranks, called, peer_of, summary, way
-from ...graph.ir import Copy, Gemm, KernelCall, Reduce
+from ...geometry.region import Region, peer_of, way
+from ...graph.kinds import done, kind_of
 from ...plan.ir import (
     CollectiveCall,
     Command,
@@ -117,18 +117,10 @@ def _size(dtypes: Mapping[str, str], region: Region) -> int:
 def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None, int]:
     """Bytes and operations of works, the one other rank that they copy to or from, and the bytes in other ranks' memory
     of those that are no copies."""
-    moved = flops = far = 0
-    peers = set()
-    for body in (work.body for work in works):
-        regions = body.reads if isinstance(body, Copy) else (*body.reads, *body.writes)
-        moved += sum(_size(dtypes, region) for region in regions)
-        if isinstance(body, Gemm):
-            flops += 2 * body.out.elements * body.left.shape[0 if body.left_transposed else 1]
-        if isinstance(body, Copy):
-            peers.add(peer_of(body.dst, body.src, rank))
-        else:
-            far += sum(_size(dtypes, region) for _, _, region in between_ranks(rank, body.reads, body.writes))
-    return moved, flops, peers.pop() if len(peers) == 1 else None, far
+    found = [done(work.body, rank, partial(_size, dtypes)) for work in works]
+    peers = {peer for work, (_, _, peer, _) in zip(works, found, strict=True) if kind_of(work.body).side == "moves"}
+    peer = peers.pop() if len(peers) == 1 else None
+    return sum(f[0] for f in found), sum(f[1] for f in found), peer, sum(f[3] for f in found)
 
 
 def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
@@ -187,15 +179,8 @@ def _launch(command: Launch, rank: int | None = None) -> tuple[SpanKind, str]:
 
 
 def _work(work: Work, rank: int | None) -> tuple[SpanKind, str]:
-    match work.body:
-        case Gemm(out=out):
-            return "gemm", f"{out.tensor if rank is None else called(out, rank)} {summary(out)}"
-        case Reduce(out=out):
-            return "reduce", f"{out.tensor} {summary(out)}"
-        case Copy(dst=dst, src=src):
-            return "copy", way(dst, src, rank)
-        case KernelCall(kernel=kernel):
-            return "kernel", kernel
+    kind = kind_of(work.body)
+    return kind.span, kind.label(work.body, rank)
 
 
 # ---------------------------------------------------------------- a run that does not end

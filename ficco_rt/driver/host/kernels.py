@@ -1,8 +1,4 @@
-"""What the host computes: each work of a plan as a function of no arguments over resolved views.
-
-Arithmetic is that of the device kernels: operands in their stored dtype, products and sums in float32, one
-rounding to the output's dtype at the end.
-"""
+"""What the host computes: each work of a plan as a function of no arguments over resolved views."""
 
 from __future__ import annotations
 
@@ -13,13 +9,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...errors import DeviceError, Span, UsageError
+from ...errors import DeviceError, Span, UsageError, malformed
 from ...geometry.region import Region
-from ...graph.ir import Argument, Copy, Gemm, Kernel, KernelCall, Reduce
+from ...graph.ir import Argument, Kernel, KernelCall
+from ...graph.kinds import kind_of
 from ...plan.ir import CollectiveCall, Transfer, Work
 from ...plan.kernel_files import read
 from ..api import Array
-from .views import HostView, malformed
+from .views import HostView
 
 HostCall: TypeAlias = Callable[[], None]
 Resolve: TypeAlias = Callable[[Region], HostView]
@@ -50,74 +47,10 @@ def bind_transfers(transfers: Sequence[Transfer], resolve: Resolve) -> HostCall:
 
 def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) -> HostCall:
     """The work as a function; `functions` are the user kernels' host functions by kernel name."""
-    match work.body:
-        case Gemm() as gemm:
-            return _gemm(gemm, work.origin, resolve)
-        case Reduce() as total:
-            return _reduce(total, work.origin, resolve)
-        case Copy() as copy:
-            return _copy(copy, work.origin, resolve)
-        case KernelCall() as call:
-            return _user(call, work.origin, resolve, functions[call.kernel])
-
-
-def _gemm(gemm: Gemm, place: Span, resolve: Resolve) -> HostCall:
-    out, left, right = resolve(gemm.out), resolve(gemm.left), resolve(gemm.right)
-    rows, inner = left.shape[-2:] if not gemm.left_transposed else left.shape[:-3:-1]
-    inner2, columns = right.shape[-2:] if not gemm.right_transposed else right.shape[:-3:-1]
-    if inner != inner2 or out.shape[-2:] != (rows, columns):
-        raise malformed(place, f"shapes do not fit: {gemm.out} = {gemm.left} · {gemm.right}")
-    addends = [resolve(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
-    if any(t.shape != out.shape for t in addends):
-        raise malformed(place, f"what is added to a product must have the shape of {gemm.out}")
-
-    def operand(view: HostView, transposed: bool) -> Callable[[], Array]:
-        if view.one is None:
-            return (lambda: view.load32().swapaxes(-1, -2)) if transposed else view.load32
-        array = view.one.swapaxes(-1, -2) if transposed else view.one
-        return (lambda: array) if array.dtype == np.float32 else (lambda: array.astype(np.float32))
-
-    a, b = operand(left, gemm.left_transposed), operand(right, gemm.right_transposed)
-    target = out.one
-    if addends:
-
-        def add() -> None:
-            total = np.matmul(a(), b())
-            for addend in addends:
-                total += addend.load32()
-            out.store(total)
-
-        return add
-    if target is not None and target.dtype == np.float32:
-        return lambda: _matmul_into(a(), b(), target)
-    return lambda: out.store(np.matmul(a(), b()))
-
-
-def _matmul_into(a: Array, b: Array, out: Array) -> None:
-    np.matmul(a, b, out=out)
-
-
-def _reduce(total: Reduce, place: Span, resolve: Resolve) -> HostCall:
-    out = resolve(total.out)
-    first, *rest = [resolve(t) for t in total.terms]
-    if any(t.shape != out.shape for t in (first, *rest)):
-        raise malformed(place, f"the terms of a sum must have the shape of {total.out}")
-
-    def run() -> None:
-        result = first.load().astype(np.float32)  # a copy, whatever the dtype
-        for term in rest:
-            result += term.load32()
-        out.store(result)
-
-    return run
-
-
-def _copy(copy: Copy, place: Span, resolve: Resolve) -> HostCall:
-    """As bits."""
-    dst, src = resolve(copy.dst), resolve(copy.src)
-    if dst.shape != src.shape or dst.dtype != src.dtype:
-        raise malformed(place, f"{copy.src} {src.dtype} cannot be copied to {copy.dst} {dst.dtype}")
-    return lambda: dst.store(src.load())
+    body = work.body
+    if isinstance(body, KernelCall):
+        return _user(body, work.origin, resolve, functions[body.kernel])
+    return kind_of(body).bind(body, work.origin, resolve)
 
 
 def _user(call: KernelCall, place: Span, resolve: Resolve, function: HostFunction) -> HostCall:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import Diagnostic, PlanError, Span
+from ...errors import Span, malformed
 from ...geometry.region import Box, Region
 from ..api import Array
 
@@ -60,9 +60,3 @@ def _part(array: Array, region: Region, box: Box) -> Array:
     for axis, a, b in zip(region.axes, box.start, box.stop, strict=True):
         index.append(a if axis.dropped else slice(a, b))
     return array[(*index, ...)]  # the ellipsis keeps a fully indexed element a view
-
-
-def malformed(place: Span, message: str) -> PlanError:
-    """The plan asks for something that has no meaning. `check` refuses such plans (`plan/rules.py`); a driver that
-    is given one unchecked must not go on."""
-    return PlanError((Diagnostic(place, message),))

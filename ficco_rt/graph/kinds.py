@@ -1,0 +1,38 @@
+"""The kinds of operation. A new one has a line here; all that levels ask of it is in its module in `ops`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ficco_dsl import nodes as n
+
+from ..geometry.region import between_ranks
+from . import ir
+from .ops.collective import CollectiveKind
+from .ops.copy import CopyKind
+from .ops.gemm import GemmKind
+from .ops.kernel_call import KernelCallKind
+from .ops.kind import OpKind, Side, Size
+from .ops.reduce import ReduceKind
+
+KINDS: tuple[OpKind[Any], ...] = (GemmKind(), ReduceKind(), CopyKind(), CollectiveKind(), KernelCallKind())
+
+BY_BODY: Mapping[type[ir.Body], OpKind[Any]] = {kind.body: kind for kind in KINDS}
+BY_NODE: Mapping[type[n.Operation], OpKind[Any]] = {kind.node: kind for kind in KINDS}
+STREAMING = tuple(kind.word for kind in KINDS if kind.streams)
+SIDE_OF_SPAN: Mapping[str, Side] = {kind.span: kind.side for kind in KINDS}
+
+
+def kind_of(body: ir.Body) -> OpKind[Any]:
+    return BY_BODY[type(body)]
+
+
+def done(body: ir.Body, rank: int, size: Size) -> tuple[int, int, int | None, int]:
+    """Bytes and operations of a work of the rank, the one other rank that it copies to or from, and the bytes in other
+    ranks' memory of what is no copy."""
+    kind = kind_of(body)
+    if kind.side == "moves":
+        return sum(map(size, body.reads)), 0, kind.peer(body, rank), 0
+    far = sum(size(region) for _, _, region in between_ranks(rank, body.reads, body.writes))
+    return sum(map(size, (*body.reads, *body.writes))), kind.flops(body), None, far

@@ -1,0 +1,73 @@
+"""`copy`: a region, bit by bit, within a rank or between two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ficco_dsl import verbs
+from ficco_dsl.diagnostics import Span
+
+from ...errors import malformed
+from ...geometry.region import Region, overlap, peer_of, shape_words, summary, way
+from ...kernels import works
+from ...machine import cost
+from ...machine.model import Machine
+from .. import ir
+from ..symbolic import Algebra, Pieces
+from .kind import Memory, Noises, OpKind, Size, Tensors
+
+
+class CopyKind(OpKind[ir.Copy]):
+    body, node = ir.Copy, verbs.Copy
+    word = noun = span = "copy"
+    engines = ("copy", "sm")  # on nccl it is a call
+    side = "moves"
+    stored = "CopyWork"
+
+    def fits(self, copy: ir.Copy, rank: int, tensors: Tensors) -> str | None:
+        """A copy moves equal shapes of one type, between this rank and at most one other, without overlap."""
+        dst, src = copy.dst, copy.src
+        if dst.shape != src.shape:
+            of, to = (f"{r.tensor}, {shape_words(r.shape)}" for r in (src, dst))
+            return f"copy from {of}, to {to}: the sizes differ"
+        a, b = tensors[src.tensor].dtype, tensors[dst.tensor].dtype
+        if a != b:
+            return f"copy from {src.tensor} ({a}) to {dst.tensor} ({b}): a copy does not change the type"
+        if rank not in (dst.rank, src.rank):
+            return f"rank {rank} copies between ranks {src.rank} and {dst.rank}; one of them must be its own"
+        if overlap(dst, src):
+            return f"copy within {src.tensor}: source and destination overlap"
+        return None
+
+    def text(self, copy: ir.Copy) -> str:
+        return f"copy {copy.dst} <- {copy.src}"
+
+    def values(self, copy: ir.Copy, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+        return (read(copy.src),)
+
+    def noise(self, copy: ir.Copy, noises: Noises, origin: Span) -> None:
+        noises.write(copy.dst, noises.read(copy.src))
+
+    def stores(self, copy: ir.Copy, before: Sequence[int], ranks: int) -> int:
+        return max(before)
+
+    def work(
+        self, copy: ir.Copy, look: Callable[[Region], works.View], waits: tuple[int, ...], signals: tuple[int, ...]
+    ) -> works.Work:
+        return works.Copy(look(copy.dst), look(copy.src), waits, signals)
+
+    def bind(self, copy: ir.Copy, place: Span, resolve: Callable[[Region], Memory]) -> Callable[[], None]:
+        """As bits."""
+        dst, src = resolve(copy.dst), resolve(copy.src)
+        if dst.shape != src.shape or dst.dtype != src.dtype:
+            raise malformed(place, f"{copy.src} {src.dtype} cannot be copied to {copy.dst} {dst.dtype}")
+        return lambda: dst.store(src.load())
+
+    def label(self, copy: ir.Copy, rank: int | None, part: Callable[[Region], str] = summary) -> str:
+        return way(copy.dst, copy.src, rank, part)
+
+    def peer(self, copy: ir.Copy, rank: int) -> int | None:
+        return peer_of(copy.dst, copy.src, rank)
+
+    def time(self, copy: ir.Copy, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
+        return cost.store_time(machine, copy.src.rank, copy.dst.rank, size(copy.src), sms)

@@ -1,0 +1,163 @@
+"""`gemm`: a product of matrices, and what is added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ficco_dsl import verbs
+from ficco_dsl.diagnostics import Span
+
+from ...errors import malformed
+from ...geometry.region import Box, Region, overlap, shape_words
+from ...kernels import works
+from ...types import ACCUMULATOR
+from .. import ir
+from ..evaluate import Scope
+from ..symbolic import Algebra, Pieces, added, multiply, transposed
+from .kind import Make, Memory, Names, Noises, OpKind, Tensors
+from .reduce import term_fits
+
+
+class GemmKind(OpKind[ir.Gemm]):
+    body, node = ir.Gemm, verbs.Gemm
+    word = span = "gemm"
+    noun = "GEMM"
+    side = "computes"
+    tiled = True
+    stored, stored_as = "GemmWork", {"addends": "terms"}
+
+    def maker(self, s: verbs.Gemm, names: Names) -> Make:
+        operands, added = [names.one(r) for r in (s.out, s.left, s.right)], names.each(s.terms)
+        turned = s.left.transposed, s.right.transposed
+
+        def gemm(scope: Scope, where: ir.Where) -> ir.Op:
+            out, left, right = (operand(scope) for operand in operands)
+            return ir.Op(where, ir.Gemm(out, left, right, *turned, s.accumulate, added(scope)))
+
+        return gemm
+
+    def fits(self, gemm: ir.Gemm, rank: int, tensors: Tensors) -> str | None:
+        """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands. The
+        operands are the rank's own, the result may lie on a peer. Terms are those of a reduce, but of the result's type
+        or fp32; `+=` has none, and adds on the own rank."""
+        out, left, right = gemm.out, gemm.left, gemm.right
+        for region in (out, left, right):
+            if len(region.shape) != 2:
+                dims = f"{len(region.shape)} dimension{'' if len(region.shape) == 1 else 's'}"
+                return f"gemm takes matrices; {region.tensor} has {dims} here: {shape_words(region.shape)}"
+        m, k = left.shape[::-1] if gemm.left_transposed else left.shape
+        k2, n = right.shape[::-1] if gemm.right_transposed else right.shape
+        product = f"{left.tensor} is {m} × {k} and {right.tensor} is {k2} × {n}"
+        if k != k2:
+            return f"{product}: the inner sizes differ"
+        if out.shape != (m, n):
+            return f"{product}, so the product is {m} × {n}, but {out.tensor} is {shape_words(out.shape)}"
+        if k == 0 and m and n and not gemm.accumulate:
+            return f"{product}: nothing to add up; the inner size is 0: leave such a piece out with 'if'"
+        a, b, c = (tensors[r.tensor].dtype for r in (left, right, out))
+        if a != b:
+            return f"{left.tensor} is {a} and {right.tensor} is {b}; a gemm takes one type"
+        if c not in (a, ACCUMULATOR):
+            return f"a product of {a} goes to {a} or {ACCUMULATOR}; {out.tensor} is {c}"
+        for operand in (left, right):
+            if overlap(out, operand):
+                return f"gemm writes the part of {out.tensor} that it reads"
+        if not rank == left.rank == right.rank:
+            return "a gemm reads its operands in its own rank's memory"
+        if gemm.accumulate and out.rank != rank:
+            return (
+                f"'+=' adds to {out.tensor} on rank {out.rank}; a gemm adds in its own rank's memory: store there "
+                "with '=', each product in its own place, and sum those"
+            )
+        if gemm.accumulate and gemm.addends:
+            return "'+=' takes no sum"
+        for addend in gemm.addends:
+            message = term_fits("gemm", out, addend, tensors, (c, ACCUMULATOR))
+            if message is not None:
+                return message
+        return None
+
+    def text(self, gemm: ir.Gemm) -> str:
+        left, right = (f"{r}{'.T' if t else ''}" for r, t in _operands(gemm))
+        addends = "".join(f" + {a}" for a in gemm.addends)
+        return f"gemm {gemm.out} {'+=' if gemm.accumulate else '='} {left} · {right}{addends}"
+
+    def values(self, gemm: ir.Gemm, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+        left, right = read(gemm.left), read(gemm.right)
+        if gemm.left_transposed:
+            left = transposed(algebra, left)
+        if gemm.right_transposed:
+            right = transposed(algebra, right)
+        m, n = gemm.out.shape
+        result = multiply(algebra, left, right, (m, n))
+        if gemm.accumulate:
+            result = added(algebra, [read(gemm.out), result], (m, n))
+        elif gemm.addends:
+            result = added(algebra, [result, *map(read, gemm.addends)], (m, n))
+        return (result,)
+
+    def sources(self, gemm: ir.Gemm, box: Box) -> Iterator[tuple[Region, Box]]:
+        for axis, (region, turned) in enumerate(_operands(gemm)):
+            edge = [[0, n] for n in region.shape]
+            edge[1 - axis if turned else axis] = [box.start[axis], box.stop[axis]]
+            yield region, Box(tuple(a for a, _ in edge), tuple(b for _, b in edge))
+        yield from ((region, box) for region in gemm.reads[2:])
+
+    def noise(self, gemm: ir.Gemm, noises: Noises, origin: Span) -> None:
+        noises.multiply(gemm, origin)
+
+    def stores(self, gemm: ir.Gemm, before: Sequence[int], ranks: int) -> int:
+        return 1 + max(before[0] + before[1], *before)
+
+    def work(
+        self, gemm: ir.Gemm, look: Callable[[Region], works.View], waits: tuple[int, ...], signals: tuple[int, ...]
+    ) -> works.Work:
+        return works.Product(
+            look(gemm.out), look(gemm.left), look(gemm.right), gemm.left_transposed, gemm.right_transposed,
+            gemm.accumulate, tuple(map(look, gemm.addends)), waits=waits, signals=signals,
+        )  # fmt: skip
+
+    def bind(self, gemm: ir.Gemm, place: Span, resolve: Callable[[Region], Memory]) -> Callable[[], None]:
+        out, left, right = resolve(gemm.out), resolve(gemm.left), resolve(gemm.right)
+        rows, inner = left.shape[-2:] if not gemm.left_transposed else left.shape[:-3:-1]
+        inner2, columns = right.shape[-2:] if not gemm.right_transposed else right.shape[:-3:-1]
+        if inner != inner2 or out.shape[-2:] != (rows, columns):
+            raise malformed(place, f"shapes do not fit: {gemm.out} = {gemm.left} · {gemm.right}")
+        addends = [resolve(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
+        if any(t.shape != out.shape for t in addends):
+            raise malformed(place, f"what is added to a product must have the shape of {gemm.out}")
+        a, b = _operand(left, gemm.left_transposed), _operand(right, gemm.right_transposed)
+        target = out.one
+        if addends:
+
+            def add() -> None:
+                total = np.matmul(a(), b())
+                for addend in addends:
+                    total += addend.load32()
+                out.store(total)
+
+            return add
+        if target is not None and target.dtype == np.float32:
+            return lambda: _matmul_into(a(), b(), target)
+        return lambda: out.store(np.matmul(a(), b()))
+
+    def flops(self, gemm: ir.Gemm) -> int:
+        return 2 * gemm.out.elements * gemm.depth
+
+
+def _operands(gemm: ir.Gemm) -> tuple[tuple[Region, bool], tuple[Region, bool]]:
+    return (gemm.left, gemm.left_transposed), (gemm.right, gemm.right_transposed)
+
+
+def _operand(view: Memory, turned: bool) -> Callable[[], npt.NDArray[np.generic]]:
+    if view.one is None:
+        return (lambda: view.load32().swapaxes(-1, -2)) if turned else view.load32
+    array = view.one.swapaxes(-1, -2) if turned else view.one
+    return (lambda: array) if array.dtype == np.float32 else (lambda: array.astype(np.float32))
+
+
+def _matmul_into(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic], out: npt.NDArray[np.generic]) -> None:
+    np.matmul(a, b, out=out)

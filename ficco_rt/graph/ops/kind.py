@@ -1,0 +1,137 @@
+"""What a kind of operation is to each level: the record that levels read where they would tell kinds apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy.typing as npt
+
+from ficco_dsl import nodes as n
+from ficco_dsl.diagnostics import Span
+
+from ...geometry.region import Box, Region, called, summary
+from ...kernels.works import View, Work
+from ...machine import cost
+from ...machine.model import Machine
+from .. import ir
+from ..evaluate import Scope
+from ..references import Reference
+from ..symbolic import Algebra, Pieces
+
+B = TypeVar("B", bound=ir.Body)
+Tensors: TypeAlias = Mapping[str, ir.Tensor]
+Side: TypeAlias = Literal["computes", "moves", "sums"]
+Make: TypeAlias = Callable[[Scope, ir.Where], ir.Op]
+Size: TypeAlias = Callable[[Region], int]  # bytes
+
+
+class Noises(Protocol):
+    """What elements carry (`noise.Noises`), as far as a kind changes it."""
+
+    def read(self, region: Region) -> Any: ...
+    def write(self, region: Region, noise: Any) -> None: ...
+    def forget(self, region: Region) -> None: ...
+    def store(self, region: Region, terms: list[Any], origin: Span) -> None: ...
+    def multiply(self, gemm: ir.Gemm, origin: Span) -> None: ...
+
+
+class Memory(Protocol):
+    """A region of numpy memory (`driver/host/views.HostView`)."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    one: npt.NDArray[Any] | None  # the memory itself, if the region is one box
+
+    def load(self) -> npt.NDArray[Any]: ...
+    def load32(self) -> npt.NDArray[Any]: ...
+    def store(self, values: npt.NDArray[Any]) -> None: ...
+
+
+class Names:
+    """The names that statements of one build refer to."""
+
+    def __init__(self, tensors: Tensors, kernels: Mapping[str, n.KernelDecl]) -> None:
+        self.tensors, self.kernels = tensors, kernels
+
+    def one(self, ref: n.RegionRef) -> Callable[[Scope], Region]:
+        return Reference(ref, self.tensors).one
+
+    def each(self, refs: Sequence[n.RegionRef]) -> Callable[[Scope], tuple[Region, ...]]:
+        """The terms of a sum. A set in a reference makes one term for each member."""
+        references = [Reference(r, self.tensors) for r in refs]
+        return lambda scope: tuple(region for r in references for region in r.each(scope))
+
+
+class OpKind(Generic[B]):
+    """A kind of operation. What a kind does not say itself is as for a kernel that reads and writes in pieces alike."""
+
+    body: ClassVar[type[Any]]
+    node: ClassVar[type[n.Operation]]  # the statement that makes it
+    word: ClassVar[str]  # what the language calls it
+    noun: ClassVar[str]  # what reports call one
+    engines: ClassVar[tuple[ir.Engine, ...]] = ("sm",)
+    streams: ClassVar[bool] = True  # may it be a work of a streamed launch?
+    span: ClassVar[str]  # the kind of its spans in traces
+    side: ClassVar[Side] = "sums"  # what its time counts as, and its colours in pictures
+    tiled: ClassVar[bool] = False  # do its works have a number of output tiles?
+    stored: ClassVar[str]  # the type of its works in plan files
+    stored_as: ClassVar[Mapping[str, str]] = {}  # fields of the body that have another name there
+
+    def maker(self, s: Any, names: Names) -> Make:
+        """A function that makes the op of a statement; here the body has the fields of the node, in their order."""
+        made: list[Callable[[Scope], Any]] = []
+        for f in fields(s)[: len(fields(self.body))]:
+            value = getattr(s, f.name)
+            made.append(names.each(value) if isinstance(value, tuple) else names.one(value))
+        return lambda scope, where: ir.Op(where, self.body(*(m(scope) for m in made)))
+
+    def fits(self, body: B, rank: int, tensors: Tensors) -> str | None:
+        """Why the rank may not do it, if so."""
+        raise NotImplementedError
+
+    def text(self, body: B) -> str:
+        """What is done, with its exact regions."""
+        raise NotImplementedError
+
+    def values(self, body: B, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+        """The proof's rule: the values of each region that is written, in their order."""
+        raise NotImplementedError
+
+    def sources(self, body: B, box: Box) -> Iterator[tuple[Region, Box]]:
+        """What is read to make `box` of what is written, in the regions' logical coordinates."""
+        yield from ((region, box) for region in body.reads)
+
+    def noise(self, body: B, noises: Noises, origin: Span) -> None:
+        """What its roundings do to what elements carry."""
+        raise NotImplementedError
+
+    def stores(self, body: B, before: Sequence[int], ranks: int) -> int | None:
+        """The narrow stores of a result at most, for each region read those before; None: nothing is claimed of it."""
+        return 1 + max(before, default=0)
+
+    def work(self, body: B, look: Callable[[Region], View], waits: tuple[int, ...], signals: tuple[int, ...]) -> Work:
+        """The work as kernels are given it."""
+        raise NotImplementedError
+
+    def bind(self, body: B, place: Span, resolve: Callable[[Region], Memory]) -> Callable[[], None]:
+        """The numpy twin. Arithmetic is that of the device kernels: operands in their stored dtype, products and sums
+        in float32, one rounding to the output's dtype at the end."""
+        raise NotImplementedError
+
+    def label(self, body: B, rank: int | None, part: Callable[[Region], str] = summary) -> str:
+        """What a span says: which part of which tensor is written, as the rank sees it."""
+        (out,) = body.writes
+        return f"{out.tensor if rank is None else called(out, rank)} {part(out)}"
+
+    def flops(self, body: B) -> int:
+        return 0
+
+    def peer(self, body: B, rank: int) -> int | None:
+        """The one other rank that it moves data to or from, where that is all it does."""
+        return None
+
+    def time(self, body: B, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
+        """µs that it takes alone on so many multiprocessors (None: all)."""
+        return cost.kernel_time(machine, sum(map(size, (*body.reads, *body.writes))), sms)
