@@ -106,15 +106,16 @@ def _doing(does: Facts) -> str:
         by = f", {of_them}by the vendor's library" if library[1] else ""
         flops = _spread_of(does["flops_a_rank"], show_flops)
         return f"{_spread(a_rank, 'GEMM')} of {shapes} (m × n × k){adding}, {flops}{by}{between}"
-    if kind == "reduce":
-        shapes = _some(" × ".join(map(str, s)) for s in does["shapes"])
-        return f"{_spread(a_rank, 'sum')} of {_terms(does)} of {shapes}{between}"
     if kind == "collective":
         each = _some(show_bytes(b) for b in does["bytes_each"])
         if does["collectives"] == ["send_recv"]:
             return f"{_spread(a_rank, 'message')} sent to one rank, as one of another rank is received, {each} each"
         return f"{_spread(a_rank, 'call')} of {join_words(does['collectives'])}, {each} each"
-    return f"{_spread(a_rank, 'launch')} of {join_words(does['kernels'])} (not seen by the proof){between}"
+    if kind == "launch":
+        return f"{_spread(a_rank, 'launch')} of {join_words(does['kernels'])} (not seen by the proof){between}"
+    shapes = f"{_terms(does)} of " if "terms" in does else ""
+    shapes += _some(" × ".join(map(str, s)) for s in does["shapes"])
+    return f"{_spread(a_rank, _NOUNS[kind])} of {shapes}{between}"
 
 
 def _terms(does: Facts) -> str:

@@ -14,11 +14,12 @@ from ficco_dsl.diagnostics import Diagnostic, Note, Span
 from ..geometry.cells import cells
 from ..geometry.region import Region
 from ..graph.ir import Copy, KernelCall
+from ..graph.ops.kind import Look
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
 from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
-from ..plan.kernel_works import Look, kernel_work, symbolic
+from ..plan.kernel_works import kernel_work, symbolic
 from ..plan.rules import illegal, inside
 from .ir import PLACELESS, Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
 

@@ -10,7 +10,6 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
 from ..graph.budget import WORKS, Budget
-from ..kernels.catalogue import COPY, REDUCE
 from ..kernels.families import choose
 from ..kernels.family import Chosen, GemmRequest
 from ..kernels.naive.family import NAIVE, block_of
@@ -19,6 +18,7 @@ from .arrivals import Arrivals
 from .draft import Draft, KernelChoice, LaunchKey, launches, waits_of
 from .kernel_works import kernel_work, symbolic
 from .leave import Leaving
+from .rules import without_products
 
 
 def choose_kernels(draft: Draft) -> Draft:
@@ -90,7 +90,7 @@ class _Chooser:
                     f"multiprocessors; with sms = {asked.sms} it may have {asked.sms} blocks"
                 )
             return KernelChoice(op.body.kernel, smem=asked.smem or 0)
-        kernel = COPY if all(isinstance(body, ir.Copy) for body in bodies) else REDUCE
+        kernel = without_products(bodies)
         if asked.leave is None:
             return KernelChoice(kernel)
         request = GemmRequest((), leave=self.leaving.footprints(asked.leave))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Iterable
 
 from ..geometry.region import Region
 from ..graph.ir import Body, Tensor
 from ..graph.kinds import kind_of
+from ..graph.ops.kind import Flags, Look
 from ..kernels.works import View, Work
-
-Look: TypeAlias = Callable[[Region], View]
 
 
 def symbolic(tensors: Iterable[Tensor]) -> Look:
@@ -26,6 +24,6 @@ def symbolic(tensors: Iterable[Tensor]) -> Look:
     return look
 
 
-def kernel_work(body: Body, look: Look, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()) -> Work:
+def kernel_work(body: Body, look: Look, waits: Flags = (), signals: Flags = ()) -> Work:
     """The work on views; flags by their numbers or by their addresses."""
     return kind_of(body).work(body, look, waits, signals)

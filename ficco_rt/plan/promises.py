@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from ..errors import InternalError
 from ..graph import ir
-from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES
 from .carriers import uncarried
 from .draft import Draft, LaunchKey, launches, to_text
+from .rules import takes
 
 Promise: TypeAlias = Callable[[Draft], Iterator[str]]
 MOST_SHOWN = 5
@@ -104,14 +104,8 @@ def kernels_take_works(draft: Draft) -> Iterator[str]:
         if choice is None or any(draft.kernels.get(i) is not choice for i in ops):
             yield f"the launch that begins with op {ops[0]} does not have one kernel"
             continue
-        kinds = {type(draft.graph.ops[i].body) for i in ops}
-        if kinds == {ir.KernelCall}:
-            fits = len(ops) == 1
-        elif ir.Gemm in kinds:
-            fits = choice.kernel == GEMM or (kinds == {ir.Gemm} and choice.kernel in TILES)
-        else:
-            fits = choice.kernel == (COPY if kinds == {ir.Copy} else REDUCE)
-        if not fits:
+        bodies = [draft.graph.ops[i].body for i in ops]
+        if not takes(choice.kernel, bodies) or (len(ops) > 1 and isinstance(bodies[0], ir.KernelCall)):
             yield f"kernel {choice.kernel} cannot do the launch that begins with op {ops[0]}"
 
 

@@ -8,7 +8,7 @@ kernel may be stands in `graph/rules.py` and holds here too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import get_args
 
@@ -281,19 +281,14 @@ def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
         if declared[kernel.name] > 1:
             yield Diagnostic(kernel.origin, f"kernel '{kernel.name}' is declared {declared[kernel.name]} times")
     for _, launch in plan.launches():
-        user = [w.body for w in launch.works if isinstance(w.body, graph_ir.KernelCall)]
-        gemms = [(w, w.body) for w in launch.works if isinstance(w.body, graph_ir.Gemm)]
-        if user:
-            known = launch.kernel in declared and all(w.kernel == launch.kernel for w in user)
-        elif gemms:  # only the plain kernel's launch may hold sums and copies as well
-            alone = len(gemms) == len(launch.works)
-            known = launch.kernel in TILES and (alone or launch.kernel == GEMM)
-        else:
-            known = launch.kernel == (COPY if all(isinstance(w.body, graph_ir.Copy) for w in launch.works) else REDUCE)
-        if not known:
+        bodies = [work.body for work in launch.works]
+        calls = any(isinstance(body, graph_ir.KernelCall) for body in bodies)
+        if not takes(launch.kernel, bodies) or (calls and launch.kernel not in declared):
             yield Diagnostic(launch.origin, f"there is no kernel '{launch.kernel}' for the works of the launch")
             continue
-        for work, gemm in gemms:
+        for work in launch.works:
+            if not isinstance(gemm := work.body, graph_ir.Gemm):
+                continue
             made = tiles(gemm.out, TILES[launch.kernel])
             if work.tiles != made:
                 said = " × ".join(map(str, work.tiles or ())) or "no"
@@ -301,6 +296,21 @@ def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
                     work.origin,
                     f"gemm {gemm.out} has {said} tiles; {launch.kernel} makes {made[0]} × {made[1]}",
                 )
+
+
+def takes(kernel: str, bodies: Sequence[graph_ir.Body]) -> bool:
+    """Whether the kernel of this name does the works of a launch: the user's that they call, or the catalogue's."""
+    kinds = set(map(type, bodies))
+    if graph_ir.KernelCall in kinds:
+        return all(isinstance(body, graph_ir.KernelCall) and body.kernel == kernel for body in bodies)
+    if graph_ir.Gemm in kinds:  # only the plain kernel's launch may hold other works as well
+        return kernel in TILES and (kinds == {graph_ir.Gemm} or kernel == GEMM)
+    return kernel == without_products(bodies)
+
+
+def without_products(bodies: Sequence[graph_ir.Body]) -> str:
+    """The kernel of a launch of the catalogue that makes no products."""
+    return COPY if all(isinstance(body, graph_ir.Copy) for body in bodies) else REDUCE
 
 
 def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,8 +14,9 @@ from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
 from ..device.room_table import room_table, table_facts
 from ..geometry.region import between_ranks
-from ..graph.ir import Body, Collective, Copy, Gemm, Graph, KernelCall, Op, Reduce
-from ..graph.kinds import BY_BODY, kind_of
+from ..graph.ir import Collective, Copy, Gemm, Graph, KernelCall, Op, Reduce
+from ..graph.kinds import kind_of
+from ..graph.ops.kind import OpKind
 from ..machine.model import Machine, Port
 from ..plan.ir import Plan, SignalFlag
 from ..trace.model import base_name
@@ -80,61 +82,57 @@ def _stages(graph: Graph, plan: Plan) -> list[Facts]:
                 "operations_a_rank": least_and_most(a_rank[r] for r in range(graph.ranks)),
                 "launches_a_rank": least_and_most(launches[r, name] for r in range(graph.ranks)),
                 "launched_with": sorted(shared.get(name, ())),
-                "does": [_does(graph, kind, [op for op in ops if type(op.body) is kind]) for kind in _kinds(ops)],
+                "does": [
+                    _does(graph, kind, [op for op in ops if kind_of(op.body) is kind])
+                    for kind in dict.fromkeys(kind_of(op.body) for op in ops)
+                ],
             }
         )
     return facts
 
 
-def _kinds(ops: Iterable[Op]) -> list[type[Body]]:
-    return list(dict.fromkeys(type(op.body) for op in ops))
-
-
-def _does(graph: Graph, kind: type[Body], ops: Sequence[Op]) -> Facts:
+def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> Facts:
     """One kind of operation of a stage, as each rank sees it."""
-    number = Counter(op.where.rank for op in ops)
-    facts: Facts = {"kind": BY_BODY[kind].word, "a_rank": least_and_most(number[r] for r in range(graph.ranks))}
     bodies: list[Any] = [op.body for op in ops]  # all of `kind`
-    size: Counter[int] = Counter()
-    if kind is Copy:
-        for op, copy in zip(ops, bodies, strict=True):
-            size[op.where.rank] += _bytes(graph, copy.dst)
-        facts["bytes_each"] = _distinct(_bytes(graph, copy.dst) for copy in bodies)
-        facts["bytes_a_rank"] = least_and_most(size[r] for r in range(graph.ranks))
+    size = partial(_bytes, graph)
+
+    def a_rank(amount: Callable[[Op], int]) -> list[int]:
+        found: Counter[int] = Counter()
+        for op in ops:
+            found[op.where.rank] += amount(op)
+        return least_and_most(found[r] for r in range(graph.ranks))
+
+    facts: Facts = {"kind": kind.word, "a_rank": a_rank(lambda op: 1)}
+    if kind.body is Copy:
+        facts["bytes_each"] = _distinct(size(copy.dst) for copy in bodies)
+        facts["bytes_a_rank"] = a_rank(lambda op: size(op.writes[0]))
         ways = Counter(_way(op.where.rank, copy) for op, copy in zip(ops, bodies, strict=True))
         facts["ways"] = {way: ways[way] for way in ("push", "pull", "local") if ways[way]}
         peers: list[set[int]] = [set() for _ in range(graph.ranks)]
         for op, copy in zip(ops, bodies, strict=True):
             peers[op.where.rank] |= {copy.dst.rank, copy.src.rank} - {op.where.rank}
         facts["peers"] = least_and_most(map(len, peers))
-    elif kind is Gemm:
-        for op, gemm in zip(ops, bodies, strict=True):
-            size[op.where.rank] += _flops(gemm)
-        facts["shapes"] = _distinct(map(_mnk, bodies))
-        facts["flops_a_rank"] = least_and_most(size[r] for r in range(graph.ranks))
-        library = Counter(op.where.rank for op in ops if op.where.resources.kernel == "vendor")
-        facts["by_library"] = least_and_most(library[r] for r in range(graph.ranks))
+    elif kind.body is Gemm:
+        facts["shapes"] = _distinct((*gemm.out.shape[-2:], gemm.depth) for gemm in bodies)
+        facts["flops_a_rank"] = a_rank(lambda op: kind.flops(op.body))
+        facts["by_library"] = a_rank(lambda op: op.where.resources.kernel == "vendor")
         facts["accumulates"] = any(gemm.accumulate for gemm in bodies)
         facts["terms"] = _distinct(len(gemm.addends) for gemm in bodies)
-    elif kind is Reduce:
-        for op, total in zip(ops, bodies, strict=True):
-            size[op.where.rank] += _bytes(graph, total.out) * (len(total.terms) + 1)
-        facts["terms"] = _distinct(len(total.terms) for total in bodies)
-        facts["shapes"] = _distinct(total.out.shape for total in bodies)
-        facts["bytes_a_rank"] = least_and_most(size[r] for r in range(graph.ranks))
-    elif kind is Collective:
+    elif kind.body is Collective:
         facts["collectives"] = sorted({call.kind for call in bodies})
-        facts["bytes_each"] = _distinct(max(_bytes(graph, call.dst), _bytes(graph, call.src)) for call in bodies)
-    else:
+        facts["bytes_each"] = _distinct(max(size(call.dst), size(call.src)) for call in bodies)
+    elif kind.body is KernelCall:
         facts["kernels"] = sorted({call.kernel for call in bodies})
-    if kind not in (Copy, Collective):
-        far = [(op.where.rank, *between) for op in ops for between in _between(graph, op)]
-        for name, own in (("bytes_from_others", 2), ("bytes_to_others", 1)):
-            moved: Counter[int] = Counter()
-            for entry in far:
-                moved[entry[0]] += entry[3] if entry[own] == entry[0] else 0
-            if far and any(moved.values()):
-                facts[name] = least_and_most(moved[r] for r in range(graph.ranks))
+    else:
+        if kind.body is Reduce:
+            facts["terms"] = _distinct(len(total.terms) for total in bodies)
+        facts["shapes"] = _distinct(region.shape for body in bodies for region in body.writes)
+        facts["bytes_a_rank"] = a_rank(lambda op: sum(map(size, (*op.reads, *op.writes))))
+    if kind.side != "moves":
+        for name, own in (("bytes_from_others", 1), ("bytes_to_others", 0)):
+            moved = a_rank(lambda op, own=own: sum(b[2] for b in _between(graph, op) if b[own] == op.where.rank))  # type: ignore[misc]
+            if moved[1]:
+                facts[name] = moved
     return facts
 
 
@@ -197,7 +195,9 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
                 local += _bytes(graph, dst)
             case Collective(kind="send_recv", src=src, to=to):
                 pairs[src.rank, to] += _bytes(graph, src)
-            case Copy() | Gemm() | Reduce() | KernelCall():
+            case Collective():  # who sends what is the library's
+                pass
+            case _:
                 for source, target, size in _between(graph, op):
                     pairs[source, target] += size
                     launched += 0 if isinstance(op.body, Copy) else size
@@ -254,7 +254,7 @@ def _compute(graph: Graph, plan: Plan, machine: Machine) -> Facts:
     dtypes: set[str] = set()
     for op in graph.ops:
         if isinstance(op.body, Gemm):
-            flops[op.where.rank] += _flops(op.body)
+            flops[op.where.rank] += kind_of(op.body).flops(op.body)
             dtypes.add(graph.tensor(op.body.left.tensor).dtype)
     tiles = Counter[int]()
     launches = Counter[int]()
@@ -329,15 +329,6 @@ def _between(graph: Graph, op: Op) -> list[tuple[int, int, int]]:
 
 def _bytes(graph: Graph, region: Any) -> int:
     return int(TYPES[graph.tensor(region.tensor).dtype].bytes * region.elements)
-
-
-def _mnk(gemm: Gemm) -> tuple[int, int, int]:
-    k = gemm.left.shape[-2] if gemm.left_transposed else gemm.left.shape[-1]
-    return gemm.out.shape[-2], gemm.out.shape[-1], k
-
-
-def _flops(gemm: Gemm) -> int:
-    return 2 * gemm.out.elements * _mnk(gemm)[2]
 
 
 def _way(rank: int, copy: Copy) -> str:

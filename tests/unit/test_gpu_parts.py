@@ -29,6 +29,7 @@ from ficco_rt.exec.device_arrays import look
 from ficco_rt.geometry.cells import cells, part
 from ficco_rt.geometry.region import Axis, Interval, Region, summary, way
 from ficco_rt.graph.ir import Gemm
+from ficco_rt.graph.ops.kind import Look
 from ficco_rt.kernels import families, tiles, works
 from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
 from ficco_rt.kernels.naive import tables as naive
@@ -40,7 +41,7 @@ from ficco_rt.machine.discover import DeviceFacts, machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CollectiveCall, Command, Launch, Plan, WaitFlag
 from ficco_rt.plan.issue import issue_order
-from ficco_rt.plan.kernel_works import Look, kernel_work
+from ficco_rt.plan.kernel_works import kernel_work
 from tests.cases import few
 from tests.unit.cubin import resources as resources_of
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from ficco_dsl import verbs
 from ficco_dsl.diagnostics import Span
 
 from ...errors import malformed
-from ...geometry.region import Region, overlap, peer_of, shape_words, summary, way
+from ...geometry.region import overlap, peer_of, shape_words, summary, way
 from ...kernels import works
+from ...kernels.works import Work
 from ...machine import cost
 from ...machine.model import Machine
 from .. import ir
 from ..symbolic import Algebra, Pieces
-from .kind import Memory, Noises, OpKind, Size, Tensors
+from .kind import Flags, Look, Named, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
 
 
 class CopyKind(OpKind[ir.Copy]):
@@ -42,7 +43,7 @@ class CopyKind(OpKind[ir.Copy]):
     def text(self, copy: ir.Copy) -> str:
         return f"copy {copy.dst} <- {copy.src}"
 
-    def values(self, copy: ir.Copy, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+    def values(self, copy: ir.Copy, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         return (read(copy.src),)
 
     def noise(self, copy: ir.Copy, noises: Noises, origin: Span) -> None:
@@ -51,19 +52,17 @@ class CopyKind(OpKind[ir.Copy]):
     def stores(self, copy: ir.Copy, before: Sequence[int], ranks: int) -> int:
         return max(before)
 
-    def work(
-        self, copy: ir.Copy, look: Callable[[Region], works.View], waits: tuple[int, ...], signals: tuple[int, ...]
-    ) -> works.Work:
-        return works.Copy(look(copy.dst), look(copy.src), waits, signals)
+    def work(self, copy: ir.Copy, look: Look, *flags: Flags) -> Work:
+        return works.Copy(look(copy.dst), look(copy.src), *flags)
 
-    def bind(self, copy: ir.Copy, place: Span, resolve: Callable[[Region], Memory]) -> Callable[[], None]:
+    def bind(self, copy: ir.Copy, place: Span, resolve: Resolve) -> Twin:
         """As bits."""
         dst, src = resolve(copy.dst), resolve(copy.src)
         if dst.shape != src.shape or dst.dtype != src.dtype:
             raise malformed(place, f"{copy.src} {src.dtype} cannot be copied to {copy.dst} {dst.dtype}")
         return lambda: dst.store(src.load())
 
-    def label(self, copy: ir.Copy, rank: int | None, part: Callable[[Region], str] = summary) -> str:
+    def label(self, copy: ir.Copy, rank: int | None, part: Named = summary) -> str:
         return way(copy.dst, copy.src, rank, part)
 
     def peer(self, copy: ir.Copy, rank: int) -> int | None:

@@ -13,11 +13,12 @@ from ficco_dsl.diagnostics import Span
 from ...errors import malformed
 from ...geometry.region import Box, Region, overlap, shape_words
 from ...kernels import works
+from ...kernels.works import Work
 from ...types import ACCUMULATOR
 from .. import ir
 from ..evaluate import Scope
 from ..symbolic import Algebra, Pieces, added, multiply, transposed
-from .kind import Make, Memory, Names, Noises, OpKind, Tensors
+from .kind import Flags, Look, Make, Memory, Names, Noises, OpKind, Read, Resolve, Tensors, Twin
 from .reduce import term_fits
 
 
@@ -85,7 +86,7 @@ class GemmKind(OpKind[ir.Gemm]):
         addends = "".join(f" + {a}" for a in gemm.addends)
         return f"gemm {gemm.out} {'+=' if gemm.accumulate else '='} {left} · {right}{addends}"
 
-    def values(self, gemm: ir.Gemm, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+    def values(self, gemm: ir.Gemm, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         left, right = read(gemm.left), read(gemm.right)
         if gemm.left_transposed:
             left = transposed(algebra, left)
@@ -112,15 +113,13 @@ class GemmKind(OpKind[ir.Gemm]):
     def stores(self, gemm: ir.Gemm, before: Sequence[int], ranks: int) -> int:
         return 1 + max(before[0] + before[1], *before)
 
-    def work(
-        self, gemm: ir.Gemm, look: Callable[[Region], works.View], waits: tuple[int, ...], signals: tuple[int, ...]
-    ) -> works.Work:
+    def work(self, gemm: ir.Gemm, look: Look, *flags: Flags) -> Work:
         return works.Product(
             look(gemm.out), look(gemm.left), look(gemm.right), gemm.left_transposed, gemm.right_transposed,
-            gemm.accumulate, tuple(map(look, gemm.addends)), waits=waits, signals=signals,
+            gemm.accumulate, tuple(map(look, gemm.addends)), (), *flags,
         )  # fmt: skip
 
-    def bind(self, gemm: ir.Gemm, place: Span, resolve: Callable[[Region], Memory]) -> Callable[[], None]:
+    def bind(self, gemm: ir.Gemm, place: Span, resolve: Resolve) -> Twin:
         out, left, right = resolve(gemm.out), resolve(gemm.left), resolve(gemm.right)
         rows, inner = left.shape[-2:] if not gemm.left_transposed else left.shape[:-3:-1]
         inner2, columns = right.shape[-2:] if not gemm.right_transposed else right.shape[:-3:-1]

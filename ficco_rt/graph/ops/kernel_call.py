@@ -12,10 +12,11 @@ from ficco_dsl.diagnostics import Span
 
 from ...geometry.region import Box, Region, overlap, summary
 from ...kernels import works
+from ...kernels.works import Work
 from .. import ir
 from ..evaluate import Mistake, Scope, compile_expr, copied, describe, number
 from ..symbolic import Algebra, Pieces
-from .kind import Make, Names, Noises, OpKind, Tensors
+from .kind import Flags, Look, Make, Named, Names, Noises, OpKind, Read, Tensors
 
 
 class KernelCallKind(OpKind[ir.KernelCall]):
@@ -88,7 +89,7 @@ class KernelCallKind(OpKind[ir.KernelCall]):
         arguments = ", ".join(f"{a.mode} {a.value}" if a.mode != "int" else str(a.value) for a in call.arguments)
         return f"kernel {call.kernel}({arguments}) grid {call.grid} block {call.block}"
 
-    def values(self, call: ir.KernelCall, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+    def values(self, call: ir.KernelCall, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         for region in call.reads:
             read(region)
         opaque = algebra.opaque(f"kernel '{call.kernel}'")
@@ -105,12 +106,9 @@ class KernelCallKind(OpKind[ir.KernelCall]):
     def stores(self, call: ir.KernelCall, before: Sequence[int], ranks: int) -> None:
         return None
 
-    def work(
-        self, call: ir.KernelCall, look: Callable[[Region], works.View], waits: tuple[int, ...],
-        signals: tuple[int, ...],
-    ) -> works.Work:  # fmt: skip
+    def work(self, call: ir.KernelCall, look: Look, *flags: Flags) -> Work:
         arguments = tuple(look(a.value) if isinstance(a.value, Region) else a.value for a in call.arguments)
-        return works.Call(call.kernel, arguments, call.grid, call.block, waits, signals)
+        return works.Call(call.kernel, arguments, call.grid, call.block, *flags)
 
-    def label(self, call: ir.KernelCall, rank: int | None, part: Callable[[Region], str] = summary) -> str:
+    def label(self, call: ir.KernelCall, rank: int | None, part: Named = summary) -> str:
         return call.kernel

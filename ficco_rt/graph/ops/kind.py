@@ -25,6 +25,11 @@ Tensors: TypeAlias = Mapping[str, ir.Tensor]
 Side: TypeAlias = Literal["computes", "moves", "sums"]
 Make: TypeAlias = Callable[[Scope, ir.Where], ir.Op]
 Size: TypeAlias = Callable[[Region], int]  # bytes
+Read: TypeAlias = Callable[[Region], Pieces]
+Look: TypeAlias = Callable[[Region], View]
+Flags: TypeAlias = tuple[int, ...]
+Twin: TypeAlias = Callable[[], None]
+Named: TypeAlias = Callable[[Region], str]
 
 
 class Noises(Protocol):
@@ -47,6 +52,9 @@ class Memory(Protocol):
     def load(self) -> npt.NDArray[Any]: ...
     def load32(self) -> npt.NDArray[Any]: ...
     def store(self, values: npt.NDArray[Any]) -> None: ...
+
+
+Resolve: TypeAlias = Callable[[Region], Memory]
 
 
 class Names:
@@ -95,7 +103,7 @@ class OpKind(Generic[B]):
         """What is done, with its exact regions."""
         raise NotImplementedError
 
-    def values(self, body: B, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+    def values(self, body: B, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         """The proof's rule: the values of each region that is written, in their order."""
         raise NotImplementedError
 
@@ -111,16 +119,16 @@ class OpKind(Generic[B]):
         """The narrow stores of a result at most, for each region read those before; None: nothing is claimed of it."""
         return 1 + max(before, default=0)
 
-    def work(self, body: B, look: Callable[[Region], View], waits: tuple[int, ...], signals: tuple[int, ...]) -> Work:
-        """The work as kernels are given it."""
+    def work(self, body: B, look: Look, *flags: Flags) -> Work:
+        """The work as kernels are given it. `flags`: those that it waits for, and those that it raises."""
         raise NotImplementedError
 
-    def bind(self, body: B, place: Span, resolve: Callable[[Region], Memory]) -> Callable[[], None]:
+    def bind(self, body: B, place: Span, resolve: Resolve) -> Twin:
         """The numpy twin. Arithmetic is that of the device kernels: operands in their stored dtype, products and sums
         in float32, one rounding to the output's dtype at the end."""
         raise NotImplementedError
 
-    def label(self, body: B, rank: int | None, part: Callable[[Region], str] = summary) -> str:
+    def label(self, body: B, rank: int | None, part: Named = summary) -> str:
         """What a span says: which part of which tensor is written, as the rank sees it."""
         (out,) = body.writes
         return f"{out.tensor if rank is None else called(out, rank)} {part(out)}"

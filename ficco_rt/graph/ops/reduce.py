@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -12,12 +12,13 @@ from ficco_dsl.diagnostics import Span
 from ...errors import malformed
 from ...geometry.region import Region, overlap, shape_words
 from ...kernels import works
+from ...kernels.works import Work
 from ...machine import cost
 from ...machine.model import Machine
 from ...types import ACCUMULATOR, TYPES
 from .. import ir
 from ..symbolic import Algebra, Pieces, added
-from .kind import Memory, Noises, OpKind, Size, Tensors
+from .kind import Flags, Look, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
 
 
 def term_fits(what: str, out: Region, term: Region, tensors: Tensors, types: tuple[str, ...]) -> str | None:
@@ -56,18 +57,16 @@ class ReduceKind(OpKind[ir.Reduce]):
     def text(self, total: ir.Reduce) -> str:
         return f"reduce {total.out} = {' + '.join(map(str, total.terms))}"
 
-    def values(self, total: ir.Reduce, algebra: Algebra, read: Callable[[Region], Pieces]) -> Iterable[Pieces]:
+    def values(self, total: ir.Reduce, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         return (added(algebra, [read(term) for term in total.terms], total.out.shape),)
 
     def noise(self, total: ir.Reduce, noises: Noises, origin: Span) -> None:
         noises.store(total.out, [noises.read(term) for term in total.terms], origin)
 
-    def work(
-        self, total: ir.Reduce, look: Callable[[Region], works.View], waits: tuple[int, ...], signals: tuple[int, ...]
-    ) -> works.Work:
-        return works.Sum(look(total.out), tuple(map(look, total.terms)), waits, signals)
+    def work(self, total: ir.Reduce, look: Look, *flags: Flags) -> Work:
+        return works.Sum(look(total.out), tuple(map(look, total.terms)), *flags)
 
-    def bind(self, total: ir.Reduce, place: Span, resolve: Callable[[Region], Memory]) -> Callable[[], None]:
+    def bind(self, total: ir.Reduce, place: Span, resolve: Resolve) -> Twin:
         out = resolve(total.out)
         first, *rest = [resolve(t) for t in total.terms]
         if any(t.shape != out.shape for t in (first, *rest)):
