@@ -29,7 +29,7 @@ from .nodes import (
     Statement,
 )
 from .uses import MAX_MISTAKES, Declared, Uses, indefinite, spot
-from .verbs import STREAMING, VERB_OF, Collective, Copy, Launch
+from .verbs import VERB_OF, Collective, Copy, Launch
 from .vocabulary import (
     BUILTINS,
     DTYPES,
@@ -378,8 +378,7 @@ class _Checker(Uses):
             self.mistake(s.span, message, Note(f"queue '{stage.queue}' is declared here", spot(queue.name, queue.span)))
         if stage.streamed and engine == "sm" and not verb.streams:
             message = f"{word} cannot stand in stage '{stage.name}', which is streamed"
-            help = f"a streamed stage is one kernel of {_list(STREAMING, 'and')}; add another stage"
-            self.mistake(s.span, message, help=help)
+            self.mistake(s.span, message, help="a streamed stage is one kernel of its own; add another stage")
         elif stage.streamed and s.attributes:
             message = f"'with' on a statement of stage '{stage.name}', which is streamed and one launch"
             self.mistake(s.attributes[0].span, message, help="say it on the stage, or take the statement out of it")
@@ -454,5 +453,5 @@ def _collects(queue: QueueDecl) -> bool:
     return any(a.name == "engine" and isinstance(a.value, Name) and a.value.id == "nccl" for a in queue.attributes)
 
 
-def _list(words: Sequence[str], joint: str = "or") -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joint} {words[-1]}"
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -153,4 +153,3 @@ VERB_OF: Mapping[type[Operation], Verb] = {verb.node: verb for verb in VERBS}
 NODE_OF: Mapping[str, Callable[..., Operation]] = {t: verb.node for verb in VERBS for t in verb.terminals}
 COLLECTIVES = tuple(VERB_OF[Collective].keywords)
 TERMINALS = tuple(terminal for verb in VERBS for terminal in verb.terminals)
-STREAMING = tuple(word for verb in VERBS if verb.streams for word in verb.keywords)

@@ -7,29 +7,23 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ficco_dsl import nodes as n
+from ficco_dsl.vocabulary import WORDS
 
 from . import ir
 from .budget import Budget
 from .evaluate import Mistake, Scope, compile_expr, number, size
 from .rules import MOST_CTAS, MOST_THREADS, WARP
 
-_UNITS: dict[str, tuple[str, ...]] = {
-    "engine": ("copy", "sm", "nccl"),
-    "priority": ("high", "normal", "low"),
-    "order": ("text", "auto"),
-    "kernel": ("vendor",),
-}
 _LEAST = {"smem": 0, "leave": 1, "residency": 1, "sms": 1, "ctas": 0, "threads": 64}
 _MOST = {"ctas": MOST_CTAS, "threads": MOST_THREADS}
-COLLECTIVE = ("ctas", "threads")  # what is asked of the vendor's library of collectives
 
 Asked = TypeVar("Asked", ir.Resources, ir.CollectiveSettings)
 
 
 def word_of(a: n.Attribute) -> str:
     word = a.value.id if isinstance(a.value, n.Name) else a.value if isinstance(a.value, str) else None
-    if word not in _UNITS[a.name]:
-        raise Mistake(a.span, f"{a.name} is one of {', '.join(_UNITS[a.name])}")
+    if word not in WORDS[a.name]:
+        raise Mistake(a.span, f"{a.name} is one of {', '.join(WORDS[a.name])}")
     return word
 
 
@@ -53,12 +47,12 @@ class Attributes:
         """`base` with these on top, which must come out alike on all ranks."""
         found = self.on(base, scopes[0])
         for a in () if self.constant else self._attributes:
-            if a.name not in _UNITS and any(self._value(a, s) != getattr(found, a.name) for s in scopes):
+            if a.name not in WORDS and any(self._value(a, s) != getattr(found, a.name) for s in scopes):
                 raise Mistake(a.span, f"{a.name} differs from rank to rank", "give it on a statement, whose rank it is")
         return found
 
     def _value(self, a: n.Attribute, scope: Scope) -> str | int | ir.Leave:
-        if a.name in _UNITS:
+        if a.name in WORDS:
             return word_of(a)
         if a.name != "leave":
             return self._number(a, scope)

@@ -10,9 +10,10 @@ from typing import Any, cast
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 from ficco_dsl.verbs import Launch
+from ficco_dsl.vocabulary import OF_COLLECTIVES
 
 from . import ir
-from .attributes import COLLECTIVE, Attributes, word_of
+from .attributes import Attributes, word_of
 from .bind import bind, names_in
 from .budget import OPERATIONS, PIECES, STATEMENTS, Budget
 from .claims import build_claims
@@ -139,8 +140,8 @@ class _Program:
         engine = next((a for a in q.attributes if a.name == "engine"), None)
         if engine is None:
             raise Mistake(q.span, f"queue {q.name} has no engine", "say engine = copy, sm or nccl")
-        others = [a for a in q.attributes if a.name not in ("engine", *COLLECTIVE)]
-        asked = [a for a in q.attributes if a.name in COLLECTIVE]
+        others = [a for a in q.attributes if a.name not in ("engine", *OF_COLLECTIVES)]
+        asked = [a for a in q.attributes if a.name in OF_COLLECTIVES]
         word = cast(ir.Engine, word_of(engine))
         resources = Attributes(others, self.expressions).common(ir.Resources(), self.scopes)
         settings = Attributes(asked, self.expressions).common(ir.CollectiveSettings(), self.scopes)

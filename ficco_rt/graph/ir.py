@@ -156,6 +156,11 @@ class Gemm(Body):
         """The inner size, K."""
         return self.left.shape[0 if self.left_transposed else -1]
 
+    @property
+    def flops(self) -> int:
+        """Operations."""
+        return 2 * self.out.elements * self.depth
+
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Body):

@@ -18,7 +18,16 @@ from .ops.reduce import ReduceKind
 
 KINDS: tuple[OpKind[Any], ...] = (GemmKind(), ReduceKind(), CopyKind(), CollectiveKind(), KernelCallKind())
 
-BY_BODY: Mapping[type[ir.Body], OpKind[Any]] = {kind.body: kind for kind in KINDS}
+
+class _ByBody(dict[type[ir.Body], OpKind[Any]]):
+    """A plan's transfers and calls are bodies as well: their kind is that of the class above."""
+
+    def __missing__(self, body: type[ir.Body]) -> OpKind[Any]:
+        self[body] = self[body.__mro__[1]]
+        return self[body]
+
+
+BY_BODY = _ByBody({kind.body: kind for kind in KINDS})
 BY_NODE: Mapping[type[n.Operation], OpKind[Any]] = {kind.node: kind for kind in KINDS}
 STREAMING = tuple(kind.word for kind in KINDS if kind.streams)
 SIDE_OF_SPAN: Mapping[str, Side] = {kind.span: kind.side for kind in KINDS}

@@ -59,8 +59,7 @@ class Arrivals:
         for op in self._graph.ops:
             if isinstance(g := op.body, ir.Gemm):
                 m, n = g.out.shape
-                k = g.left.shape[0 if g.left_transposed else 1]
-                time = gemm_time(self._machine, m, n, k, self._dtypes[g.left.tensor], op.where.resources.sms)
+                time = gemm_time(self._machine, m, n, g.depth, self._dtypes[g.left.tensor], op.where.resources.sms)
                 times[op.where.rank, op.where.stage] += time
         found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
         for (rank, stage), time in sorted(times.items()):

@@ -132,7 +132,7 @@ class _Emitter:
             stream.append(entry)
             if isinstance(call := op.body, graph_ir.Collective):
                 entry.call = CollectiveCall(
-                    call.kind, call.group, call.dst, call.src, v, stage.label, origin, call.to, call.by
+                    call.kind, call.group, call.dst, call.src, call.to, call.by, op=v, stage=stage.label, origin=origin
                 )
             else:
                 entry.works.append(self._work(v, (), ()))

@@ -27,10 +27,10 @@ from ..errors import UsageError
 from ..geometry.region import Region
 from ..graph.ir import (
     Body,
-    CallKind,
     Claim,
     Collective,
     CollectiveSettings,
+    Copy,
     Engine,
     Kernel,
     Leave,
@@ -61,21 +61,11 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Copy):
     """One copy-engine transfer: a single box on each side, contiguous or with one pitch (≤ 2-D)."""
 
-    dst: Region
-    src: Region
     op: int
     origin: Span = field(compare=False)
-
-    @property
-    def reads(self) -> tuple[Region, ...]:
-        return (self.src,)
-
-    @property
-    def writes(self) -> tuple[Region, ...]:
-        return (self.dst,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,36 +185,17 @@ class Launch(_Command):
         return self.joined[before - 1][1] if before else self.stage
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCall(_Command):
-    """This rank's call of collective `group`. `to`, `by`: of a send_recv, whom it sends to and receives from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCall(Collective, _Command):
+    """This rank's call of a collective."""
 
-    kind: CallKind
-    group: int
-    dst: Region
-    src: Region
     op: int
     stage: str
     origin: Span = field(compare=False)
-    to: int = -1
-    by: int = -1
-
-    @property
-    def body(self) -> Collective:
-        """The call as the graph has it."""
-        return Collective(self.kind, self.group, self.dst, self.src, self.to, self.by)
 
     @property
     def parts(self) -> tuple[CollectiveCall, ...]:
         return (self,)
-
-    @property
-    def reads(self) -> tuple[Region, ...]:
-        return (self.src,) if self.src.elements else ()
-
-    @property
-    def writes(self) -> tuple[Region, ...]:
-        return (self.dst,) if self.dst.elements else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         regions = (g.left, g.right, g.out, *g.addends)
         parts = tuple((r.tensor, tensors[r.tensor].shapes[r.rank], id(r.axes)) for r in regions)
         key = (g.left_transposed, g.right_transposed, asked, stage.streamed, *parts)
-        size = sizes[op.where.rank, op.where.stage] if stage.streamed else _size(g)
+        size = sizes[op.where.rank, op.where.stage] if stage.streamed else g.flops
         if size >= _LARGE and key not in known:
             works = (kernel_work(g, look),)
             leave = leaving.footprints(asked.leave)
@@ -229,14 +229,8 @@ def _launch_sizes(graph: ir.Graph) -> Mapping[tuple[int, int], int]:
     sizes: dict[tuple[int, int], int] = defaultdict(int)
     for op in graph.ops:
         if isinstance(op.body, ir.Gemm):
-            sizes[op.where.rank, op.where.stage] += _size(op.body)
+            sizes[op.where.rank, op.where.stage] += op.body.flops
     return sizes
-
-
-def _size(g: ir.Gemm) -> int:
-    """Operations of a product."""
-    (m, n), k = g.out.shape, g.left.shape[0 if g.left_transposed else 1]
-    return 2 * m * n * k
 
 
 def partial_sums(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:

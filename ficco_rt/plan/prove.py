@@ -49,15 +49,14 @@ def steps(plan: Plan, order: Sequence[Happening]) -> Iterator[Step]:
     calls: dict[int, list[Step]] = {}
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall):
-            body = command.body
-            calls.setdefault(command.group, []).append(Step(stream.rank, command.stage, command.origin, body))
+            calls.setdefault(command.group, []).append(Step(stream.rank, command.stage, command.origin, command))
     for s, i, work in order:
         rank = plan.streams[s].rank
         command = plan.streams[s].commands[i]
         match command:
             case CopyAsync():
                 for t in command.transfers:
-                    yield Step(rank, command.stage, t.origin, graph_ir.Copy(t.dst, t.src))
+                    yield Step(rank, command.stage, t.origin, t)
             case Launch():
                 body_of = command.works[work]
                 yield Step(rank, command.stage_of(work), body_of.origin, body_of.body)

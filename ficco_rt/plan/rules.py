@@ -204,7 +204,7 @@ def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in plan.tensors}
     for stream, transfer in _transfers(plan):
         dst, src = transfer.dst, transfer.src
-        message = illegal(graph_ir.Copy(dst, src), stream.rank, tensors)
+        message = illegal(transfer, stream.rank, tensors)
         if message is not None:
             yield Diagnostic(transfer.origin, message)
         elif len(dst.boxes) != 1 or len(src.boxes) != 1:
@@ -422,7 +422,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall):
             groups.setdefault(command.group, []).append((stream.rank, command))
-            message = graph_rules.fits(command.body, stream.rank, tensors)
+            message = graph_rules.fits(command, stream.rank, tensors)
             if message is not None:
                 yield Diagnostic(command.origin, message)
             elif not stream.rank == command.dst.rank == command.src.rank:
@@ -433,7 +433,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(origin, f"{kind} is called by ranks {ranks}; all take part once")
         elif kind == "send_recv":
             ordered = [c for _, c in sorted(calls, key=lambda call: call[0])]
-            message = graph_rules.pairs_fit([c.body for c in ordered], tensors)
+            message = graph_rules.pairs_fit(ordered, tensors)
             if message is not None:
                 yield Diagnostic(origin, f"send_recv: {message}")
         elif len({(c.src.shape, tensors[c.src.tensor].dtype) for _, c in calls}) > 1:

@@ -74,7 +74,7 @@ def _command(c: Command) -> Iterator[str]:
                 signals = "".join(f" signal flag {f}" for f in work.signals)
                 yield f"  {work_text(work)}{waits}{signals}"
         case CollectiveCall():
-            yield f"{body_text(c.body)} group {c.group}  :{c.origin.line}"
+            yield f"{body_text(c)} group {c.group}  :{c.origin.line}"
         case Record():
             yield f"record event {c.event}"
         case WaitEvent():

@@ -231,7 +231,7 @@ class Prices:
         uses: dict[Supply, float] = {rank: moved / READ}
         given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
         late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None
-        flops, far_bytes = 2 * out.elements * k, self._far(work, rank)
+        flops, far_bytes = gemm.flops, self._far(work, rank)
         return Price("gemm", label, moved, flops, peer, time, uses, tiles, sent, far, late, far_bytes)
 
 

@@ -124,7 +124,7 @@ def wait_flag(flag: int, at: int) -> WaitFlag:
 
 
 def collective(kind: str, group: int, dst: Region, src: Region, at: int) -> CollectiveCall:
-    return CollectiveCall(kind, group, dst, src, at, "all", line(at))  # type: ignore[arg-type]
+    return CollectiveCall(kind, group, dst, src, op=at, stage="all", origin=line(at))  # type: ignore[arg-type]
 
 
 def plan(

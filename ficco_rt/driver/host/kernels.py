@@ -24,25 +24,14 @@ HostFunction: TypeAlias = Callable[..., object]
 
 
 def bind_transfers(transfers: Sequence[Transfer], resolve: Resolve) -> HostCall:
-    """Copies that go out together, as bits."""
-    moves: list[tuple[Array, Array]] = []
-    for t in transfers:
-        dst, src = resolve(t.dst), resolve(t.src)
-        if dst.shape != src.shape or dst.dtype != src.dtype:
-            raise malformed(t.origin, f"{t.src} {src.dtype} cannot be copied to {t.dst} {dst.dtype}")
-        if dst.one is None or src.one is None:
-            raise malformed(t.origin, f"a transfer is one box on each side; here {t.src} goes to {t.dst}")
-        bits = np.uint16 if dst.dtype.itemsize == 2 else np.uint32
-        moves.append((dst.one.view(bits), src.one.view(bits)))
-    if len(moves) == 1:
-        to, what = moves[0]
-        return lambda: np.copyto(to, what)
+    """Copies that go out together."""
+    moves = [kind_of(t).bind(t, t.origin, resolve) for t in transfers]
 
     def run() -> None:
-        for to, what in moves:
-            np.copyto(to, what)
+        for move in moves:
+            move()
 
-    return run
+    return moves[0] if len(moves) == 1 else run
 
 
 def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) -> HostCall:

@@ -144,7 +144,7 @@ class GemmKind(OpKind[ir.Gemm]):
         return lambda: out.store(np.matmul(a(), b()))
 
     def flops(self, gemm: ir.Gemm) -> int:
-        return 2 * gemm.out.elements * gemm.depth
+        return gemm.flops
 
 
 def _operands(gemm: ir.Gemm) -> tuple[tuple[Region, bool], tuple[Region, bool]]:
