@@ -14,6 +14,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, Span
 from ..geometry.cells import cells
 from ..geometry.region import Region
 from ..graph.ir import Copy, KernelCall
+from ..graph.kinds import settings
 from ..graph.ops.kind import Look
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
@@ -175,8 +176,7 @@ def _likeness(made: Sequence[DeviceLaunch], plan: DevicePlan) -> tuple[object, .
     shapes = {t.name: t.shapes for t in plan.tensors}
     home = work.writes[0].rank
     regions = tuple((r.tensor, shapes[r.tensor][r.rank], r.axes, r.rank == home) for r in (*work.reads, *work.writes))
-    return (type(work.body), getattr(work.body, "left_transposed", 0), getattr(work.body, "right_transposed", 0),
-            getattr(work.body, "accumulate", 0), launch.config, launch.sms, regions)  # fmt: skip
+    return (*settings(work.body), launch.config, launch.sms, regions)
 
 
 def _asked_for(

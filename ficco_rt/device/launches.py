@@ -9,7 +9,7 @@ from functools import partial
 
 from ..errors import PlanError
 from ..graph.budget import COLLECTED, OPERANDS, WORKS, Budget
-from ..graph.ir import Gemm, KernelCall
+from ..graph.kinds import settings
 from ..kernels.catalogue import CLUSTERS, COPY, REDUCE, TILES
 from ..kernels.families import configure, plain, tuned
 from ..kernels.family import MOST_CLUSTER, KernelConfig, LaunchRequest
@@ -126,13 +126,7 @@ class LaunchPlanner:
             (r.tensor, self.shapes[r.tensor][r.rank], id(r.axes), r.rank == stream.rank)
             for r in (*work.reads, *work.writes)
         )
-        body = work.body
-        how: object = type(body)
-        if isinstance(body, Gemm):
-            how = (body.left_transposed, body.right_transposed, body.accumulate)
-        elif isinstance(body, KernelCall):
-            how = body
-        key = (command.kernel, sms, a.smem, unaligned, vendor, regions, how)
+        key = (command.kernel, sms, a.smem, unaligned, vendor, regions, *settings(work.body))
         if key not in self.known:
             self.known[key] = make(self._request(stream, command, sms), self.limits)
         return self.known[key]

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..driver.api import Array
-from ..graph.ir import ClaimValue, Combined, Operand, Product
+from ..graph.claim_values import operands
+from ..graph.ir import ClaimValue, Operand
 from ..plan.ir import Plan
 from ..types import TYPES, numpy_dtype
 from .reference import extent
@@ -55,8 +56,8 @@ def integers(plan: Plan) -> Integers:
         return Integers(min(8, isqrt(limit // terms)), 1.0, frozenset())
     elements = sum(region.elements for claim in plan.claims for region in claim.targets)
     variance = max(1.0, limit**2 / deviation(elements) ** 2 - limit / 3)
-    sparse = frozenset(max(_operands(c.value), key=_size) for c in plan.claims)
-    return Integers(1, min(1.0, variance / terms), frozenset(region for region, _ in sparse))
+    sparse = frozenset(max(operands(c.value), key=_size).regions[0].tensor for c in plan.claims)
+    return Integers(1, min(1.0, variance / terms), sparse)
 
 
 def exact_limit(plan: Plan) -> int:
@@ -78,7 +79,7 @@ def largest_one_signed(plan: Plan) -> float:
 
 def factors(value: ClaimValue) -> int:
     """How many inputs are multiplied in a term."""
-    return sum(1 for _ in _operands(value))
+    return sum(1 for _ in operands(value))
 
 
 def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> dict[str, list[Array]]:
@@ -128,20 +129,8 @@ def _upper_quarter(most: float, dtype: np.dtype[Any]) -> Array:
     return made
 
 
-def _operands(value: ClaimValue) -> Iterator[tuple[str, int]]:
-    """Tensor and elements on all ranks of each operand."""
-    match value:
-        case Operand(regions=regions):
-            yield regions[0].tensor, sum(region.elements for region in regions)
-        case Product(left=left, right=right):
-            yield from _operands(left)
-            yield from _operands(right)
-        case Combined(operand=operand):
-            yield from _operands(operand)
-
-
-def _size(operand: tuple[str, int]) -> int:
-    return operand[1]
+def _size(operand: Operand) -> int:
+    return sum(region.elements for region in operand.regions)
 
 
 def noise(plan: Plan) -> Iterator[tuple[str, int, Array]]:

@@ -20,8 +20,8 @@ from itertools import zip_longest
 from typing import TypeAlias
 
 from ..errors import UsageError
+from ..graph.claim_values import Shapes, shapes_of
 from ..graph.ir import ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
-from ..plan.claims import Shapes, shapes_of
 from ..plan.ir import Plan
 from ..plan.prove import unproven
 from ..types import TYPES, Dtype

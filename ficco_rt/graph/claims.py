@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -13,11 +13,10 @@ from ..geometry.region import Box, BoxMap, Region, describe, shape_words
 from ..types import Dtype
 from . import ir
 from .budget import Budget
+from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of
 from .evaluate import LONGEST, STEPS, Mistake, Scope, compile_expr, copied, cutter, first_other, sequence, size
 from .evaluate import shares as checked_shares
 from .references import Reference
-
-Shapes = tuple[tuple[int, ...], ...]  # one a rank
 
 
 def build_claims(
@@ -37,7 +36,7 @@ def build_claims(
             within = tuple(cast(Dtype, types.get(name, name)) for name in line.within)
             for claim in _line(line, scopes, tensors, pieces, expressions):
                 claims.append(replace(claim, within=within, text=claim.text + _within(within)))
-                pieces.spend(sum(len(r.boxes) for r in (*claim.targets, *_operands(claim.value))), line.span)
+                pieces.spend(sum(len(region.boxes) for region in regions_of(claim)), line.span)
         except Mistake as m:
             mistakes.append(m.diagnostic)
     if not mistakes:
@@ -47,17 +46,6 @@ def build_claims(
 
 def _within(types: Sequence[Dtype]) -> str:
     return f" within {', '.join(types)}" if types else ""
-
-
-def _operands(value: ir.ClaimValue) -> Iterator[Region]:
-    match value:
-        case ir.Operand():
-            yield from value.regions
-        case ir.Product():
-            yield from _operands(value.left)
-            yield from _operands(value.right)
-        case ir.Combined():
-            yield from _operands(value.operand)
 
 
 def _line(
@@ -124,13 +112,7 @@ def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Ten
                 )
             left, a = _value(e.left, scopes, tensors)
             right, b = _value(e.right, scopes, tensors)
-            for rank, (x, y) in enumerate(zip(a, b, strict=True)):
-                if len(x) != 2 or len(y) != 2 or x[1] != y[0]:
-                    raise Mistake(
-                        e.span,
-                        f"{text_of(e)}: {shape_words(x)} times {shape_words(y)} on rank {rank} is no matrix product",
-                    )
-            return ir.Product(left, right), tuple((x[0], y[1]) for x, y in zip(a, b, strict=True))
+            return ir.Product(left, right), _fitting(e, product_shapes, a, b)
         case n.ClaimCollective():
             return _collective(e, scopes, tensors)
 
@@ -151,28 +133,18 @@ def _collective(
     if dims == 0 or (axis == 1 and dims < 2):
         raise Mistake(e.span, f"{text_of(e)}: the operand has {dims} dimensions")
     dim = dims - 2 + axis if dims > 1 else 0
-    equal = e.kind in ("all_reduce", "reduce_scatter")  # the others may differ along the cut dimension
-    for rank, shape in enumerate(shapes):
-        if any(a != b for d, (a, b) in enumerate(zip(shape, shapes[0], strict=True)) if equal or d != dim):
-            first = shape_words(shapes[0])
-            raise Mistake(e.span, f"{text_of(e)}: {first} on rank 0 and {shape_words(shape)} on rank {rank} do not fit")
+    cut = e.kind in ("reduce_scatter", "all_to_all")
+    shares = tuple(_lengths(e, scopes[r], shapes[r][dim], ranks) for r in range(ranks)) if cut else None
+    combined = ir.Combined(e.kind, operand, axis, shares)
+    return combined, _fitting(e, combined_shapes, combined, shapes)
 
-    def with_extent(rank: int, extent: int) -> tuple[int, ...]:
-        return (*shapes[rank][:dim], extent, *shapes[rank][dim + 1 :])
 
-    if e.kind == "all_reduce":
-        return ir.Combined(e.kind, operand, axis, None), shapes
-    if e.kind == "all_gather":
-        extent = sum(shape[dim] for shape in shapes)
-        return ir.Combined(e.kind, operand, axis, None), tuple(with_extent(r, extent) for r in range(ranks))
-    cuts = tuple(_lengths(e, scopes[r], shapes[r][dim], ranks) for r in range(ranks))
-    combined = ir.Combined(e.kind, operand, axis, cuts)
-    if e.kind == "reduce_scatter":
-        for rank, cut in enumerate(cuts):
-            if cut != cuts[0]:
-                raise Mistake(e.span, f"{text_of(e)}: rank 0 cuts into {cuts[0]} and rank {rank} into {cut}")
-        return combined, tuple(with_extent(r, cuts[0][r]) for r in range(ranks))
-    return combined, tuple(with_extent(r, sum(cut[r] for cut in cuts)) for r in range(ranks))
+def _fitting(e: n.ClaimExpr, shapes: Callable[..., Shapes], *of: object) -> Shapes:
+    """The shapes of what the text claims. Raises Mistake where parts do not fit."""
+    try:
+        return shapes(*of)
+    except Misfit as misfit:
+        raise Mistake(e.span, f"{text_of(e)}: {misfit}") from None
 
 
 def _lengths(e: n.ClaimCollective, scope: Scope, extent: int, ranks: int) -> tuple[int, ...]:

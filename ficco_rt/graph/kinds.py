@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from ficco_dsl import nodes as n
 
-from ..geometry.region import between_ranks
+from ..geometry.region import Region, between_ranks
 from . import ir
 from .ops.collective import CollectiveKind
 from .ops.copy import CopyKind
@@ -35,6 +36,12 @@ SIDE_OF_SPAN: Mapping[str, Side] = {kind.span: kind.side for kind in KINDS}
 
 def kind_of(body: ir.Body) -> OpKind[Any]:
     return BY_BODY[type(body)]
+
+
+def settings(body: ir.Body) -> tuple[object, ...]:
+    """What bodies of one kind may differ in beside the regions that they read and write."""
+    values = [getattr(body, f.name) for f in fields(body)]
+    return (type(body), *(v for v in values if not isinstance(v[0] if isinstance(v, tuple) and v else v, Region)))
 
 
 def done(body: ir.Body, rank: int, size: Size) -> tuple[int, int, int | None, int]:

@@ -17,13 +17,13 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
+from ..graph.claim_values import misfit, regions_of
 from ..graph.ops.kind import Tensors
 from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
 from ..kernels.vendor import VENDOR
 from ..machine.rules import mistakes
 from ..types import TYPES
-from .claims import misfit, operands
 from .ir import (
     VERSION,
     CollectiveCall,
@@ -110,7 +110,7 @@ def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[int] = set()  # by identity: the plan keeps them, and a region's hash takes longer than its check
     touched = ((region, part.origin, True) for part in plan.parts() for region in (*part.reads, *part.writes))
-    claimed = ((region, c.origin, False) for c in plan.claims for region in chain(c.targets, operands(c.value)))
+    claimed = ((region, c.origin, False) for c in plan.claims for region in regions_of(c))
     for region, origin, does in chain(touched, claimed):
         if id(region) in seen:
             continue

@@ -198,12 +198,12 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     ),
     "no product": (
         f"{VALUE}.operand.right.regions.1", box("B", 1, (0, 2), FIRST),
-        f"ruled.ficco:11:1: {CLAIM}: 16 × 4 times 2 × 4 is no matrix product",
+        f"ruled.ficco:11:1: {CLAIM}: 16 × 4 times 2 × 4 on rank 1 is no matrix product",
     ),
     "axis": (f"{VALUE}.axis", 2, f"ruled.ficco:11:1: {CLAIM}: reduce_scatter along axis 2 of 2 dimensions"),
     "all_gather of other columns": (
         f"{VALUE}.operand.left.operand.regions.1", box("A", 1, MINE, (0, 2)),
-        f"ruled.ficco:11:1: {CLAIM}: all_gather of 8 × 4, 8 × 2: the ranks do not fit",
+        f"ruled.ficco:11:1: {CLAIM}: 8 × 4 on rank 0 and 8 × 2 on rank 1 do not fit",
     ),
     "shares of all_gather": (
         f"{VALUE}.operand.left.shares", ((4, 4), (4, 4)),
