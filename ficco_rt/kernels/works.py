@@ -30,8 +30,21 @@ class View:
         return self.address + offset * TYPES[self.dtype].bytes
 
 
+class _Work:
+    """What all works have."""
+
+    __slots__ = ()
+
+    @property
+    def views(self) -> Iterator[View]:
+        """All that it touches."""
+        names: tuple[str, ...] = self.__slots__
+        for value in (getattr(self, name) for name in names):
+            yield from (v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, View))
+
+
 @dataclass(frozen=True, slots=True)
-class Product:
+class Product(_Work):
     """out (+)= left · right, or out = left · right + the sum of `addends`, which have the shape of out. A transposed
     left is stored [K, M], a transposed right [N, K]. `scales` belong to left and right; no kernel takes them yet.
 
@@ -51,10 +64,6 @@ class Product:
     signals: tuple[int, ...] = ()
 
     @property
-    def views(self) -> Iterator[View]:
-        yield from (self.out, self.left, self.right, *self.addends, *self.scales)
-
-    @property
     def transposed(self) -> tuple[bool, bool]:
         return self.left_transposed, self.right_transposed
 
@@ -65,7 +74,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(_Work):
     """out = the sum of `terms`, accumulated in fp32."""
 
     out: View
@@ -73,13 +82,9 @@ class Sum:
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
 
-    @property
-    def views(self) -> Iterator[View]:
-        yield from (self.out, *self.terms)
-
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(_Work):
     """dst <- src, bit by bit."""
 
     dst: View
@@ -87,13 +92,9 @@ class Copy:
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
 
-    @property
-    def views(self) -> Iterator[View]:
-        yield from (self.dst, self.src)
-
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(_Work):
     """A user's kernel: of a view it gets the address of the first element, of a number a C int."""
 
     kernel: str
@@ -102,10 +103,6 @@ class Call:
     block: tuple[int, ...]
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
-
-    @property
-    def views(self) -> Iterator[View]:
-        yield from (a for a in self.arguments if isinstance(a, View))
 
 
 Work: TypeAlias = Product | Sum | Copy | Call

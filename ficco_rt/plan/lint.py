@@ -77,12 +77,8 @@ def incast(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
 
 def _sends(op: ir.Op) -> tuple[int, int] | None:
     """From which rank to which other an op moves its result."""
-    match op.body:
-        case ir.Copy(dst=dst, src=src) if src.rank != dst.rank:
-            return src.rank, dst.rank
-        case ir.Gemm(out=out) if out.rank != op.where.rank:
-            return op.where.rank, out.rank
-    return None
+    source = op.body.src.rank if isinstance(op.body, ir.Copy) else op.where.rank
+    return next(((source, region.rank) for region in op.writes if region.rank != source), None)
 
 
 def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
