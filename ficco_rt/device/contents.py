@@ -16,12 +16,13 @@ from ..geometry.region import Region
 from ..graph.ir import Copy, KernelCall
 from ..graph.kinds import settings
 from ..graph.ops.kind import Look
+from ..graph.rules import fits
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
 from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import kernel_work, symbolic
-from ..plan.rules import illegal, inside
+from ..plan.rules import inside
 from .ir import PLACELESS, Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
@@ -114,7 +115,7 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             if rank is None:
                 message = f"stream {launch.stream} has no rank"
             elif not isinstance(work.body, KernelCall) or all(map(_as_said, work.body.arguments)):
-                message = illegal(work.body, rank, tensors)
+                message = fits(work.body, rank, tensors)
             else:
                 message = f"kernel '{work.body.kernel}' has an argument of another kind"
             if message is not None:
@@ -125,7 +126,7 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             rank = ranks[action.stream]
             message = None
             if rank is not None:
-                message = illegal(Copy(move.dst, move.src), rank, tensors)
+                message = fits(Copy(move.dst, move.src), rank, tensors)
             if message is not None:
                 yield Diagnostic(move.origin, message)
                 continue

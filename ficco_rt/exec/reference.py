@@ -1,6 +1,6 @@
 """What a schedule claims, computed the plain way: from the unsharded inputs, with none of the plan's pieces.
 
-Nothing of the commands is used here, only `plan.claims`: a gathered operand is concatenated to the whole, a
+Nothing of the commands is used here, only the claims of a plan: a gathered operand is concatenated to the whole, a
 product is one matrix product, a reduction one sum. Values come rank by rank, so that only what the claim
 itself needs at once is held.
 """

@@ -47,8 +47,8 @@ def settings(body: ir.Body) -> tuple[object, ...]:
 def done(body: ir.Body, rank: int, size: Size) -> tuple[int, int, int | None, int]:
     """Bytes and operations of a work of the rank, the one other rank that it copies to or from, and the bytes in other
     ranks' memory of what is no copy."""
-    kind = kind_of(body)
-    if kind.side == "moves":
-        return sum(map(size, body.reads)), 0, kind.peer(body, rank), 0
+    moved = kind_of(body).moved(body, size)
+    if kind_of(body).side == "moves":
+        return moved, 0, next((r.rank for r in (*body.reads, *body.writes) if r.rank != rank), None), 0
     far = sum(size(region) for _, _, region in between_ranks(rank, body.reads, body.writes))
-    return sum(map(size, (*body.reads, *body.writes))), kind.flops(body), None, far
+    return moved, body.flops if isinstance(body, ir.Gemm) else 0, None, far

@@ -2,7 +2,7 @@
 
 A rule gives the mistakes it finds, with the line of the schedule that the command comes from. What passes them
 all, and then the check of the order, every driver can run. What a single copy, GEMM, reduce, collective or user
-kernel may be stands in `graph/rules.py` and holds here too.
+kernel may be is said in `graph/ops` and holds here too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
 from ..graph.claim_values import misfit, regions_of
-from ..graph.ops.kind import Tensors
 from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
 from ..kernels.vendor import VENDOR
@@ -204,7 +203,7 @@ def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in plan.tensors}
     for stream, transfer in _transfers(plan):
         dst, src = transfer.dst, transfer.src
-        message = illegal(transfer, stream.rank, tensors)
+        message = graph_rules.fits(transfer, stream.rank, tensors)
         if message is not None:
             yield Diagnostic(transfer.origin, message)
         elif len(dst.boxes) != 1 or len(src.boxes) != 1:
@@ -254,24 +253,9 @@ def works_fit(plan: Plan) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in plan.tensors}
     for stream, launch in plan.launches():
         for work in launch.works:
-            message = illegal(work.body, stream.rank, tensors)
+            message = graph_rules.fits(work.body, stream.rank, tensors)
             if message is not None:
                 yield Diagnostic(work.origin, message)
-
-
-def illegal(body: graph_ir.Body, rank: int, tensors: Tensors) -> str | None:
-    """Why a stream of the rank may not do it, if so."""
-    message = _odd_call(body) if isinstance(body, graph_ir.KernelCall) else None
-    return message or graph_rules.fits(body, rank, tensors)
-
-
-def _odd_call(call: graph_ir.KernelCall) -> str | None:
-    """What the language does not let a text say, and a stored plan might."""
-    if not (1 <= len(call.grid) <= 3 and 1 <= len(call.block) <= 3):
-        return f"kernel '{call.kernel}' has no grid or block of one to three sizes"
-    if any((a.mode == "int") != isinstance(a.value, int) for a in call.arguments):
-        return f"kernel '{call.kernel}' has an argument that is a number and a region"
-    return None
 
 
 def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:

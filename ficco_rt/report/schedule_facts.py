@@ -96,7 +96,7 @@ def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> Facts:
     bodies: list[Any] = [op.body for op in ops]  # all of `kind`
     size = partial(_bytes, graph)
 
-    def a_rank(amount: Callable[[Op], int]) -> list[int]:
+    def a_rank(amount: Callable[[Any], int]) -> list[int]:
         found: Counter[int] = Counter()
         for op in ops:
             found[op.where.rank] += amount(op)
@@ -114,7 +114,7 @@ def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> Facts:
         facts["peers"] = least_and_most(map(len, peers))
     elif kind.body is Gemm:
         facts["shapes"] = _distinct((*gemm.out.shape[-2:], gemm.depth) for gemm in bodies)
-        facts["flops_a_rank"] = a_rank(lambda op: kind.flops(op.body))
+        facts["flops_a_rank"] = a_rank(lambda op: op.body.flops)
         facts["by_library"] = a_rank(lambda op: op.where.resources.kernel == "vendor")
         facts["accumulates"] = any(gemm.accumulate for gemm in bodies)
         facts["terms"] = _distinct(len(gemm.addends) for gemm in bodies)
@@ -254,7 +254,7 @@ def _compute(graph: Graph, plan: Plan, machine: Machine) -> Facts:
     dtypes: set[str] = set()
     for op in graph.ops:
         if isinstance(op.body, Gemm):
-            flops[op.where.rank] += kind_of(op.body).flops(op.body)
+            flops[op.where.rank] += op.body.flops
             dtypes.add(graph.tensor(op.body.left.tensor).dtype)
     tiles = Counter[int]()
     launches = Counter[int]()

@@ -146,7 +146,7 @@ def edit(**changes: Any) -> str:
         (edit(ts="soon"), "t.json: event 12: 'ts' is missing or not a time"),
         (edit(ts=-1), "t.json: event 12: 'ts' is missing or not a time"),
         (edit(dur=float("nan")), "t.json: event 12: 'dur' is missing or not a time"),
-        (edit(cat="nap"), "t.json: event 12: 'cat' is missing or not one of copy, gemm, reduce, kernel, coll"),
+        (edit(cat="nap"), "t.json: event 12: 'cat' is missing or not one of gemm, reduce, copy, collective, k"),
         (edit(bytes=1.5), "t.json: event 12: 'bytes' is missing or not a count"),
         (edit(ph="B"), 't.json: event 12: expected a complete event ("ph": "X")'),
     ],

@@ -381,13 +381,11 @@ def _regions(body: Body) -> list[Region]:
     match body:
         case Gemm(out=out, left=left, right=right, addends=addends):
             return [out, left, right, *addends]
-        case Reduce(out=out, terms=terms):
-            return [out, *terms]
-        case Copy(dst=dst, src=src):
-            return [dst, src]
+        case Reduce() | Copy():
+            return [*body.writes, *body.reads]
         case KernelCall(arguments=arguments):
             return [a.value for a in arguments if isinstance(a.value, Region)]
-    raise AssertionError(f"no work has a {type(body).__name__}")
+    raise AssertionError(body)
 
 
 def _with_regions(body: Body, regions: Sequence[Region]) -> Body:
@@ -403,7 +401,7 @@ def _with_regions(body: Body, regions: Sequence[Region]) -> Body:
             left_over = iter(regions)
             given = (replace(a, value=next(left_over)) if isinstance(a.value, Region) else a for a in arguments)
             return replace(body, arguments=tuple(given))
-    raise AssertionError(f"no work has a {type(body).__name__}")
+    raise AssertionError(body)
 
 
 def _difference(left: object, right: object) -> tuple[object, object]:

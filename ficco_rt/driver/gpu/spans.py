@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TypeAlias
 
 from ...device.build import timestamps
 from ...device.ir import EventName
-from ...geometry.region import Region, peer_of, way
+from ...geometry.region import Region
+from ...graph.ir import Body
 from ...graph.kinds import done, kind_of
 from ...plan.ir import (
     CollectiveCall,
     Command,
     CopyAsync,
     Launch,
+    Part,
     Plan,
     Record,
     Signal,
@@ -84,43 +87,34 @@ def _timed(
     dtypes: Mapping[str, str],
     how: Launched | None,
 ) -> Iterator[TraceSpan]:
-    rank, number, stage = stream.rank, stream.id, command.stage
-    size = partial(_size, dtypes)
-    if isinstance(command, CopyAsync):
-        for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
-            label, peer = f"{stage}  {way(t.dst, t.src, rank)}", peer_of(t.dst, t.src, rank)
-            yield TraceSpan(
-                rank, number, "copy", label, stage, start, stop, t.origin.place,
-                bytes=size(t.src), peer=peer, ops=(t.op,),
-            )  # fmt: skip
-        return
-    start, stop, place = times[0], times[-1], command.origin.place
-    ops = tuple(dict.fromkeys(part.op for part in command.parts))
-    if isinstance(command, CollectiveCall):
-        label = f"{stage}  {command.kind} {command.src.tensor} → {command.dst.tensor}"
-        moved = size(command.dst if command.kind == "all_gather" else command.src)
-        yield TraceSpan(rank, number, "collective", label, stage, start, stop, place, bytes=moved, ops=ops)
-        return
-    moved, flops, peer, far = _done(command.works, rank, dtypes)
-    kind, label = _launch(command, rank)
-    label = f"{_stages(command)}  {label}"
-    yield TraceSpan(
-        rank, number, kind, label, stage, start, stop, place,
-        bytes=moved, flops=flops, peer=peer, launched=how, ops=ops, peer_bytes=far,
-    )  # fmt: skip
+    copies = isinstance(command, CopyAsync)
+    groups: list[Sequence[Part]] = [(part,) for part in command.parts] if copies else [command.parts]
+    for parts, (start, stop) in zip(groups, pairwise(times if copies else (times[0], times[-1])), strict=True):
+        moved, flops, peer, far = _done(parts, stream.rank, dtypes)
+        kind, label = _first(parts, stream.rank)
+        yield TraceSpan(
+            stream.rank, stream.id, kind, f"{_stages(command)}  {label}", command.stage, start, stop,
+            parts[0].origin.place, bytes=moved, flops=flops, peer=peer, launched=how,
+            ops=tuple(dict.fromkeys(part.op for part in parts)), peer_bytes=far,
+        )  # fmt: skip
 
 
 def _size(dtypes: Mapping[str, str], region: Region) -> int:
     return region.elements * TYPES[dtypes[region.tensor]].bytes
 
 
-def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None, int]:
-    """Bytes and operations of works, the one other rank that they copy to or from, and the bytes in other ranks' memory
-    of those that are no copies."""
-    found = [done(work.body, rank, partial(_size, dtypes)) for work in works]
-    peers = {peer for work, (_, _, peer, _) in zip(works, found, strict=True) if kind_of(work.body).side == "moves"}
+def _done(parts: Sequence[Part], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None, int]:
+    """Bytes and operations, the one other rank that they copy to or from, and the bytes in other ranks' memory of those
+    that are no copies."""
+    bodies = [_body(part) for part in parts]
+    found = [done(body, rank, partial(_size, dtypes)) for body in bodies]
+    peers = {peer for body, (_, _, peer, _) in zip(bodies, found, strict=True) if kind_of(body).side == "moves"}
     peer = peers.pop() if len(peers) == 1 else None
     return sum(f[0] for f in found), sum(f[1] for f in found), peer, sum(f[3] for f in found)
+
+
+def _body(part: Part) -> Body:
+    return part.body if isinstance(part, Work) else part
 
 
 def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
@@ -146,7 +140,7 @@ def _inside(
             label = f"waits for {_flags(signals, raisers)}"
             start, stop, place = times.came, times.began, first.origin.place
             yield TraceSpan(rank, number, "wait", label, stage, start, stop, place, ops=times.ops, waited=times.waited)
-        kind, label = _work(first, rank)
+        kind, label = _first((first,), rank)
         more = f" in {len(times.works)} parts" if len(times.works) > 1 else ""
         moved, flops, peer, far = _done(times.works, rank, dtypes)
         yield TraceSpan(
@@ -168,19 +162,18 @@ def _flags(signals: Sequence[Signal], raisers: Mapping[Signal, str]) -> str:
     return f"{first} of {raisers.get(first, 'nobody')}{others}"
 
 
-def _stages(command: Launch) -> str:
+def _stages(command: CopyAsync | Launch | CollectiveCall) -> str:
     """Its stage, or the names of all that are fused in it."""
-    return ", ".join(dict.fromkeys(map(base_name, command.stages))) if len(command.stages) > 1 else command.stage
+    if isinstance(command, Launch) and command.joined:
+        return ", ".join(dict.fromkeys(map(base_name, command.stages)))
+    return command.stage
 
 
-def _launch(command: Launch, rank: int | None = None) -> tuple[SpanKind, str]:
-    kind, label = _work(command.works[0], rank)
-    return kind, label if len(command.works) == 1 else f"{label} and {len(command.works) - 1} more works"
-
-
-def _work(work: Work, rank: int | None) -> tuple[SpanKind, str]:
-    kind = kind_of(work.body)
-    return kind.span, kind.label(work.body, rank)
+def _first(parts: Sequence[Part], rank: int | None) -> tuple[SpanKind, str]:
+    """The kind of the first, and its label with how many more there are."""
+    body = _body(parts[0])
+    more = f" and {len(parts) - 1} more works" if len(parts) > 1 else ""
+    return kind_of(body).span, kind_of(body).label(body, rank) + more
 
 
 # ---------------------------------------------------------------- a run that does not end
@@ -194,7 +187,7 @@ def words(command: Command) -> str:
             more = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
             text = f"copy of stage '{command.stage}' ({t.src.tensor}@{t.src.rank} → {t.dst.tensor}@{t.dst.rank}{more})"
         case Launch():
-            text = f"launch of stage '{_stages(command)}' ({_launch(command)[1]})"
+            text = f"launch of stage '{_stages(command)}' ({_first(command.works, None)[1]})"
         case CollectiveCall():
             text = f"{command.kind} of stage '{command.stage}'"
         case WaitEvent() | WaitFlag():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ficco_dsl import verbs
 
-from ...geometry.region import Box, Region, contiguous, overlap, shape_words
+from ...geometry.region import contiguous, overlap, shape_words, summary
 from .. import ir
 from ..evaluate import Mistake
-from .kind import Make, Names, OpKind, Tensors
+from .kind import Make, Named, Names, OpKind, Size, Tensors
 
 
 def sent_and_received(group: int, copies: Sequence[ir.Op]) -> list[ir.Op]:
@@ -47,7 +47,7 @@ class CollectiveKind(OpKind[ir.Collective]):
     word = span = "collective"
     noun = "call"
     engines = ("nccl",)
-    streams = False
+    streams = alike = False  # what a message brings is another rank's (`trail`)
     side = "moves"
     stored = ""  # a command, not a work
 
@@ -91,9 +91,11 @@ class CollectiveKind(OpKind[ir.Collective]):
             return f"send {call.src} to {call.to}, receive {call.dst} from {call.by}"
         return f"{call.kind} {call.dst} <- {call.src}"
 
-    def sources(self, call: ir.Collective, box: Box) -> Iterator[tuple[Region, Box]]:
-        """Which part goes where is not looked for; what a message brings is another rank's (`trail`)."""
-        yield from ()
+    def label(self, call: ir.Collective, rank: int | None, part: Named = summary) -> str:
+        return f"{call.kind} {call.src.tensor} → {call.dst.tensor}"
+
+    def moved(self, call: ir.Collective, size: Size) -> int:
+        return size(call.dst if call.kind == "all_gather" else call.src)
 
     def stores(self, call: ir.Collective, before: Sequence[int], ranks: int) -> int:
         return (ranks if call.kind in ("all_reduce", "reduce_scatter") else 0) + max(before, default=0)

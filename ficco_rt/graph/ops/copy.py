@@ -8,7 +8,7 @@ from ficco_dsl import verbs
 from ficco_dsl.diagnostics import Span
 
 from ...errors import malformed
-from ...geometry.region import overlap, peer_of, shape_words, summary, way
+from ...geometry.region import overlap, shape_words, summary, way
 from ...kernels import works
 from ...kernels.works import Work
 from ...machine import cost
@@ -65,8 +65,8 @@ class CopyKind(OpKind[ir.Copy]):
     def label(self, copy: ir.Copy, rank: int | None, part: Named = summary) -> str:
         return way(copy.dst, copy.src, rank, part)
 
-    def peer(self, copy: ir.Copy, rank: int) -> int | None:
-        return peer_of(copy.dst, copy.src, rank)
+    def moved(self, copy: ir.Copy, size: Size) -> int:
+        return size(copy.src)
 
     def time(self, copy: ir.Copy, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
         return cost.store_time(machine, copy.src.rank, copy.dst.rank, size(copy.src), sms)

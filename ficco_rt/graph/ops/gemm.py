@@ -143,9 +143,6 @@ class GemmKind(OpKind[ir.Gemm]):
             return lambda: _matmul_into(a(), b(), target)
         return lambda: out.store(np.matmul(a(), b()))
 
-    def flops(self, gemm: ir.Gemm) -> int:
-        return gemm.flops
-
 
 def _operands(gemm: ir.Gemm) -> tuple[tuple[Region, bool], tuple[Region, bool]]:
     return (gemm.left, gemm.left_transposed), (gemm.right, gemm.right_transposed)

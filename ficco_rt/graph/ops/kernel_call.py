@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -22,7 +22,7 @@ from .kind import Flags, Look, Make, Named, Names, Noises, OpKind, Read, Tensors
 class KernelCallKind(OpKind[ir.KernelCall]):
     body, node = ir.KernelCall, verbs.Launch
     word = noun = "launch"
-    streams = False
+    streams = alike = False
     span, side = "kernel", "computes"
     stored = "KernelWork"
 
@@ -64,7 +64,12 @@ class KernelCallKind(OpKind[ir.KernelCall]):
         return make
 
     def fits(self, call: ir.KernelCall, rank: int, tensors: Tensors) -> str | None:
-        """A user kernel works on its own rank, on single pieces, on distinct outputs, with a grid that exists."""
+        """A user kernel works on its own rank, on single pieces, on distinct outputs, with a grid that exists. No text
+        can make the first two mistakes: stored plans can."""
+        if not (1 <= len(call.grid) <= 3 and 1 <= len(call.block) <= 3):
+            return f"kernel '{call.kernel}' has no grid or block of one to three sizes"
+        if any((a.mode == "int") != isinstance(a.value, int) for a in call.arguments):
+            return f"kernel '{call.kernel}' has an argument that is a number and a region"
         if any(r.rank != rank for r in (*call.reads, *call.writes)):
             return f"launch {call.kernel}: a kernel works on its own rank's memory"
         for i, a in enumerate(call.writes):
@@ -94,10 +99,6 @@ class KernelCallKind(OpKind[ir.KernelCall]):
             read(region)
         opaque = algebra.opaque(f"kernel '{call.kernel}'")
         return [[(Box((0,) * len(region.shape), region.shape), opaque)] for region in call.writes]
-
-    def sources(self, call: ir.KernelCall, box: Box) -> Iterator[tuple[Region, Box]]:
-        """Which part goes where is not known."""
-        yield from ()
 
     def noise(self, call: ir.KernelCall, noises: Noises, origin: Span) -> None:
         for region in call.writes:  # nothing is claimed of it

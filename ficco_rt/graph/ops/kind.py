@@ -81,6 +81,7 @@ class OpKind(Generic[B]):
     noun: ClassVar[str]  # what reports call one
     engines: ClassVar[tuple[ir.Engine, ...]] = ("sm",)
     streams: ClassVar[bool] = True  # may it be a work of a streamed launch?
+    alike: ClassVar[bool] = True  # do elements come from those at the same place of what is read?
     span: ClassVar[str]  # the kind of its spans in traces
     side: ClassVar[Side] = "sums"  # what its time counts as, and its colours in pictures
     tiled: ClassVar[bool] = False  # do its works have a number of output tiles?
@@ -109,7 +110,7 @@ class OpKind(Generic[B]):
 
     def sources(self, body: B, box: Box) -> Iterator[tuple[Region, Box]]:
         """What is read to make `box` of what is written, in the regions' logical coordinates."""
-        yield from ((region, box) for region in body.reads)
+        yield from ((region, box) for region in body.reads if self.alike)
 
     def noise(self, body: B, noises: Noises, origin: Span) -> None:
         """What its roundings do to what elements carry."""
@@ -133,13 +134,10 @@ class OpKind(Generic[B]):
         (out,) = body.writes
         return f"{out.tensor if rank is None else called(out, rank)} {part(out)}"
 
-    def flops(self, body: B) -> int:
-        return 0
-
-    def peer(self, body: B, rank: int) -> int | None:
-        """The one other rank that it moves data to or from, where that is all it does."""
-        return None
+    def moved(self, body: B, size: Size) -> int:
+        """Bytes."""
+        return sum(map(size, (*body.reads, *body.writes)))
 
     def time(self, body: B, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
         """µs that it takes alone on so many multiprocessors (None: all)."""
-        return cost.kernel_time(machine, sum(map(size, (*body.reads, *body.writes))), sms)
+        return cost.kernel_time(machine, self.moved(body, size), sms)
