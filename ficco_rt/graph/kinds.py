@@ -30,7 +30,7 @@ class _ByBody(dict[type[ir.Body], OpKind[Any]]):
 
 BY_BODY = _ByBody({kind.body: kind for kind in KINDS})
 BY_NODE: Mapping[type[n.Operation], OpKind[Any]] = {kind.node: kind for kind in KINDS}
-STREAMING = tuple(kind.word for kind in KINDS if kind.streams)
+STREAMING = tuple(kind.word for kind in KINDS if kind.verb.streams)
 SIDE_OF_SPAN: Mapping[str, Side] = {kind.span: kind.side for kind in KINDS}
 
 

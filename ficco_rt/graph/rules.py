@@ -115,9 +115,10 @@ def misplaced(graph: ir.Graph) -> Iterator[tuple[ir.Op, str]]:
     for op in graph.ops:
         stage = graph.stages[op.where.stage]
         engine, kind = engines[op.where.stage], kind_of(op.body)
-        if engine not in kind.engines:
+        called = engine == "nccl" and not isinstance(op.body, ir.Collective)  # there a copy is a call
+        if called or engine not in kind.verb.engines:
             yield op, f"a {kind.word} does not run on queue '{stage.queue}', whose engine is {engine}"
-        elif stage.streamed and not kind.streams:
+        elif stage.streamed and not kind.verb.streams:
             yield op, f"stage '{stage.label}' is streamed: it takes {streaming}, not {kind.word}"
         elif (op.where.stage, op.where.phase) < last:
             yield op, f"the op stands behind a later phase of stage '{stage.label}'"

@@ -195,9 +195,7 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
                 local += _bytes(graph, dst)
             case Collective(kind="send_recv", src=src, to=to):
                 pairs[src.rank, to] += _bytes(graph, src)
-            case Collective():  # who sends what is the library's
-                pass
-            case _:
+            case _:  # other collectives touch their own rank alone: who sends what is the library's
                 for source, target, size in _between(graph, op):
                     pairs[source, target] += size
                     launched += 0 if isinstance(op.body, Copy) else size

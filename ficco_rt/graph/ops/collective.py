@@ -46,8 +46,7 @@ class CollectiveKind(OpKind[ir.Collective]):
     body, node = ir.Collective, verbs.Collective
     word = span = "collective"
     noun = "call"
-    engines = ("nccl",)
-    streams = alike = False  # what a message brings is another rank's (`trail`)
+    alike = False  # what a message brings is another rank's (`trail`)
     side = "moves"
     stored = ""  # a command, not a work
 

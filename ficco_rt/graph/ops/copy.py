@@ -21,7 +21,6 @@ from .kind import Flags, Look, Named, Noises, OpKind, Read, Resolve, Size, Tenso
 class CopyKind(OpKind[ir.Copy]):
     body, node = ir.Copy, verbs.Copy
     word = noun = span = "copy"
-    engines = ("copy", "sm")  # on nccl it is a call
     side = "moves"
     stored = "CopyWork"
 

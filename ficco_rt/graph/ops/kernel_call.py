@@ -22,7 +22,7 @@ from .kind import Flags, Look, Make, Named, Names, Noises, OpKind, Read, Tensors
 class KernelCallKind(OpKind[ir.KernelCall]):
     body, node = ir.KernelCall, verbs.Launch
     word = noun = "launch"
-    streams = alike = False
+    alike = False
     span, side = "kernel", "computes"
     stored = "KernelWork"
 

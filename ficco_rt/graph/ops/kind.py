@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Span
+from ficco_dsl.verbs import VERB_OF, Verb
 
 from ...geometry.region import Box, Region, called, summary
 from ...kernels.works import View, Work
@@ -79,14 +80,17 @@ class OpKind(Generic[B]):
     node: ClassVar[type[n.Operation]]  # the statement that makes it
     word: ClassVar[str]  # what the language calls it
     noun: ClassVar[str]  # what reports call one
-    engines: ClassVar[tuple[ir.Engine, ...]] = ("sm",)
-    streams: ClassVar[bool] = True  # may it be a work of a streamed launch?
     alike: ClassVar[bool] = True  # do elements come from those at the same place of what is read?
     span: ClassVar[str]  # the kind of its spans in traces
     side: ClassVar[Side] = "sums"  # what its time counts as, and its colours in pictures
     tiled: ClassVar[bool] = False  # do its works have a number of output tiles?
     stored: ClassVar[str]  # the type of its works in plan files
     stored_as: ClassVar[Mapping[str, str]] = {}  # fields of the body that have another name there
+
+    @property
+    def verb(self) -> Verb:
+        """The language's record: the engines that it runs on, and whether streamed stages take it."""
+        return VERB_OF[self.node]
 
     def maker(self, s: Any, names: Names) -> Make:
         """A function that makes the op of a statement; here the body has the fields of the node, in their order."""
