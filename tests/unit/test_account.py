@@ -82,7 +82,7 @@ def test_parts_add_up(schedule: str) -> None:
     found = account(trace, plan, plan.target, alone.compute_alone, alone.communication_alone)
     assert sum(part.time for part in found.parts) == pytest.approx(trace.duration)
     assert all(part.time >= -1e-9 for part in found.parts if part.name != "slower")
-    assert found.parts[0].time == alone.time
+    assert found.parts[0].time == alone.ideal
 
 
 def test_a_last_wave_has_no_tiles_for_all() -> None:
