@@ -42,6 +42,26 @@ def all_is_there(plan: DevicePlan) -> Iterator[Diagnostic]:
     for tensor in plan.tensors:
         if names[tensor.name] > 1 or len(tensor.shapes) != ranks:
             yield _wrong(f"tensor {tensor.name} is declared {names[tensor.name]} times, for {len(tensor.shapes)} ranks")
+    yield from _streams(plan)
+    streams = {stream.name for stream in plan.streams}
+    for i, word in enumerate(plan.words):
+        if word.device not in devices:
+            yield _wrong(f"word {i} is on device {word.device}, which has no rank")
+    for i, launch in enumerate(plan.launches):
+        if StreamName("plan", launch.stream) not in streams or not launch.works:
+            text = f"launch {i} has {len(launch.works)} works, for stream {launch.stream}"
+            yield Diagnostic(launch.origin, f"{text}; a launch has works, and a stream that there is")
+        for group in launch.config.merged:
+            if not group or not all(0 <= member < len(launch.works) for member in group):
+                text = f"launch {i} merges its works {', '.join(map(str, group)) or 'of no number'}"
+                yield Diagnostic(launch.origin, f"{text}; it has {len(launch.works)}, counted from 0")
+    for action in plan.actions:
+        if isinstance(action, CallCollective) and action.op < 0:
+            yield _at(action, f"a call for op {action.op}")
+
+
+def _streams(plan: DevicePlan) -> Iterator[Diagnostic]:
+    ranks, devices = len(plan.placement.devices), plan.placement.ordinals
     streams = {stream.name for stream in plan.streams}
     for stream in plan.streams:
         if stream.rank is not None and not 0 <= stream.rank < ranks:
@@ -58,20 +78,6 @@ def all_is_there(plan: DevicePlan) -> Iterator[Diagnostic]:
     for rank in range(ranks):
         if StreamName("caller", rank) not in streams:
             yield _wrong(f"rank {rank} has no stream of its caller")
-    for i, word in enumerate(plan.words):
-        if word.device not in devices:
-            yield _wrong(f"word {i} is on device {word.device}, which has no rank")
-    for i, launch in enumerate(plan.launches):
-        if StreamName("plan", launch.stream) not in streams or not launch.works:
-            text = f"launch {i} has {len(launch.works)} works, for stream {launch.stream}"
-            yield Diagnostic(launch.origin, f"{text}; a launch has works, and a stream that there is")
-        for group in launch.config.merged:
-            if not group or not all(0 <= member < len(launch.works) for member in group):
-                text = f"launch {i} merges its works {', '.join(map(str, group)) or 'of no number'}"
-                yield Diagnostic(launch.origin, f"{text}; it has {len(launch.works)}, counted from 0")
-    for action in plan.actions:
-        if isinstance(action, CallCollective) and action.op < 0:
-            yield _at(action, f"a call for op {action.op}")
 
 
 def _regions(plan: DevicePlan) -> Iterator[tuple[Region, Span]]:

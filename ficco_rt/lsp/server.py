@@ -198,19 +198,14 @@ def make() -> Server:
     """The server, with all that it answers."""
     server = Server()
     documents = Documents(server)
+    _follow(server, documents)
+    _answer(server, documents)
+    return server
+
+
+def _follow(server: Server, documents: Documents) -> None:
+    """The editor's begin and end, and its documents as they change."""
     wrong: list[str] = []  # of the settings
-
-    def here(params: Any) -> tuple[Analysis, int, int] | None:
-        analysis = documents.analyses.get(params.text_document.uri)
-        if analysis is None:
-            return None
-        return analysis, *analysis.text.column(params.position.line, params.position.character)
-
-    def named(params: Any) -> tuple[Analysis, Symbol] | None:
-        """The name at a place."""
-        place = here(params)
-        found = place and place[0].at(*place[1:])
-        return (place[0], found.symbol) if place and found else None
 
     @server.feature(lsp.INITIALIZE)
     def initialize(params: lsp.InitializeParams) -> None:
@@ -237,6 +232,22 @@ def make() -> Server:
     @server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
     def closed(params: lsp.DidCloseTextDocumentParams) -> None:
         documents.closed(params.text_document.uri)
+
+
+def _answer(server: Server, documents: Documents) -> None:
+    """Questions about a place of a document, and its layout."""
+
+    def here(params: Any) -> tuple[Analysis, int, int] | None:
+        analysis = documents.analyses.get(params.text_document.uri)
+        if analysis is None:
+            return None
+        return analysis, *analysis.text.column(params.position.line, params.position.character)
+
+    def named(params: Any) -> tuple[Analysis, Symbol] | None:
+        """The name at a place."""
+        place = here(params)
+        found = place and place[0].at(*place[1:])
+        return (place[0], found.symbol) if place and found else None
 
     @server.feature(lsp.TEXT_DOCUMENT_HOVER)
     def hover(params: lsp.HoverParams) -> lsp.Hover | None:
@@ -305,8 +316,6 @@ def make() -> Server:
         last = end.units(len(end.lines) + 1, 1)
         whole = lsp.Range(lsp.Position(0, 0), lsp.Position(*last))
         return [lsp.TextEdit(whole, text)] if text != source else []
-
-    return server
 
 
 def _hover(place: tuple[Analysis, int, int], answer: Answer) -> list[str]:

@@ -156,68 +156,76 @@ def _changed(plan: DevicePlan, action: Action, rng: random.Random) -> Action | N
         case RecordEvent() | AwaitEvent():
             events = sorted({a.event for a in plan.actions if isinstance(a, RecordEvent)})
             return replace(action, event=rng.choice(events))
-        case ChangeWords(changes=changes):
-            i = rng.randrange(len(changes))
-            one, way = changes[i], rng.randrange(5)
-            if way == 0:
-                return replace(action, changes=(*changes[:i], *changes[i + 1 :]))
-            if way == 1:
-                return replace(action, changes=tuple(rng.sample(changes, len(changes))))
-            if way == 2:
-                one = replace(one, word=rng.randrange(len(plan.words)))
-            elif way == 3:
-                one = replace(one, raises=not one.raises, takes=False)
-            else:
-                one = replace(one, takes=not one.takes)
-            return replace(action, changes=(*changes[:i], one, *changes[i + 1 :]))
-        case CopyMemory(moves=moves, words=words):
-            way = rng.randrange(5)
-            if way == 0 and words:
-                i = rng.randrange(len(words))
-                return replace(action, words=(*words[:i], *words[i + 1 :]))
-            if way == 1 and words:
-                i = rng.randrange(len(words))
-                return replace(action, words=(*words[:i], rng.randrange(len(plan.words)), *words[i + 1 :]))
-            if way == 2:
-                return replace(action, batch=not action.batch)
-            if not moves:
-                return None
-            i = rng.randrange(len(moves))
-            if way == 3 and len(moves) > 1:
-                return replace(action, moves=(*moves[:i], *moves[i + 1 :]))
-            return replace(action, moves=(*moves[:i], _moved(plan, moves[i], rng), *moves[i + 1 :]))
+        case ChangeWords():
+            return _changed_words(plan, action, rng)
+        case CopyMemory():
+            return _changed_copy(plan, action, rng)
         case LaunchKernel():
             return replace(action, launch=rng.randrange(len(plan.launches)))
         case ResetWords(first=first, count=count):
             more = rng.choice(((first, count - 1), (first + 1, count - 1), (first, count + 1), (first + 1, count)))
             return replace(action, first=more[0], count=more[1])
-        case Meet(steps=steps):
-            i = rng.randrange(len(steps))
-            way = rng.randrange(5)
-            if way == 0:
-                return replace(action, steps=(*steps[:i], *steps[i + 1 :]))
-            if way == 1:
-                return replace(action, steps=tuple(rng.sample(steps, len(steps))))
-            if way == 2:
-                return replace(action, runs=rng.randrange(len(plan.words)))
-            step = replace(steps[i], first=rng.randrange(len(plan.words)))
-            if way == 3:
-                step = replace(steps[i], does=rng.choice(get_args(get_type_hints(MeetStep)["does"])))
-            return replace(action, steps=(*steps[:i], step, *steps[i + 1 :]))
+        case Meet():
+            return _changed_meeting(plan, action, rng)
         case CallCollective():
             way = rng.randrange(3)
             if way == 0:
                 return replace(action, dst=_region(plan, action.dst, rng))
             if way == 1:
                 return replace(action, src=_region(plan, action.src, rng))
-            ranks = len(plan.placement.devices)
-            return (
-                replace(action, to=rng.randrange(ranks))
-                if rng.random() < 0.5
-                else replace(action, by=rng.randrange(ranks))
-            )
+            receives, ranks = rng.random() < 0.5, len(plan.placement.devices)
+            return replace(action, **{"to" if receives else "by": rng.randrange(ranks)})
         case LaunchGraph():
             return replace(action, device=rng.choice(plan.placement.ordinals))
+
+
+def _changed_words(plan: DevicePlan, action: ChangeWords, rng: random.Random) -> ChangeWords:
+    changes = action.changes
+    i = rng.randrange(len(changes))
+    one, way = changes[i], rng.randrange(5)
+    if way == 0:
+        return replace(action, changes=(*changes[:i], *changes[i + 1 :]))
+    if way == 1:
+        return replace(action, changes=tuple(rng.sample(changes, len(changes))))
+    if way == 2:
+        one = replace(one, word=rng.randrange(len(plan.words)))
+    elif way == 3:
+        one = replace(one, raises=not one.raises, takes=False)
+    else:
+        one = replace(one, takes=not one.takes)
+    return replace(action, changes=_with(changes, i, one))
+
+
+def _changed_copy(plan: DevicePlan, action: CopyMemory, rng: random.Random) -> CopyMemory | None:
+    moves, words, way = action.moves, action.words, rng.randrange(5)
+    if way == 0 and words:
+        i = rng.randrange(len(words))
+        return replace(action, words=(*words[:i], *words[i + 1 :]))
+    if way == 1 and words:
+        return replace(action, words=_with(words, rng.randrange(len(words)), rng.randrange(len(plan.words))))
+    if way == 2:
+        return replace(action, batch=not action.batch)
+    if not moves:
+        return None
+    i = rng.randrange(len(moves))
+    if way == 3 and len(moves) > 1:
+        return replace(action, moves=(*moves[:i], *moves[i + 1 :]))
+    return replace(action, moves=_with(moves, i, _moved(plan, moves[i], rng)))
+
+
+def _changed_meeting(plan: DevicePlan, action: Meet, rng: random.Random) -> Meet:
+    steps = action.steps
+    i, way = rng.randrange(len(steps)), rng.randrange(5)
+    if way == 0:
+        return replace(action, steps=(*steps[:i], *steps[i + 1 :]))
+    if way == 1:
+        return replace(action, steps=tuple(rng.sample(steps, len(steps))))
+    if way == 2:
+        return replace(action, runs=rng.randrange(len(plan.words)))
+    step = replace(steps[i], first=rng.randrange(len(plan.words)))
+    if way == 3:
+        step = replace(steps[i], does=rng.choice(get_args(get_type_hints(MeetStep)["does"])))
+    return replace(action, steps=_with(steps, i, step))
 
 
 def _moved(plan: DevicePlan, move: Move, rng: random.Random) -> Move:

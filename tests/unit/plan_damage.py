@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ficco_rt.graph.ir import Copy, Gemm, KernelCall, Reduce
 from ficco_rt.plan.ir import (
@@ -175,95 +175,105 @@ class Cycle(Exception):
     """The plan's orders contradict each other."""
 
 
-def happens_before(plan: Plan) -> dict[tuple[int, int], int]:
-    """For each op's command (stream, index) the bit set of (command) nodes that precede it. By brute force:
-    plain reachability over the plan's edges, sharing no code with the check."""
-    nodes: list[tuple[int, int, int]] = []  # stream, command, work (-1: the command itself, its start)
-    number: dict[tuple[int, int, int], int] = {}
+@dataclass
+class _Edges:
+    """The nodes of a plan, numbered as they come, and what each must be behind."""
 
-    def node(key: tuple[int, int, int]) -> int:
-        if key not in number:
-            number[key] = len(nodes)
-            nodes.append(key)
-        return number[key]
+    number: dict[tuple[int, int, int], int] = field(default_factory=dict)  # of (stream, command, work): see `_edges`
+    behind: dict[int, set[int]] = field(default_factory=dict)
 
-    edges: dict[int, set[int]] = {}
+    def node(self, stream: int, command: int, work: int) -> int:
+        return self.number.setdefault((stream, command, work), len(self.number))
 
-    def edge(a: int, b: int) -> None:
-        edges.setdefault(b, set()).add(a)
+    def edge(self, before: int, after: int) -> None:
+        self.behind.setdefault(after, set()).add(before)
 
+    def reach(self) -> dict[int, int]:
+        """For each node the bit set of those that precede it, itself too. By brute force."""
+        reach: dict[int, int] = {}
+        waiting = {n: len(self.behind.get(n, ())) for n in range(len(self.number))}
+        after: dict[int, list[int]] = {}
+        for b, befores in self.behind.items():
+            for a in befores:
+                after.setdefault(a, []).append(b)
+        ready = [n for n, k in waiting.items() if k == 0]
+        while ready:
+            n = ready.pop()
+            reach[n] = 1 << n
+            for a in self.behind.get(n, ()):
+                reach[n] |= reach[a]
+            for b in after.get(n, ()):
+                waiting[b] -= 1
+                if not waiting[b]:
+                    ready.append(b)
+        if len(reach) < len(self.number):
+            raise Cycle
+        return reach
+
+
+def _edges(plan: Plan) -> _Edges:
+    """The orders that a plan states. A command begins at work -1 and ends at -2; work j of a streamed launch begins
+    at j and ends at -3 - j."""
+    edges = _Edges()
     givers: dict[tuple[str, int], int] = {}
     takers: list[tuple[tuple[str, int], int]] = []
     groups: dict[int, list[tuple[int, int]]] = {}
     for s in plan.streams:
         last = None
         for i, c in enumerate(s.commands):
-            begin = node((s.id, i, -1))
-            end = node((s.id, i, -2))
+            begin, end = edges.node(s.id, i, -1), edges.node(s.id, i, -2)
             if last is not None:
-                edge(last, begin)
+                edges.edge(last, begin)
             last = end
-            if isinstance(c, Launch) and c.streamed:
-                for j, w in enumerate(c.works):
-                    me, done = node((s.id, i, j)), node((s.id, i, -3 - j))
-                    edge(begin, me)
-                    edge(me, done)
-                    edge(done, end)
-                    takers += [(("flag", f), me) for f in w.waits]
-                    givers |= {("flag", f): done for f in w.signals}
-            else:
-                edge(begin, end)
-            if isinstance(c, WaitEvent):
-                takers.append((("event", c.event), begin))
-            elif isinstance(c, WaitFlag):
-                takers.append((("flag", c.flag), begin))
-            elif isinstance(c, Record):
-                givers["event", c.event] = end
-            elif isinstance(c, SignalFlag):
-                givers["flag", c.flag] = end
-            elif isinstance(c, CollectiveCall):
-                groups.setdefault(c.group, []).append((begin, end))
+            edges.edge(begin, end)
+            for j, w in enumerate(c.works if isinstance(c, Launch) and c.streamed else ()):
+                me, done = edges.node(s.id, i, j), edges.node(s.id, i, -3 - j)
+                edges.edge(begin, me)
+                edges.edge(me, done)
+                edges.edge(done, end)
+                takers += [(("flag", f), me) for f in w.waits]
+                givers |= {("flag", f): done for f in w.signals}
+            match c:
+                case WaitEvent(event=event):
+                    takers.append((("event", event), begin))
+                case WaitFlag(flag=flag):
+                    takers.append((("flag", flag), begin))
+                case Record(event=event):
+                    givers["event", event] = end
+                case SignalFlag(flag=flag):
+                    givers["flag", flag] = end
+                case CollectiveCall(group=group):
+                    groups.setdefault(group, []).append((begin, end))
     for what, taker in takers:
-        edge(givers[what], taker)
+        edges.edge(givers[what], taker)
     for members in groups.values():
         for begin, _ in members:
             for _, end in members:
-                edge(begin, end)
-    reach: dict[int, int] = {}
-    waiting = {n: len(edges.get(n, ())) for n in range(len(nodes))}
-    after: dict[int, list[int]] = {}
-    for b, befores in edges.items():
-        for a in befores:
-            after.setdefault(a, []).append(b)
-    ready = [n for n, k in waiting.items() if k == 0]
-    while ready:
-        n = ready.pop()
-        reach[n] = 1 << n
-        for a in edges.get(n, ()):
-            reach[n] |= reach[a]
-        for b in after.get(n, ()):
-            waiting[b] -= 1
-            if not waiting[b]:
-                ready.append(b)
-    if len(reach) < len(nodes):
-        raise Cycle
+                edges.edge(begin, end)
+    return edges
+
+
+def happens_before(plan: Plan) -> dict[tuple[int, int], int]:
+    """For (op, 0) the bit set of nodes that precede the op's begin, for (op, 1) the bit of its end. Shares no code with
+    the check."""
+    edges = _edges(plan)
+    reach = edges.reach()
     out: dict[tuple[int, int], int] = {}
     for s in plan.streams:
         for i, c in enumerate(s.commands):
-            if isinstance(c, Launch) and c.streamed:
-                for j, w in enumerate(c.works):
-                    out[w.op, 0] = reach[number[s.id, i, j]]
-                    out[w.op, 1] = 1 << number[s.id, i, -3 - j]
-            elif isinstance(c, CopyAsync):
-                for t in c.transfers:
-                    out[t.op, 0] = reach[number[s.id, i, -1]]
-                    out[t.op, 1] = 1 << number[s.id, i, -2]
-            elif isinstance(c, Launch):
-                out[c.works[0].op, 0] = reach[number[s.id, i, -1]]
-                out[c.works[0].op, 1] = 1 << number[s.id, i, -2]
-            elif isinstance(c, CollectiveCall):
-                out[c.op, 0] = reach[number[s.id, i, -1]]
-                out[c.op, 1] = 1 << number[s.id, i, -2]
+            ops: list[tuple[int, int, int]] = []  # number, begin, end
+            match c:
+                case Launch(streamed=True):
+                    ops = [(w.op, j, -3 - j) for j, w in enumerate(c.works)]
+                case Launch():
+                    ops = [(c.works[0].op, -1, -2)]
+                case CopyAsync():
+                    ops = [(t.op, -1, -2) for t in c.transfers]
+                case CollectiveCall(op=op):
+                    ops = [(op, -1, -2)]
+            for op, begin, end in ops:
+                out[op, 0] = reach[edges.number[s.id, i, begin]]
+                out[op, 1] = 1 << edges.number[s.id, i, end]
     return out
 
 
