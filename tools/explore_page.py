@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt.errors import UsageError
-from ficco_rt.explore.losses import PIECES, Losses, Operator, losses
+from ficco_rt.explore.losses import Losses, Operator, losses
 from ficco_rt.explore.scenarios import SHIPPED, load
 from ficco_rt.explore.summary import cases, fastest
 from ficco_rt.explore.table import Row, read
@@ -138,19 +138,6 @@ STATEMENTS: tuple[tuple[str, str, Callable[[Sequence[Found], Losses], str]], ...
 )
 
 
-def loss_table(of: Losses) -> str:
-    """Both losses by the rows of a GEMM."""
-    head = [f"{n} of {axis}" for axis in ("rows", "K") for n in PIECES]
-    cells = [["M, N, K of a GPU", *head, "GEMM beside copies", "copies beside GEMM"]]
-    cut = {(d.of, d.axis, d.pieces): d.share for d in of.decomposition}
-    beside = {(c.of, c.subject): c.share for c in of.contention}
-    for operator in dict.fromkeys(d.of for d in of.decomposition):
-        shares = [cut[operator, axis, n] for axis in ("rows", "K") for n in PIECES]
-        shares += [beside[operator, "gemm"], beside[operator, "copies"]]
-        cells.append([f"{operator.m}, {operator.n}, {operator.k}", *(f"{share:.2f}" for share in shares)])
-    return markdown(cells)
-
-
 def markdown(cells: Sequence[Sequence[str]], left: int = 1) -> str:
     """A table whose first `left` columns are flush left."""
     rule = "|" + "|".join("---" if i < left else "--:" for i in range(len(cells[0]))) + "|"
@@ -164,7 +151,6 @@ def blocks(rows: Sequence[Row], names: Sequence[str]) -> dict[str, str]:
     ranks = rows[0].ranks
     lost = {name: losses(profile(name, ranks), OPERATORS) for name in names}
     made = {f"speedups {name}": speedups(of) for name, of in machines.items()}
-    made |= {f"losses {name}": loss_table(of) for name, of in lost.items()}
     return made | {"statements": statements(machines, lost)}
 
 

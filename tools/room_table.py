@@ -2,9 +2,9 @@
 
     python -m tools.room_table [--device sm_90a] [--write]
 
-For each device it prints a table in Markdown: each variant with its threads and registers, blocks a multiprocessor
-alone, and how its blocks can be shaped to leave room for a block of the library. `--write` puts the tables into the
-page. Nothing here was measured; `tests/gpu/test_room.py` measures.
+For each device it prints a table in Markdown: each variant that fits beside some block of the library, with its threads
+and registers, blocks a multiprocessor alone, and how its blocks can be shaped to leave room for the library's block.
+`--write` puts the tables into the page. Nothing here was measured; `tests/gpu/test_room.py` measures.
 """
 
 from __future__ import annotations
@@ -79,15 +79,17 @@ def table(arch: str) -> Iterator[str]:
     shown = [name for name in others if name not in ("threads = 512", "threads = 384", "symmetric memory")]
     yield "| our block | threads | registers | alone | " + " | ".join(f"beside {name}" for name in shown) + " |"
     yield "|---|--:|--:|---|" + "---|" * len(shown)
-    alike: dict[str, list[str]] = {}  # variants whose cells are the same, in one row
+    alike: dict[str, list[str]] = {}  # variants that fit beside some block, those whose cells are the same in one row
     for own in footprints(limits):
         alone = fit(own, (), limits)
         cells = [shaped(own, others[name], limits) for name in shown]
+        if all(cell.startswith("no") for cell in cells):
+            continue
         row = f"{own.threads} | {own.threads * own.registers} | {alone.blocks}: {', '.join(alone.limited_by)} | "
         alike.setdefault(row + " | ".join(cells), []).append(f"`{own.kernel}`")
     for row, kernels in alike.items():
         yield f"| {', '.join(kernels)} | {row} |"
-    yield ""
+    yield "\nOur other blocks fit beside none of the library's blocks in this table.\n"
 
 
 def page(text: str) -> str:
