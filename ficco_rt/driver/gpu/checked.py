@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from .refused import Refused
-from .vendor import DriverFunction
+
+DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+class Api:
+    """The functions of a vendor's bindings without the prefix of their names: `api.EventRecord` is `cuEventRecord` or
+    `hipEventRecord`."""
+
+    def __init__(self, bindings: Any, prefix: str) -> None:
+        self._bindings, self._prefix = bindings, prefix
+
+    def __getattr__(self, name: str) -> DriverFunction:
+        function: DriverFunction = getattr(self._bindings, self._prefix + name)
+        setattr(self, name, function)  # found without this call from now on: runs come here
+        return function
 
 
 class Checked:

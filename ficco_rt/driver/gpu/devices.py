@@ -72,17 +72,17 @@ def inside(vendor: Vendor, device: Gpu) -> Iterator[None]:
             yield
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell
-                vendor.restore(callers)
+                vendor.enter(callers)
             raise
         _restore(vendor, callers)
 
 
 def _restore(vendor: Vendor, callers: Handle) -> None:
     try:
-        vendor.restore(callers)
+        vendor.enter(callers)
     except DeviceError:
         with suppress(DeviceError):
-            vendor.restore(callers)
+            vendor.enter(callers)
         raise
 
 

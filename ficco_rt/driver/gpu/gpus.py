@@ -127,7 +127,7 @@ class Gpus:
         if self._issuing:
             self.current = None
             with concerning(self.first):
-                self.vendor.restore(self._callers)
+                self.vendor.enter(self._callers)
             self._issuing = False
 
     def enter(self, device: Gpu) -> None:
