@@ -35,6 +35,7 @@ from ..driver.api import (
     Stepped,
     Traceable,
 )
+from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
 from ..files.arguments import of_kind, whole
@@ -50,7 +51,6 @@ from ..version import __version__
 from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .device_arrays import host_array
-from .order import host_order
 
 if TYPE_CHECKING:
     from ..device.run_plan import RunPlan
