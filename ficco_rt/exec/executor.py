@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from math import prod
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -515,7 +516,7 @@ class Executor:
             return
         need: dict[int, int] = defaultdict(int)
         for tensor, rank in missing:
-            need[rank] += _bytes(tensor, rank)
+            need[rank] += TYPES[tensor.dtype].bytes * prod(tensor.shapes[rank])
         for pool in self.driver.pools():
             total = sum(need[r] for r in pool.ranks)
             if total > pool.free:
@@ -556,13 +557,6 @@ def _forgotten(driver: Driver, schedule: str) -> None:
         )
     finally:
         driver.drop()
-
-
-def _bytes(tensor: Tensor, rank: int) -> int:
-    size = TYPES[tensor.dtype].bytes
-    for n in tensor.shapes[rank]:
-        size *= n
-    return size
 
 
 def _gib(size: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Literal
 
 from ..geometry.region import Region
@@ -194,11 +195,9 @@ def _compute(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
     for rank, time in arithmetic.items():
         moved = 0
         for name, regions in touched[rank].items():
-            whole = 1
-            for n in plan.tensor(name).shapes[rank]:
-                whole *= n
             # overlapping regions are counted twice, so never more than there is
-            moved += min(whole, sum(r.elements for r in regions)) * TYPES[dtypes[name]].bytes
+            elements = min(prod(plan.tensor(name).shapes[rank]), sum(r.elements for r in regions))
+            moved += elements * TYPES[dtypes[name]].bytes
         times[rank // ranks_per_gpu] += max(time, moved / machine.device.memory_rate)
     return max(times.values()) + machine.device.launch_time if times else 0.0
 
