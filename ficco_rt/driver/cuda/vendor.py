@@ -15,13 +15,13 @@ from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
 from ...device.run_plan import Current
-from ...errors import DeviceError, UsageError
+from ...errors import UsageError
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
 from ...machine.discover import DeviceFacts
 from ..gpu.checked import Api, DriverFunction
-from ..gpu.refused import Refused
+from ..gpu.refused import Refused, undo_on_error
 from ..gpu.vendor import (
     Address,
     DriverCall,
@@ -209,6 +209,10 @@ class Cuda(Vendor):
             raise call.failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
         return found.value
 
+    def _mapping(self, address: int, what: str) -> tuple[int, int]:
+        """Where the mapping that holds an address begins, and its bytes."""
+        return self._pointer("MAPPING_BASE_ADDR", address, what), self._pointer("MAPPING_SIZE", address, what)
+
     @cached_property
     def _attribute(self) -> Any:
         return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute  # loaded already
@@ -225,7 +229,7 @@ class Cuda(Vendor):
             return found
         with suppress(Refused):  # it is no mapping
             while True:
-                at = sum(self._pointer(f"MAPPING_{part}", at, what) for part in ("BASE_ADDR", "SIZE"))
+                at = sum(self._mapping(at, what))
                 if at >= address + size:
                     break
                 found.append((at, self.allocation(at)))
@@ -261,7 +265,7 @@ class Cuda(Vendor):
                     raise call.failure(cu.cuMemGetAccess, code, what)
                 if int(flags) != read_write:
                     missing.append(self._access(other))
-            base, length = (self._pointer(f"MAPPING_{part}", at, what) for part in ("BASE_ADDR", "SIZE"))
+            base, length = self._mapping(at, what)
             if missing:
                 call(cu.cuMemSetAccess, base, length, missing, len(missing), what=what)
             at = base + length
@@ -296,12 +300,8 @@ class Cuda(Vendor):
     def uncaptured(self) -> Iterator[None]:
         exchange = self.cu.cuThreadExchangeStreamCaptureMode
         before = call(exchange, self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        try:
+        with undo_on_error(call, exchange, before):
             yield
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                call(exchange, before)
-            raise
         call(exchange, before)
 
     def capturing(self, streams: Sequence[Handle]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, get_args
@@ -51,7 +50,7 @@ from ...device.run_plan import (
     uploads,
 )
 from ...device.run_plan import Step as CallStep
-from ...errors import DeviceError, InternalError
+from ...errors import InternalError
 from ...geometry.cells import cells
 from ...geometry.region import Region
 from ...graph.ir import KernelCall, Priority
@@ -66,7 +65,7 @@ from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
-from .refused import Closing, concerning
+from .refused import Closing, concerning, undo_on_error
 from .resources import RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
@@ -211,13 +210,9 @@ class Binder:
         binding = BoundPlan(plans, sets[0], shared=shared)
         binding.more += (BoundPlan(plans, memory, number) for number, memory in enumerate(sets[1:], 1))
         self.bindings |= {binding, *binding.more}
-        try:
+        with undo_on_error(self.release, binding):
             for one in (binding, *binding.more):
                 self._bind(one)
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.release(binding)
-            raise
         return binding
 
     def _bind(self, binding: BoundPlan) -> None:

@@ -10,13 +10,11 @@ memory").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-from ...errors import DeviceError
 from .checked import Api, Checked
-from .refused import Closing
+from .refused import Closing, undo_on_error
 
 Handle: TypeAlias = Any  # of memory, as the vendor's bindings have it
 Exported: TypeAlias = int | bytes  # a file descriptor, or a fabric handle
@@ -71,12 +69,8 @@ class Sharing(Protocol):
         handle = self.create(ordinal, size, flags, what, leaves)
         if handle is None:
             return None
-        try:
+        with undo_on_error(self.release, handle):
             return self._mapped([handle], [size], reach, what)
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.release(handle)
-            raise
 
     def map(self, exported: Sequence[Exported], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
         """The pieces that another process has exported, side by side. Descriptors stay the caller's."""
@@ -95,29 +89,26 @@ class Sharing(Protocol):
     def _mapped(self, handles: Sequence[Handle], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
         address = self.reserve(sum(sizes), what)
         placed: list[int] = []
-        try:
+        with undo_on_error(self._lifted, address, placed, sum(sizes)):
             for handle, size in zip(handles, sizes, strict=True):
                 self.place(address + sum(placed), size, handle, what)
                 placed.append(size)
             self.allow(address, sum(sizes), reach, what)
-        except BaseException:
-            for at, size in _places(address, placed):
-                with suppress(DeviceError):
-                    self.lift(at, size)
-            with suppress(DeviceError):
-                self.unreserve(address, sum(sizes))
-            raise
         return Mapped(address, tuple(sizes), tuple(handles))
+
+    def _lifted(self, address: int, placed: Sequence[int], reserved: int, handles: Sequence[Handle] = ()) -> None:
+        """Give back addresses, with the pieces that lie there, and handles."""
+        closing = Closing()
+        for i, size in enumerate(placed):
+            closing(self.lift, address + sum(placed[:i]), size)
+        closing(self.unreserve, address, reserved)
+        for handle in handles:
+            closing(self.release, handle)
+        closing.end()
 
     def unmap(self, mapped: Mapped) -> None:
         """Give back addresses, and handles if there are any."""
-        closing = Closing()
-        for at, size in _places(mapped.address, mapped.sizes):
-            closing(self.lift, at, size)
-        closing(self.unreserve, mapped.address, mapped.size)
-        for handle in mapped.handles:
-            closing(self.release, handle)
-        closing.end()
+        self._lifted(mapped.address, mapped.sizes, mapped.size, mapped.handles)
 
     # ---- memory that we allocate: the vendor's calls
 
@@ -180,11 +171,6 @@ class Sharing(Protocol):
 
     def close(self, address: int) -> None:
         self.call(self.api.IpcCloseMemHandle, address)
-
-
-def _places(address: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each of the pieces that lie side by side begins, and its bytes."""
-    return [(address + sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 @dataclass(frozen=True, slots=True)

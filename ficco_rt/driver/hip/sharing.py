@@ -129,17 +129,8 @@ class HipSharing(Sharing):
         del _retained[id(handle)]
         super().release(handle)
 
-    def alloc(
-        self,
-        ordinal: int,
-        size: int,
-        reach: Sequence[int],
-        what: str,
-        *,
-        flags: bool = False,
-        leaves: Leaves = "descriptor",
-    ) -> Mapped | None:
-        made = super().alloc(ordinal, size, reach, what, flags=flags, leaves=leaves)
+    def alloc(self, *wanted: Any, **how: Any) -> Mapped | None:
+        made = super().alloc(*wanted, **how)
         if made is not None:
             _made[made.address], _numbers[made.address] = made, next(_count)
         return made

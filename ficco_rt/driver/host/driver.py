@@ -39,7 +39,7 @@ from ...trace.model import ClockKind, TraceSpan
 from ...types import Dtype, numpy_dtype
 from ..api import Array, Binding, Buffer, Holdings, Memory, OnProgress, Pool
 from .deadlock import at, describe_deadlock
-from .kernels import bind_collective, bind_transfers, bind_work, host_function
+from .kernels import Resolve, bind_collective, bind_transfers, bind_work, host_function
 from .memory import available
 from .order import ready_pool
 from .peers import Peers
@@ -49,21 +49,6 @@ from .views import HostView
 
 if TYPE_CHECKING:
     from ...device.run_plan import RunPlan
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolver:
-    """Regions of one command to views."""
-
-    arrays: dict[Buffer, Array]
-    memory: Memory
-    peers: Peers | None
-    place: Span
-
-    def __call__(self, region: Region) -> HostView:
-        at = region.tensor, region.rank
-        array = self.peers.areas.get(at) if self.peers is not None else None
-        return HostView(self.arrays[self.memory[at]] if array is None else array, region, self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +212,16 @@ class HostDriver:
             task.jobs.append(HostJob(run, work.op, index, task, work.origin, waits, signals))
         return task
 
-    def _resolver(self, memory: Memory, place: Span) -> _Resolver:
-        return _Resolver(self._arrays, memory, self._peers, place)
+    def _resolver(self, memory: Memory, place: Span) -> Resolve:
+        """Regions of one command to views."""
+        areas = {} if self._peers is None else self._peers.areas
+
+        def resolve(region: Region) -> HostView:
+            area = areas.get((region.tensor, region.rank))
+            array = self._arrays[memory[region.tensor, region.rank]] if area is None else area
+            return HostView(array, region, place)
+
+        return resolve
 
     def unbind(self, binding: Binding) -> None:
         pass  # a task that is not issued holds nothing
