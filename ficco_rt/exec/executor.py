@@ -25,17 +25,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..driver.api import (
-    Array,
-    Buffer,
-    CollectivesBy,
-    Driver,
-    DriverName,
-    Holdings,
-    OnProgress,
-    Stepped,
-    Traceable,
-)
+from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Stepped, Traceable
 from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError

@@ -75,9 +75,6 @@ class Cuda(Vendor):
         number = int(call(self.cu.cuDriverGetVersion))
         return f"CUDA {number // 1000}.{number % 1000 // 10}"
 
-    def count(self) -> int:
-        return int(call(self.cu.cuDeviceGetCount))
-
     def facts(self, ordinal: int) -> DeviceFacts:
         cu = self.cu
         device = call(cu.cuDeviceGet, ordinal)
@@ -187,14 +184,8 @@ class Cuda(Vendor):
 
     # ---- memory
 
-    def alloc(self, size: int, what: str) -> int:
-        return int(call(self.cu.cuMemAlloc, size, what=what))
-
     def alloc_flags(self, size: int, what: str) -> int:
         return self.alloc(size, what)
-
-    def free(self, address: int) -> None:
-        call(self.cu.cuMemFree, address)
 
     def owner(self, address: int, what: str) -> int:
         # NOTE versions of cuda-bindings answer 0 for every address (NVIDIA/cuda-python issue 2928): ask the library
@@ -278,21 +269,10 @@ class Cuda(Vendor):
         made.flags = self.cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         return made
 
-    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
-        call(self.cu.cuMemsetD8Async, address, byte, size, stream)
-
     # ---- streams and events
-
-    def priorities(self) -> tuple[int, int]:
-        least, greatest = call(self.cu.cuCtxGetStreamPriorityRange)
-        return int(least), int(greatest)
 
     def stream(self, handle: int) -> Handle:
         return self.cu.CUstream(handle)  # NOTE calls make such a one of each int, and take longer for that
-
-    def new_event(self, timing: bool) -> Handle:
-        flags = self.cu.CUevent_flags
-        return call(self.cu.cuEventCreate, flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING)
 
     # ---- graphs
 
@@ -329,10 +309,6 @@ class Cuda(Vendor):
     def begin_capture(self, stream: Handle) -> None:
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(self.cu.cuStreamBeginCapture, stream, mode)
-
-    def instantiate(self, captured: Handle) -> Handle:
-        flags = self.cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
-        return call(self.cu.cuGraphInstantiate, captured, int(flags))
 
     def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
         """NOTE a kernel of a library that loads lazily is known by its CUkernel, not by a function."""
@@ -373,9 +349,6 @@ class Cuda(Vendor):
         # measured, a block of 113 KiB kept out one of 103 KiB
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         call(self.cu.cuFuncSetAttribute, function, attribute, 100, what=what)
-
-    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
-        return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
     def gemms(self) -> GemmLibrary:
         return CublasLt()

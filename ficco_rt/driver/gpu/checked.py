@@ -11,14 +11,14 @@ DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 
 
 class Api:
-    """The functions of a vendor's bindings without the prefix of their names: `api.EventRecord` is `cuEventRecord` or
-    `hipEventRecord`."""
+    """The functions of a vendor's bindings, by CUDA's names without their prefix: `api.EventRecord` is `cuEventRecord`
+    or `hipEventRecord`. `others`: what is called otherwise there."""
 
-    def __init__(self, bindings: Any, prefix: str) -> None:
-        self._bindings, self._prefix = bindings, prefix
+    def __init__(self, bindings: Any, prefix: str, others: Mapping[str, str] | None = None) -> None:
+        self._bindings, self._prefix, self._others = bindings, prefix, others or {}
 
     def __getattr__(self, name: str) -> DriverFunction:
-        function: DriverFunction = getattr(self._bindings, self._prefix + name)
+        function: DriverFunction = getattr(self._bindings, self._prefix + self._others.get(name, name))
         setattr(self, name, function)  # found without this call from now on: runs come here
         return function
 

@@ -196,8 +196,9 @@ class Gpus:
         call waits for them inside the vendor's driver. They get `timeout`, once."""
         mine = {device.local for device in self.devices.values()}
         limit = 0.0 if self._waited else self.timeout
-        self._waited = not poll(lambda: self.blocked or not TURNS.busy(self.vendor.name, mine), limit, 1e-4)
-        return not (self._waited or self.blocked)
+        over = poll(lambda: self.blocked or not TURNS.busy(self.vendor.name, mine), limit, 1e-4)
+        self._waited = self._waited or not over
+        return over and not self.blocked
 
     # ---- memory
 

@@ -320,9 +320,7 @@ class Runs:
         """The binding's run as a part of the graphs that the callers capture. What cannot be is refused before the
         first call that these captures see."""
         gpus = self._gpus
-        if mode == "traced":
-            raise UsageError("a run in a caller's graph takes no times of its commands: set executor.traced = False")
-        self._captured_alike(binding, callers)
+        self._captured_alike(binding, callers, mode)
         self._prepare()
         for ordinal, device in gpus.devices.items():  # which later runs wait for, whether any run was before them
             self._resources.event(EventName("completion", ordinal), device)
@@ -349,7 +347,7 @@ class Runs:
             raise UsageError("the last run's tensors are bound no more: ask for its run plan before they are released")
         return self._binder.run_plan(binding, manner, run, [(wait.device, wait.stream, wait.of) for wait in waits])
 
-    def _captured_alike(self, binding: BoundPlan, callers: Callers) -> None:
+    def _captured_alike(self, binding: BoundPlan, callers: Callers, mode: Mode) -> None:
         """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
         gpus = self._gpus
         if binding.plans.layout.communicators and not gpus.placement.each_alone:
@@ -357,6 +355,8 @@ class Runs:
             raise UsageError(f"streams: {ONE_EACH}, or make the executor with collectives='copies'")
         if not binding.plans.layout.features.embeds:
             raise UsageError(f"streams: {gpus.vendor.name} runs no plan inside a graph that its caller captures")
+        if mode == "traced":
+            raise UsageError("a run in a caller's graph takes no times of its commands: set executor.traced = False")
         captures: dict[int, int] = {}  # by device
         for rank, stream in zip(gpus.ranks, callers, strict=True):
             device = gpus.device(rank)

@@ -1,4 +1,4 @@
-"""What a vendor's driver gives. Methods with a body make calls whose names CUDA and HIP share, but for the prefix.
+"""What a vendor's driver gives. Methods with a body make calls that CUDA and HIP have alike.
 
 Two kinds of methods. Those that *do* something make the call and check it: a refused one is a DeviceError with call,
 code, and `what` it was for (`refused.Refused`); who calls adds the device and the plan's command. Those that *prepare*
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ...device.ir import Features
 from ...device.run_plan import Current
+from ...errors import DeviceError
 from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
@@ -38,7 +39,10 @@ Handle: TypeAlias = Any
 Numbers: TypeAlias = list[tuple[int, int]]  # of allocations or mappings, by addresses in them
 
 
+# Flags, which are the same numbers in CUDA and HIP
 _NON_BLOCKING = 1  # of a stream: it does not wait for the default one
+_NO_TIMING = 2  # of an event
+_NODE_PRIORITIES = 8  # of a graph's instance: nodes keep their own
 
 
 class Address(int):
@@ -210,6 +214,7 @@ class Vendor(Protocol):
 
     def count(self) -> int:
         """Devices that this process may use."""
+        return int(self.call(self.api.DeviceGetCount))
 
     def facts(self, ordinal: int) -> DeviceFacts: ...
 
@@ -275,12 +280,14 @@ class Vendor(Protocol):
         free, _ = self.call(self.api.MemGetInfo)
         return int(free)
 
-    def alloc(self, size: int, what: str) -> int: ...
+    def alloc(self, size: int, what: str) -> int:
+        return int(self.call(self.api.MemAlloc, size, what=what))
 
     def alloc_flags(self, size: int, what: str) -> int:
         """Memory whose words other devices write while kernels look at them."""
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int) -> None:
+        self.call(self.api.MemFree, address)
 
     def owner(self, address: int, what: str) -> int:
         """The device of an allocation."""
@@ -297,7 +304,8 @@ class Vendor(Protocol):
         (PyTorch's expandable segments) and, where the vendor tells, pools. True: they lose that when it is mapped anew,
         so that this is to be called again before the memory is used again."""
 
-    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None: ...
+    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
+        self.call(self.api.MemsetD8Async, address, byte, size, stream)
 
     def to_device(self, address: int, source: int, size: int, stream: Handle) -> None:
         self.call(self.api.MemcpyHtoDAsync, address, source, size, stream)
@@ -317,6 +325,8 @@ class Vendor(Protocol):
 
     def priorities(self) -> tuple[int, int]:
         """Least and greatest. NOTE a greater priority is a smaller number."""
+        least, greatest = self.call(self.api.CtxGetStreamPriorityRange)
+        return int(least), int(greatest)
 
     def stream(self, handle: int) -> Handle:
         """A caller's stream, as the calls take it at the least cost."""
@@ -332,7 +342,8 @@ class Vendor(Protocol):
         """Whether all on it is done. DeviceError: what ran on the device failed."""
         return self.call.succeeds(self.api.StreamQuery, stream, unless=self.not_ready)
 
-    def new_event(self, timing: bool) -> Handle: ...
+    def new_event(self, timing: bool) -> Handle:
+        return self.call(self.api.EventCreate, 0 if timing else _NO_TIMING)
 
     def destroy_event(self, event: Handle) -> None:
         self.call(self.api.EventDestroy, event)
@@ -381,6 +392,7 @@ class Vendor(Protocol):
 
     def instantiate(self, captured: Handle) -> Handle:
         """Kernel nodes keep their priorities."""
+        return self.call(self.api.GraphInstantiate, captured, _NODE_PRIORITIES)
 
     def upload(self, graph: Handle, stream: Handle) -> None:
         """What a graph's first launch would do for it on its device."""
@@ -419,13 +431,22 @@ class Vendor(Protocol):
         """While a block of the kernel is on a multiprocessor, blocks of other kernels can have all of the shared memory
         that it leaves. Otherwise the driver may set it up for this kernel alone."""
 
-    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
+    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
+        return int(self.call(self.api.OccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
     def tensor_map(self, wanted: TensorMap) -> bytes:
         """A tensor map as kernels take it; only kernels of the vendor's own devices ask for any."""
 
     def gemms(self) -> GemmLibrary:
         """The vendor's library of GEMMs. DeviceError: it, or its bindings, are not installed."""
+
+    def has_gemms(self) -> bool:
+        """Whether the library of GEMMs is there."""
+        try:
+            self.gemms()
+        except DeviceError:
+            return False
+        return True
 
     # ---- actions
 

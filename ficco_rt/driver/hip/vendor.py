@@ -53,6 +53,17 @@ _XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
 _ARRIVE = "to see that copies arrive"
 _MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
+# Of HIP's functions, by the names of CUDA's, which do the same
+_NAMES = {
+    "CtxGetStreamPriorityRange": "DeviceGetStreamPriorityRange",
+    "DeviceGetCount": "GetDeviceCount",
+    "EventCreate": "EventCreateWithFlags",
+    "GraphInstantiate": "GraphInstantiateWithFlags",
+    "MemAlloc": "Malloc",
+    "MemFree": "Free",
+    "MemsetD8Async": "MemsetAsync",
+    "OccupancyMaxActiveBlocksPerMultiprocessor": "ModuleOccupancyMaxActiveBlocksPerMultiprocessor",
+}
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
 _BUFFER, _SIZE, _END = 1, 2, 3
 
@@ -74,7 +85,7 @@ class Hip(Vendor):
         env.ask(HSA_QUEUES.name, str(HSA_QUEUES.asked))
         self._queues = HSA_QUEUES.number(env.others(HSA_QUEUES.name))
         self.hip: Any = api()
-        self.api, self.call = Api(self.hip, "hip"), call
+        self.api, self.call = Api(self.hip, "hip", _NAMES), call
         kinds = self.hip.hipMemcpyKind
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
         self._ones: Mapping[int, int] = {}  # see `Gpus.ones`; by the runtime's ordinals
@@ -85,9 +96,6 @@ class Hip(Vendor):
     def version(self) -> str:
         number = int(call(self.hip.hipRuntimeGetVersion))
         return f"HIP {number // 10**7}.{number // 10**5 % 100}.{number % 10**5}"
-
-    def count(self) -> int:
-        return int(call(self.hip.hipGetDeviceCount))
 
     def facts(self, ordinal: int) -> DeviceFacts:
         hip = self.hip
@@ -215,16 +223,10 @@ class Hip(Vendor):
 
     # ---- memory
 
-    def alloc(self, size: int, what: str) -> int:
-        return int(call(self.hip.hipMalloc, size, what=what))
-
     def alloc_flags(self, size: int, what: str) -> int:
         """NOTE ordinary memory may stay in a GPU's caches while a kernel runs: it would spin for ever."""
         fine = self.hip.hipDeviceMallocFinegrained
         return int(call(self.hip.hipExtMallocWithFlags, size, fine, what=what))
-
-    def free(self, address: int) -> None:
-        call(self.hip.hipFree, address)
 
     def owner(self, address: int, what: str) -> int:
         hip = self.hip
@@ -285,17 +287,7 @@ class Hip(Vendor):
     def _is_mapping(self, address: int, what: str) -> bool:
         return self._allowed(int(self.current()), address, what) is not None
 
-    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
-        call(self.hip.hipMemsetAsync, address, byte, size, stream)
-
     # ---- streams and events
-
-    def priorities(self) -> tuple[int, int]:
-        least, greatest = call(self.hip.hipDeviceGetStreamPriorityRange)
-        return int(least), int(greatest)
-
-    def new_event(self, timing: bool) -> Handle:
-        return call(self.hip.hipEventCreateWithFlags, 0 if timing else self.hip.hipEventDisableTiming)
 
     # ---- graphs
 
@@ -319,10 +311,6 @@ class Hip(Vendor):
     def begin_capture(self, stream: Handle) -> None:
         call(self.hip.hipStreamBeginCapture, stream, self.hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
 
-    def instantiate(self, captured: Handle) -> Handle:
-        flags = self.hip.hipGraphInstantiateFlags.hipGraphInstantiateFlagUseNodePriority
-        return call(self.hip.hipGraphInstantiateWithFlags, captured, int(flags))
-
     def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
         raise Refused("hipGraphKernelNodeGetParams", "not asked", advice="leave out 'leave', which needs it")
 
@@ -339,10 +327,6 @@ class Hip(Vendor):
 
     def share_smem(self, function: Handle, what: str) -> None:
         """LDS has one size."""
-
-    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
-        occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
-        return int(call(occupancy, function, threads, smem, what=what))
 
     def gemms(self) -> GemmLibrary:
         return HipblasLt()

@@ -21,18 +21,7 @@ import numpy as np
 from ...errors import DeviceError, InternalError, PlanError, Span, UsageError
 from ...geometry.region import Region
 from ...graph.ir import KernelCall
-from ...plan.ir import (
-    CollectiveCall,
-    Command,
-    CopyAsync,
-    Launch,
-    Plan,
-    Record,
-    Signal,
-    SignalFlag,
-    WaitEvent,
-    WaitFlag,
-)
+from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, Signal, SignalFlag, WaitEvent, WaitFlag
 from ...plan.issue import issue_order
 from ...process.group import Group
 from ...trace.model import ClockKind, TraceSpan
