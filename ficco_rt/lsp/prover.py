@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, TypeAlias
 
@@ -102,9 +102,8 @@ def _asked(process: subprocess.Popen[str], request: Request) -> Answer | None:
     """None: the process was ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    values = {name: getattr(request, name) for name in Request.__dataclass_fields__}
     try:
-        process.stdin.write(json.dumps(values) + "\n")
+        process.stdin.write(json.dumps(asdict(request)) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
     except OSError:
