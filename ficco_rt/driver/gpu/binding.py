@@ -230,27 +230,25 @@ class Binder:
     def release(self, binding: BoundPlan) -> None:
         """Give back what a binding holds."""
         self.bindings.discard(binding)
-        closing = Closing()
-        while binding.more:
-            closing(self.release, binding.more.pop())
-        closing(self.drop_graphs, binding)
-        while binding.marked:
-            closing(self._launches.release_marks, binding.marked.popitem()[1])
-        if binding.shared is not None and self._gpus.peers is not None:
-            closing(self._gpus.peers.release, binding.shared)
-        while binding.launches:
-            closing(self._launches.release, binding.launches.popitem()[1])
-        closing.end()
+        with Closing() as closing:
+            while binding.more:
+                closing(self.release, binding.more.pop())
+            closing(self.drop_graphs, binding)
+            while binding.marked:
+                closing(self._gpus.free, binding.marked.popitem()[1].address)
+            if binding.shared is not None and self._gpus.peers is not None:
+                closing(self._gpus.peers.release, binding.shared)
+            while binding.launches:
+                closing(self._launches.release, binding.launches.popitem()[1])
 
     def drop_graphs(self, binding: BoundPlan) -> None:
-        closing = Closing()
-        while binding.graphs:
-            ordinal, graph = binding.graphs.popitem()
-            closing(self._drop, ordinal, self._gpus.vendor.destroy_graph, graph)
-        while binding.parts:
-            ordinal, part = binding.parts.popitem()
-            closing(self._drop, ordinal, self._gpus.vendor.destroy_captured, part)
-        closing.end()
+        with Closing() as closing:
+            while binding.graphs:
+                ordinal, graph = binding.graphs.popitem()
+                closing(self._drop, ordinal, self._gpus.vendor.destroy_graph, graph)
+            while binding.parts:
+                ordinal, part = binding.parts.popitem()
+                closing(self._drop, ordinal, self._gpus.vendor.destroy_captured, part)
 
     def _drop(self, ordinal: int, destroy: Callable[[Handle], None], graph: Handle) -> None:
         with concerning(self._gpus.devices[ordinal]), self._gpus.turn():

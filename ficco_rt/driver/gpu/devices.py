@@ -83,11 +83,10 @@ def _connect(vendor: Vendor, device: Gpu, other: Gpu) -> None:
 
 def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
     """Let go of the contexts; peer access stays, as others in the process may count on it."""
-    closing = Closing()
-    for ordinal in list(devices):
-        device = devices.pop(ordinal)
-        closing(vendor.release, device.local, of=device)
-    closing.end()
+    with Closing() as closing:
+        for ordinal in list(devices):
+            device = devices.pop(ordinal)
+            closing(vendor.release, device.local, of=device)
 
 
 @contextmanager

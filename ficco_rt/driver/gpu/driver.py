@@ -373,27 +373,20 @@ class GpuDriver:
         wanted = touched_by_others(plan)
         kinds = {t.name: t for t in self._plan.tensors}
         mine: dict[str, tuple[int, int]] = {}
-        for number, tensors in enumerate(sets):
+        for number, own in enumerate(sets):
             for key in wanted:
-                if key[1] in self._gpus.ranks and tensors[key].size and (not number or kinds[key[0]].kind == "scratch"):
-                    mine[label(key, number)] = tensors[key].address, tensors[key].size
+                if key[1] in self._gpus.ranks and own[key].size and (not number or kinds[key[0]].kind == "scratch"):
+                    mine[label(key, number)] = own[key].address, own[key].size
         shared = peers.share("bind tensors", mine)
         with undo_on_error(peers.release, shared):
-            known: list[dict[tuple[str, int], DeviceTensor]] = []
-            for number, tensors in enumerate(sets):
-                known.append({key: tensor for key, tensor in tensors.items() if key[1] in self._gpus.ranks})
+            known = [dict(tensors) for tensors in sets]
+            for number, tensors in enumerate(known):
                 for name, rank in wanted:
                     if rank not in self._gpus.ranks:
-                        tensor = kinds[name]
-                        at = label((name, rank), number if tensor.kind == "scratch" else 0)
-                        known[-1][name, rank] = DeviceTensor(
-                            shared.addresses.get(at, 0),
-                            tensor.shapes[rank],
-                            tensor.dtype,
-                            rank,
-                            owned=False,
-                            written=tensor.kind != "input",
-                        )
+                        of = kinds[name]
+                        at = label((name, rank), number if of.kind == "scratch" else 0)
+                        lies, written = shared.addresses.get(at, 0), of.kind != "input"
+                        tensors[name, rank] = DeviceTensor(lies, of.shapes[rank], of.dtype, rank, False, written)
             said = peers.agreed("choose kernels", lambda: sorted(self._unaligned(known[0])))
             plans = self._plans(frozenset((s, p) for theirs in said for s, p in theirs))
             made: list[BoundPlan] = []

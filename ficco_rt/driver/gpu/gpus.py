@@ -243,19 +243,18 @@ class Gpus:
 
     def close(self) -> None:
         """Give everything back. May be called twice."""
-        closing = Closing()
-        for _, event in list(self._events.values()):
-            closing(self.drop_event, event)
-        while self._streams:
-            device, stream = self._streams.pop()
-            closing(self.vendor.destroy_stream, stream, of=device)
-        if self.peers is not None:
-            closing(self._leave, self.peers)
-        for _ in range(2):  # once more what a context that was not to be had has kept
-            for address in list(self._memory):
-                closing(self.free, address)
-        closing(close_devices, self.vendor, self.devices)
-        closing.end()
+        with Closing() as closing:
+            for _, event in list(self._events.values()):
+                closing(self.drop_event, event)
+            while self._streams:
+                device, stream = self._streams.pop()
+                closing(self.vendor.destroy_stream, stream, of=device)
+            if self.peers is not None:
+                closing(self._leave, self.peers)
+            for _ in range(2):  # once more what a context that was not to be had has kept
+                for address in list(self._memory):
+                    closing(self.free, address)
+            closing(close_devices, self.vendor, self.devices)
 
     def _leave(self, peers: Peers) -> None:
         with self.inside(self.first):

@@ -75,10 +75,9 @@ class LaunchBinder:
         return self._library.name
 
     def close(self) -> None:
-        closing = Closing()
-        closing(self._library.close)
-        closing(self._modules.close)
-        closing.end()
+        with Closing() as closing:
+            closing(self._library.close)
+            closing(self._modules.close)
 
     def bind(
         self,
@@ -153,9 +152,6 @@ class LaunchBinder:
     def release(self, bound: BoundLaunch) -> None:
         if bound.table:
             self._gpus.free(bound.table)
-
-    def release_marks(self, marked: MarkedLaunch) -> None:
-        self._gpus.free(marked.address)
 
     def marks(self, marked: MarkedLaunch) -> Marks:
         """What the last run by it has left. It has ended."""

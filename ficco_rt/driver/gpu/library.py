@@ -127,12 +127,11 @@ class LibraryCalls:
 
     def close(self) -> None:
         """Give handles and descriptors back; workspaces are the devices' memory, and go with it."""
-        closing = Closing()
-        library = self._library
-        for ordinal in [*self._handles]:
-            if library is not None:
-                closing(self._close, library, ordinal)
-        closing.end()
+        with Closing() as closing:
+            library = self._library
+            for ordinal in [*self._handles]:
+                if library is not None:
+                    closing(self._close, library, ordinal)
 
     def _close(self, library: GemmLibrary, ordinal: int) -> None:
         closing = Closing()

@@ -539,11 +539,10 @@ class Peers:
         )
 
     def _unmap_unused(self) -> None:
-        closing = Closing()
-        for key in [key for key in self._leaving if not self._in_use.get(key)]:
-            self._leaving.discard(key)
-            closing(self._unmap, key)
-        closing.end()
+        with Closing() as closing:
+            for key in [key for key in self._leaving if not self._in_use.get(key)]:
+                self._leaving.discard(key)
+                closing(self._unmap, key)
 
     def _unmap(self, key: tuple[int, int]) -> None:
         found = self._theirs.pop(key, None)
@@ -571,11 +570,9 @@ class Peers:
 
     def unmap(self) -> None:
         """All memory of other processes."""
-        closing = Closing()
-        with self._inside():
+        with Closing() as closing, self._inside():
             for key in list(self._theirs):
                 closing(self._unmap, key)
-        closing.end()
 
     def part(self) -> None:
         """All is unmapped. Where others have ours open by IPC handles, which must not be freed before, wait until they
@@ -604,14 +601,13 @@ class Peers:
     def close(self) -> None:
         """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind
         it, with its devices."""
-        closing = Closing()
-        if self.board is not None:
-            closing(self.board.close)
-        for key in list(self._theirs):
-            closing(self._unmap, key)
-        for number in list(self._areas):
-            closing(self._drop, number)
-        closing.end()
+        with Closing() as closing:
+            if self.board is not None:
+                closing(self.board.close)
+            for key in list(self._theirs):
+                closing(self._unmap, key)
+            for number in list(self._areas):
+                closing(self._drop, number)
 
 
 def touched_by_others(plan: DevicePlan) -> list[Key]:

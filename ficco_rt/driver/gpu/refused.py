@@ -71,7 +71,7 @@ class undo_on_error:
 
 class Closing:
     """Gives things back one after another. An error, or Ctrl-C, does not stop the others from being given back; the
-    first error is raised at the end."""
+    first error is raised at the end: of a `with`, or by `end`."""
 
     def __init__(self) -> None:
         self._first: DeviceError | KeyboardInterrupt | None = None
@@ -83,6 +83,13 @@ class Closing:
                 function(*arguments)
         except (DeviceError, KeyboardInterrupt) as error:
             self._first = self._first or error
+
+    def __enter__(self) -> Closing:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.end()
 
     def end(self) -> None:
         """DeviceError, KeyboardInterrupt: the first."""

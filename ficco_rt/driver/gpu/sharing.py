@@ -98,13 +98,12 @@ class Sharing(Protocol):
 
     def _lifted(self, address: int, placed: Sequence[int], reserved: int, handles: Sequence[Handle] = ()) -> None:
         """Give back addresses, with the pieces that lie there, and handles."""
-        closing = Closing()
-        for i, size in enumerate(placed):
-            closing(self.lift, address + sum(placed[:i]), size)
-        closing(self.unreserve, address, reserved)
-        for handle in handles:
-            closing(self.release, handle)
-        closing.end()
+        with Closing() as closing:
+            for i, size in enumerate(placed):
+                closing(self.lift, address + sum(placed[:i]), size)
+            closing(self.unreserve, address, reserved)
+            for handle in handles:
+                closing(self.release, handle)
 
     def unmap(self, mapped: Mapped) -> None:
         """Give back addresses, and handles if there are any."""

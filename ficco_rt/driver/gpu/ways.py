@@ -100,7 +100,6 @@ class FabricTrial:
                 self._held.append(self.sharing.map([bytes.fromhex(handle)], [size], self.reach, _WHAT))
 
     def _give_back(self) -> None:
-        closing = Closing()
-        while self._held:
-            closing(self.sharing.unmap, self._held.pop())
-        closing.end()
+        with Closing() as closing:
+            while self._held:
+                closing(self.sharing.unmap, self._held.pop())
