@@ -10,10 +10,8 @@ from typing import Protocol
 
 import ficco_dsl
 
+from ..analysis.account import placed_launches
 from ..compiler import build, plan_of
-from ..device.build import layout_of
-from ..device.features import usual
-from ..device.ir import Placement
 from ..errors import DeviceError, ScheduleError
 from ..machine.model import Machine
 from ..plan.ir import Plan
@@ -105,6 +103,5 @@ def measure(
 
 def _launched(plan: Plan, machine: Machine) -> tuple[str, bool]:
     """The first launch's kernel, and whether a launch begins early."""
-    placement = Placement(tuple(range(machine.ranks)))
-    launches = layout_of(plan, machine.device, placement, usual(machine.device.arch)).launches
+    launches = placed_launches(plan, machine)
     return launches[0].config.entry if launches else "", any(launch.early for launch in launches)

@@ -6,7 +6,7 @@ driver calls and kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -267,8 +267,8 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     sums = ({"height": _height(size), "terms": terms} for size in (sizes[2], middle) for terms in (2, 4, 8))
     yield Probe("sum", "sums of terms in a GPU's memory", _SUM, tuple(sums))
     yield Probe("beside", "a GEMM and copies at once, and each alone", _BESIDE, tuple(_pairs(smaller)), ranks=2)
-    again = ({**_product(8192, 8192, 8192, smaller), "times": n} for n in (1, 100))
-    yield Probe("again", "a GEMM once, and over and over", _AGAIN, tuple(_without_pieces(again)))
+    again = tuple({**_sizes(8192, 8192, 8192, smaller), "times": n} for n in (1, 100))
+    yield Probe("again", "a GEMM once, and over and over", _AGAIN, again)
 
 
 _SHAPES = (
@@ -293,20 +293,17 @@ def _height(size: int) -> int:
     return max(1, size // (2 * ROW))
 
 
+def _sizes(m: int, n: int, k: int, smaller: int) -> dict[str, int]:
+    return {name: max(16, extent // smaller) for name, extent in (("M", m), ("N", n), ("K", k))}
+
+
 def _product(m: int, n: int, k: int, smaller: int, pieces: int = 1, deep: int = 1) -> dict[str, int]:
-    m, n, k = (max(16, extent // smaller) for extent in (m, n, k))
-    return {"M": m, "N": n, "K": k, "pieces": pieces, "deep": deep}
-
-
-def _without_pieces(points: Iterable[dict[str, int]]) -> Iterator[Params]:
-    for point in points:
-        yield {name: value for name, value in point.items() if name not in ("pieces", "deep")}
+    return {**_sizes(m, n, k, smaller), "pieces": pieces, "deep": deep}
 
 
 def _pairs(smaller: int) -> Iterator[Params]:
     """Each alone, and both; in some the copies take longer than the GEMM on today's machines."""
     height = _height(64 * MIB // smaller)
     for shape, copies in (((8192, 8192, 4096), 3), ((8192, 1024, 8192), 2), ((1024, 8192, 8192), 1)):
-        (sizes,) = _without_pieces([_product(*shape, smaller)])
         for c, p in ((copies, 0), (0, 1), (copies, 1)):
-            yield {**sizes, "height": height, "copies": c, "products": p}
+            yield {**_sizes(*shape, smaller), "height": height, "copies": c, "products": p}

@@ -139,7 +139,7 @@ def _order(text: str | None, job: Job | None = None) -> str | None:
     """`--order` as the driver takes it. With a job, a stream named there must be one of the job's plan."""
     if text is None:
         return None
-    from ..exec.order import host_order, order_form
+    from ..driver.host.order import host_order, order_form
 
     try:
         return order_form(text) if job is None else host_order(text, job.plan)

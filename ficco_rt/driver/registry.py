@@ -125,11 +125,7 @@ def driver_version(name: DriverName) -> str:
 
 def has_gemms(name: DriverName) -> bool:
     """Whether the vendor's library of GEMMs is there for the driver `name`."""
-    try:
-        _vendor(name).gemms()
-    except DeviceError:
-        return False
-    return True
+    return _vendor(name).has_gemms()
 
 
 def _vendor(name: DriverName) -> Vendor:

@@ -20,21 +20,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from math import prod
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..driver.api import (
-    Array,
-    Buffer,
-    CollectivesBy,
-    Driver,
-    DriverName,
-    Holdings,
-    OnProgress,
-    Stepped,
-    Traceable,
-)
+from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Stepped, Traceable
+from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
 from ..files.arguments import of_kind, whole
@@ -50,7 +42,6 @@ from ..version import __version__
 from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .device_arrays import host_array
-from .order import host_order
 
 if TYPE_CHECKING:
     from ..device.run_plan import RunPlan
@@ -515,7 +506,7 @@ class Executor:
             return
         need: dict[int, int] = defaultdict(int)
         for tensor, rank in missing:
-            need[rank] += _bytes(tensor, rank)
+            need[rank] += TYPES[tensor.dtype].bytes * prod(tensor.shapes[rank])
         for pool in self.driver.pools():
             total = sum(need[r] for r in pool.ranks)
             if total > pool.free:
@@ -556,13 +547,6 @@ def _forgotten(driver: Driver, schedule: str) -> None:
         )
     finally:
         driver.drop()
-
-
-def _bytes(tensor: Tensor, rank: int) -> int:
-    size = TYPES[tensor.dtype].bytes
-    for n in tensor.shapes[rank]:
-        size *= n
-    return size
 
 
 def _gib(size: int) -> str:

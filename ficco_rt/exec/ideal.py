@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 from ..geometry.region import Region
@@ -194,19 +195,11 @@ def _compute(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
     for rank, time in arithmetic.items():
         moved = 0
         for name, regions in touched[rank].items():
-            whole = 1
-            for n in plan.tensor(name).shapes[rank]:
-                whole *= n
             # overlapping regions are counted twice, so never more than there is
-            moved += min(whole, sum(r.elements for r in regions)) * TYPES[dtypes[name]].bytes
+            elements = min(prod(plan.tensor(name).shapes[rank]), sum(r.elements for r in regions))
+            moved += elements * TYPES[dtypes[name]].bytes
         times[rank // ranks_per_gpu] += max(time, moved / machine.device.memory_rate)
     return max(times.values()) + machine.device.launch_time if times else 0.0
-
-
-@dataclass(slots=True)
-class _PortLoad:
-    bytes: int = 0
-    pairs: set[tuple[int, int]] = field(default_factory=set)  # that copies go between
 
 
 def _communication(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
@@ -214,7 +207,8 @@ def _communication(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
     a link a neighbour, which also passes what goes further), plus one copy's fixed cost for each pair of GPUs that
     copies go between; bytes are those of the plan's copies between GPUs, and what kernels read and write on others.
     Added to that: the plan's vendor collectives, all of one kind as one call. 0 if nothing crosses a link."""
-    ports: dict[Port, _PortLoad] = defaultdict(_PortLoad)
+    loads: dict[Port, int] = defaultdict(int)  # bytes
+    pairs: dict[Port, set[tuple[int, int]]] = defaultdict(set)  # that copies go between
     dtypes = {t.name: t.dtype for t in plan.tensors}
 
     def size(region: Region) -> int:
@@ -225,9 +219,9 @@ def _communication(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
         if src == dst:
             return
         for port in machine.ports(src, dst):
-            ports[port].bytes += amount
+            loads[port] += amount
             if copied:
-                ports[port].pairs.add((src, dst))
+                pairs[port].add((src, dst))
 
     groups: dict[int, tuple[CollectiveKind, int]] = {}  # the bytes that one rank holds of the whole, at most
     for stream, part in ((stream, part) for stream, command in plan.commands() for part in command.parts):
@@ -250,7 +244,7 @@ def _communication(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
     for kind, held in groups.values():
         whole[kind] += held
     copies = 0.0
-    for port, load in ports.items():
+    for port, load in loads.items():
         links = machine.of_port(port)
-        copies = max(copies, links.copy_time * len(load.pairs) + load.bytes / links.rate)
+        copies = max(copies, links.copy_time * len(pairs[port]) + load / links.rate)
     return copies + sum(collective_time(machine, kind, held) for kind, held in whole.items())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import zip_longest
+from math import prod
 from typing import TypeAlias
 
 from ..errors import UsageError
@@ -210,7 +211,7 @@ def _times(plan: Plan | Graph) -> Fraction:
                 (r.tensor, r.rank) for r in body.reads
             }:
                 made += region.elements
-    held = sum(_size(shape) for tensor in outputs.values() for shape in tensor.shapes)
+    held = sum(prod(shape) for tensor in outputs.values() for shape in tensor.shapes)
     return max(Fraction(1), Fraction(made, max(1, held)))
 
 
@@ -311,7 +312,7 @@ def _parts(value: Combined, shapes: Shapes) -> Parts:
     """See `Exchange.parts`; `shapes` are those of the operand."""
     dims = len(shapes[0])
     at = dims - 2 + value.axis if dims > 1 else 0
-    sizes = [_size(shape) for shape in shapes]
+    sizes = [prod(shape) for shape in shapes]
     across = [size // shape[at] if size else 0 for size, shape in zip(sizes, shapes, strict=True)]
     match value.kind:
         case "all_gather":
@@ -329,10 +330,3 @@ def _parts(value: Combined, shapes: Shapes) -> Parts:
 def _even(size: int, ranks: int) -> tuple[int, ...]:
     """Cut in as many parts, of which two differ by one at most."""
     return tuple(size * (i + 1) // ranks - size * i // ranks for i in range(ranks))
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,7 +63,7 @@ def extent(value: ClaimValue) -> Extent:
             a, b = extent(left), extent(right)
             products = tuple((*x[:-1], y[-1]) for x, y in zip(a.shapes, b.shapes, strict=True))
             inner = [x[-1] for x in a.shapes]
-            work = sum(2 * _elements(s) * k for s, k in zip(products, inner, strict=True))
+            work = sum(2 * prod(s) * k for s, k in zip(products, inner, strict=True))
             return Extent(products, a.terms * b.terms * max(inner), a.operations + b.operations + work)
         case Combined(kind=kind, operand=operand, axis=axis, shares=shares):
             inside = extent(operand)
@@ -147,10 +148,3 @@ def cuts(lengths: Sequence[int], shares: tuple[tuple[int, ...], ...] | None) -> 
 
 def _piece(array: Any, axis: int, start: int, stop: int) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
-
-
-def _elements(shape: Shape) -> int:
-    n = 1
-    for s in shape:
-        n *= s
-    return n

@@ -29,11 +29,6 @@ def allowances(plan: Plan) -> list[Allowance]:
     return [_allowance(noises, claim) for claim in plan.claims]
 
 
-def tolerances(plan: Plan) -> list[float]:
-    """For each claim, what no |C − R| of normal `fresh_inputs` is to exceed."""
-    return [allowed.random for allowed in allowances(plan)]
-
-
 def _allowance(noises: Noises, claim: Claim) -> Allowance:
     found = claimed(noises, claim)
     elements = sum(target.elements for target in claim.targets)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
@@ -258,29 +258,19 @@ def _compared(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs, values
         if values == "exact" and _same_projected(plan, claim, inputs, outputs):
             return Compared(0.0, 0.0, None)
         if values == "one-signed":
-            return _means(claim, inputs, outputs)
-    return _worst(claim, inputs, outputs)
+            return _furthest(claim, _means(claim, inputs, outputs))
+    return _furthest(claim, _elements(claim, inputs, outputs))
 
 
-def _means(claim: Claim, inputs: Inputs, outputs: Outputs) -> Compared:
+def _means(claim: Claim, inputs: Inputs, outputs: Outputs) -> Iterator[tuple[Region, Array, Array]]:
     """The means of the rows of a large result. What roundings take from elements of one sign they take from the mean
     as well."""
     shapes = extent(claim.value).shapes
     wanted = project(claim.value, [np.full((s[-1], 1), 1 / max(1, s[-1])) for s in shapes], inputs)
-    error, largest = -1.0, 0.0
-    worst = Worst(claim.targets[0].tensor, 0, (), 0.0, 0.0)
     for target, shape, mean in zip(claim.targets, shapes, wanted, strict=True):
-        if target.rank not in outputs[target.tensor] or not mean.size:
-            continue
-        got = times(take(outputs[target.tensor][target.rank], target), np.full((shape[-1], 1), 1 / shape[-1]))
-        off = np.abs(got - mean)
-        row = int(off.argmax())
-        largest = max(largest, float(mean.max()))
-        if float(off[row, 0]) > error:
-            error = float(off[row, 0])
-            index = _index(target, (row, 0))[:-1]
-            worst = Worst(target.tensor, target.rank, index, float(got[row, 0]), float(mean[row, 0]))
-    return Compared(max(error, 0.0), largest, worst)
+        if target.rank in outputs[target.tensor] and mean.size:
+            got = times(take(outputs[target.tensor][target.rank], target), np.full((shape[-1], 1), 1 / shape[-1]))
+            yield target, got[:, 0], mean[:, 0]
 
 
 def _same_projected(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs) -> bool:
@@ -288,18 +278,16 @@ def _same_projected(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs) 
     plan's types hold exactly is not: its products with vectors would be rounded."""
     by = vectors(claim.value, len(claim.targets))
     limit = exact_limit(plan)
-    parts = []
-    for target, x in zip(claim.targets, by, strict=True):
+    parts: list[tuple[int, Array]] = []  # with their places among the claim's
+    for number, target in enumerate(claim.targets):
         if target.rank in outputs[target.tensor]:
             # numpy looks through bf16 ten times as slowly as through fp32
             part = take(outputs[target.tensor][target.rank], target).astype(np.float32, copy=False)
             if part.size and not -limit <= part.min() <= part.max() <= limit:
                 return False
-            parts.append((part, x))
-        else:
-            parts.append((None, x))
+            parts.append((number, part))
     wanted = project(claim.value, by, inputs)
-    return all(part is None or np.array_equal(times(part, x), w) for (part, x), w in zip(parts, wanted, strict=True))
+    return all(np.array_equal(times(part, by[number]), wanted[number]) for number, part in parts)
 
 
 def _share(verification: Verification) -> float:
@@ -317,16 +305,21 @@ def _never_written(outputs: Outputs) -> Iterator[Worst]:
                 yield Worst(name, rank, tuple(map(int, index)), float("nan"), None)
 
 
-def _worst(claim: Claim, inputs: Inputs, outputs: Outputs) -> Compared:
-    """The largest |C − R|, its place, and max|R|."""
+def _elements(claim: Claim, inputs: Inputs, outputs: Outputs) -> Iterator[tuple[Region, Array, Array]]:
+    """The result of each rank that is here, and what is claimed of it."""
+    here = [number for number, target in enumerate(claim.targets) if target.rank in outputs[target.tensor]]
+    for target, wanted in zip(claim.targets, evaluate(claim.value, inputs, of=here), strict=True):
+        if wanted is not None:
+            yield target, take(outputs[target.tensor][target.rank], target), wanted
+
+
+def _furthest(claim: Claim, found: Iterable[tuple[Region, Array, Array]]) -> Compared:
+    """The largest |C − R|, its place, and max|R|, of what was found and what is wanted in these regions."""
     error, largest = -1.0, 0.0
     worst = Worst(claim.targets[0].tensor, 0, (), 0.0, 0.0)  # of a claim on nothing
-    here = [number for number, target in enumerate(claim.targets) if target.rank in outputs[target.tensor]]
-    values = evaluate(claim.value, inputs, of=here)
-    for rank, (target, wanted) in enumerate(zip(claim.targets, values, strict=True)):
-        if wanted is None or not wanted.size:
+    for target, got, wanted in found:
+        if not wanted.size:
             continue
-        got = take(outputs[target.tensor][target.rank], target)
         off = np.subtract(got, wanted, dtype=wanted.dtype)
         np.abs(off, out=off)
         at = np.unravel_index(int(off.argmax()), off.shape)
@@ -334,19 +327,21 @@ def _worst(claim: Claim, inputs: Inputs, outputs: Outputs) -> Compared:
         if float(off[at]) > error:
             error = float(off[at])
             index = _index(target, tuple(map(int, at)))
-            worst = Worst(target.tensor, rank, index, float(got[at]), float(wanted[at]))
+            worst = Worst(target.tensor, target.rank, index, float(got[at]), float(wanted[at]))
     return Compared(max(error, 0.0), largest, worst)
 
 
 def _index(region: Region, logical: tuple[int, ...]) -> tuple[int, ...]:
-    """Where an element of the region's logical coordinates lies in the tensor."""
+    """Where an element of the region's logical coordinates, or a row of it, lies in the tensor."""
     index = []
     kept = iter(logical)
     for axis in region.axes:
         if axis.dropped:
             index.append(axis.segments[0].start)
             continue
-        i = next(kept)
+        i = next(kept, -1)
+        if i < 0:
+            break
         for s in axis.segments:
             if i < s.size:
                 index.append(s.start + i)

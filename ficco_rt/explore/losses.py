@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import ficco_dsl
 
 from .. import compiler
 from ..machine.model import Machine
+from ..machine.tables import Contention, GemmRates
 from ..sim.simulate import simulate
 from ..trace.model import Trace
 
@@ -147,14 +148,13 @@ def _span(trace: Trace, kind: str) -> float:
 
 def measured(machine: Machine) -> Losses | None:
     """From the tables of a machine that has them, or None."""
-    tables: Any = getattr(machine, "measured", None)
-    if tables is None:
+    if machine.measured is None:
         return None
-    cut, beside = tuple(_rates(tables.gemms)), tuple(_factors(tables.contention))
+    cut, beside = tuple(_rates(machine.measured.gemms)), tuple(_factors(machine.measured.contention))
     return Losses(machine.name, machine.ranks, "measured", cut, beside) if cut or beside else None
 
 
-def _rates(tables: Sequence[Any]) -> Iterator[Decomposition]:
+def _rates(tables: Sequence[GemmRates]) -> Iterator[Decomposition]:
     """Of tables of rates by shape and pieces: each cut one beside the whole one of the same kernel and conditions."""
     whole = {
         (t.kernel, t.dtype, t.layout, t.sms, *point[:3]): point[3]
@@ -172,7 +172,7 @@ def _rates(tables: Sequence[Any]) -> Iterator[Decomposition]:
                 yield Decomposition(Operator(m, n, k), axis, max(t.row_pieces, t.k_pieces), rate / base)
 
 
-def _factors(tables: Sequence[Any]) -> Iterator[Contending]:
+def _factors(tables: Sequence[Contention]) -> Iterator[Contending]:
     """Of tables of times beside over times alone: copies by copy engines."""
     for t in tables:
         subject: Subject = "gemm" if t.what == "gemm" else "copies"

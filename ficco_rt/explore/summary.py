@@ -6,12 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeAlias
 
-from .scenarios import Settings
-from .table import Row
-
-Case: TypeAlias = tuple[str, str, Settings, int, str]  # operation, scenario, sizes, ranks, machine
+from .table import Case, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ def cases(rows: Iterable[Row]) -> dict[Case, list[Row]]:
     """The rows by what they do and where."""
     found: dict[Case, list[Row]] = {}
     for row in rows:
-        found.setdefault((row.operation, row.scenario, row.sizes, row.ranks, row.machine), []).append(row)
+        found.setdefault(row.case, []).append(row)
     return found
 
 
@@ -87,8 +83,7 @@ def fit(pairs: Sequence[Pair]) -> Fit:
     errors = sorted(abs(pair.error) for pair in pairs)
     groups: dict[Case, list[Pair]] = {}
     for pair in pairs:
-        row = pair.row
-        groups.setdefault((row.operation, row.scenario, row.sizes, row.ranks, row.machine), []).append(pair)
+        groups.setdefault(pair.row.case, []).append(pair)
     found = [
         _correlation([pair.row.time or 0.0 for pair in group], [pair.measured for pair in group])
         for group in groups.values()

@@ -29,6 +29,7 @@ _AFTER = ("schedule", "params", "time_us", "serial_us", "ideal_us", "speedup", "
 _HEAD = f'{{"ficco_explore": {FORMAT}, "rows": [\n'
 _TAIL = b"\n]}\n"
 
+Case: TypeAlias = tuple[str, str, Settings, int, str]  # operation, scenario, sizes, ranks, machine
 Key: TypeAlias = tuple[str, str, Settings, int, str, str, Settings]
 
 
@@ -55,6 +56,11 @@ class Row:
         """What the row is of."""
         sizes = tuple(sorted(self.sizes))
         return self.operation, self.scenario, sizes, self.ranks, self.machine, self.schedule, self.params
+
+    @property
+    def case(self) -> Case:
+        """What is done, and where."""
+        return self.operation, self.scenario, self.sizes, self.ranks, self.machine
 
     @property
     def speedup(self) -> float | None:

@@ -42,13 +42,9 @@ def entries() -> tuple[ShippedSchedule, ...]:
     return tuple(found)
 
 
+@cache
 def shipped() -> Mapping[str, Path]:
     """The files of the shipped schedules, by name. They are looked for once in a process."""
-    return _found()
-
-
-@cache
-def _found() -> Mapping[str, Path]:
     base = root()
     paths = sorted(base.rglob(f"*{SUFFIX}"))
     return {path.relative_to(base).with_suffix("").as_posix(): path for path in paths}

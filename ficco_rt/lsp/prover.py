@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, TypeAlias
 
@@ -102,9 +102,8 @@ def _asked(process: subprocess.Popen[str], request: Request) -> Answer | None:
     """None: the process was ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    values = {name: getattr(request, name) for name in Request.__dataclass_fields__}
     try:
-        process.stdin.write(json.dumps(values) + "\n")
+        process.stdin.write(json.dumps(asdict(request)) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
     except OSError:
@@ -114,15 +113,6 @@ def _asked(process: subprocess.Popen[str], request: Request) -> Answer | None:
 
 
 # ---------------------------------------------------------------- in the process
-
-
-@dataclass(slots=True)
-class _Facts:
-    """What hovers show: by the name of a value its size or shape, by the place of a statement what it does."""
-
-    names: dict[str, str] = field(default_factory=dict)
-    stages: dict[str, list[str]] = field(default_factory=dict)
-    statements: list[dict[str, Any]] = field(default_factory=list)
 
 
 def prove(request: Request) -> Answer:
@@ -143,34 +133,31 @@ def prove(request: Request) -> Answer:
         return {"proven": False, "diagnostics": [diagnostic_record(d) for d in error.diagnostics], "warnings": []}
     except UsageError as error:
         return {"proven": False, "diagnostics": [], "warnings": [], "usage": str(error)}
-    facts = _facts(job)
-    return {
-        "proven": job.proven,
-        "diagnostics": [],
-        "warnings": [diagnostic_record(d) for d in job.warnings],
-        "names": facts.names,
-        "stages": facts.stages,
-        "statements": facts.statements,
-    }
+    warnings = [diagnostic_record(d) for d in job.warnings]
+    return {"proven": job.proven, "diagnostics": [], "warnings": warnings, **_facts(job)}
 
 
-def _facts(job: Any) -> _Facts:
+def _facts(job: Any) -> dict[str, Any]:
+    """What hovers show: by the name of a value its size or shape, by that of a stage what it waits for, by the place of
+    a statement what it does."""
     from ..graph.kinds import kind_of
     from ..report.schedule_facts import gather
     from ..report.wording import show_bytes, show_value
     from ..types import TYPES
 
     graph, told = job.graph, gather(job)
-    found = _Facts({name: f"= {show_value(value)}" for name, value in graph.params})
+    names = {name: f"= {show_value(value)}" for name, value in graph.params}
+    stages: dict[str, list[str]] = {}
+    statements: list[dict[str, Any]] = []
     sizes: dict[str, int] = {}
     for tensor in graph.tensors:
         sizes[tensor.name] = TYPES[tensor.dtype].bytes
         shape = " × ".join(map(str, tensor.shapes[0]))
         size = show_bytes(sizes[tensor.name] * prod(tensor.shapes[0]))
-        found.names[tensor.name] = f"{shape} of {tensor.dtype} on rank 0: {size}"
+        names[tensor.name] = f"{shape} of {tensor.dtype} on rank 0: {size}"
     for pair in told["waits_for"]:
         because = ", ".join(dict.fromkeys(f"{b['tensor']} ({b['hazard']})" for b in pair["because"]))
-        found.stages.setdefault(pair["stage"], []).append(f"waits for {pair['for']}, because of {because}")
+        stages.setdefault(pair["stage"], []).append(f"waits for {pair['for']}, because of {because}")
     by_place: dict[tuple[int, ...], list[Any]] = {}
     for op in graph.ops:
         if op.where.rank == 0:
@@ -182,8 +169,8 @@ def _facts(job: Any) -> _Facts:
             for region in regions:
                 size = show_bytes(region.elements * sizes[region.tensor])
                 lines.append(f"{word} {_shown(region)}: {size}")
-        found.statements.append({"place": place, "lines": lines})
-    return found
+        statements.append({"place": place, "lines": lines})
+    return {"names": names, "stages": stages, "statements": statements}
 
 
 def _shown(region: Any) -> str:

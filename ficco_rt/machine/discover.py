@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from ..errors import UsageError
 from ..types import TYPES
@@ -13,7 +13,7 @@ from .profiles import NAMES, stored
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a vendor's driver reports of one GPU. Sizes in bytes."""
+    """What a vendor's driver reports of one GPU. Sizes in bytes. All but the clocks are fields of a `Device`, too."""
 
     name: str
     arch: str  # as the vendor's compiler writes it: sm_90a, gfx942
@@ -30,6 +30,7 @@ class DeviceFacts:
     bus_bits: int
 
 
+_CLOCKS = ("clock_khz", "memory_clock_khz", "bus_bits")
 # Dense operations a clock and multiprocessor: 16-bit on matrix units, fp32; vendors' tables.
 _PER_CLOCK = {
     "sm_7": (1024, 128),
@@ -74,15 +75,16 @@ def machine(
                 f"device {i} is {other.name} and device 0 is {first.name}; set CUDA_VISIBLE_DEVICES to GPUs of one kind"
             )
     known = next((m for m in map(stored, NAMES) if m.device.name == first.name), None)
+    limits = {name: value for name, value in asdict(first).items() if name not in _CLOCKS}
     if known is not None:
-        rates = (known.device.memory_rate, known.device.gemm_rate, known.device.launch_time)
+        device = replace(known.device, **limits)
         source = f"limits from the driver, rates of {known.name}"
     else:
         half, single = _PER_CLOCK.get(_generation(first.arch), (512, 128))
         clock = first.clock_khz * 1e-3 * first.sms * _REACHED  # clocks a microsecond, all multiprocessors
         memory = 2 * first.memory_clock_khz * 1e-3 * first.bus_bits / 8 * _REACHED
         gemms = ((t.name, clock * (single if t.half is None else half)) for t in TYPES.values())
-        rates = (memory, tuple(gemms), 3.0)
+        device = Device(**limits, memory_rate=memory, gemm_rate=tuple(gemms), launch_time=3.0)
         source = "limits from the driver, rates estimated from clocks"
     tiers = known.tiers if known is not None and linked else (_links(first.arch, linked),)
     name = f"{len(devices)}×{first.name}"
@@ -95,25 +97,6 @@ def machine(
     # a tier's ranks are GPUs in a stored machine
     inner, *outer = (replace(links, ranks=links.ranks * ranks_per_gpu) for links in tiers)
     shared = f", {ranks_per_gpu} ranks each" if ranks_per_gpu > 1 else ""
-    memory_rate, gemm_rate, launch_time = rates
-    device = Device(
-        name=first.name,
-        arch=first.arch,
-        sms=first.sms,
-        smem_per_sm=first.smem_per_sm,
-        smem_per_block=first.smem_per_block,
-        smem_reserved=first.smem_reserved,
-        max_residency=first.max_residency,
-        warp=first.warp,
-        max_warps=first.max_warps,
-        memory=first.memory,
-        memory_rate=memory_rate,
-        gemm_rate=gemm_rate,
-        launch_time=launch_time,
-        overheads=known.device.overheads if known is not None else (),
-        power=known.device.power if known is not None else (),
-        vendor_gemm=known.device.vendor_gemm if known is not None else (),
-    )
     return Machine(f"{name}{shared}", device, inner, ranks, source, tuple(outer))
 
 

@@ -15,7 +15,7 @@ from ficco_rt.errors import NumbersError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import InputValues
 from ficco_rt.exec.reference import take
-from ficco_rt.exec.rounding import tolerances
+from ficco_rt.exec.rounding import allowances
 from ficco_rt.graph.ir import Claim
 from tests.gpu.rows import Sizes
 
@@ -107,7 +107,7 @@ def draws(sizes: Sizes, repeats: int) -> Iterator[Draw]:
 def check(executor: Executor, data: Data, todo: Iterable[Draw], spent: Spent) -> Facts:
     """Run the plan on every draw. NumbersError: a result is wrong, or a graph's differs; what running raises."""
     plan = executor.plan
-    limits = tolerances(plan)
+    limits = [allowance.random for allowance in allowances(plan)]
     error = limit = 0.0
     best = {False: inf, True: inf}
 

@@ -12,7 +12,7 @@ import pytest
 
 from ficco_rt.driver.api import Binding
 from ficco_rt.driver.host.driver import HostDriver
-from ficco_rt.driver.host.order import parse_order
+from ficco_rt.driver.host.order import ready_pool
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.machine import cost
@@ -126,9 +126,9 @@ def test_a_seed_gives_the_same_run_again() -> None:
 def test_unknown_order() -> None:
     for text in ("lifo", "random", "random(x)", "lazy()", "fifo(1)"):
         with pytest.raises(UsageError) as caught:
-            parse_order(text)
+            ready_pool(text)
         assert str(caught.value) == (
-            f"'{text}' is no order; there are fifo, adversarial, random(SEED) and lazy(STREAM), e.g. random(7)"
+            f"order {text}: there are fifo, random:SEED, adversarial and lazy:STREAM, such as random:7"
         )
 
 

@@ -246,7 +246,7 @@ class Seat:
                 device, address = self.taken.pop()
                 vendor.enter(kept[id(device)])
                 vendor.free(address)
-                vendor.restore(self.nothing)
+                vendor.enter(self.nothing)
         finally:
             for device in contexts.values():
                 vendor.release(device.local)

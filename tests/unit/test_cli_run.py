@@ -153,7 +153,7 @@ def test_wrong_integers_alone(run: Callable[..., Ending], here: Path, monkeypatc
 
     monkeypatch.setattr(verify, "_same_projected", lambda *_: False)
     worst = verify.Worst("C", 1, (2, 3), 5.0, 6.0)
-    monkeypatch.setattr(verify, "_worst", lambda *_: verify.Compared(1.0, 8.0, worst))
+    monkeypatch.setattr(verify, "_furthest", lambda *_: verify.Compared(1.0, 8.0, worst))
     ending = run("ficco-run", "good.ficco", "--gpus", "2", "--exact")
     assert ending.code == 4
     assert "  numbers  WRONG: integers DIFFER, random data not run\n" in ending.out

@@ -344,7 +344,7 @@ class World:
         device = SimpleNamespace(ordinal=0, local=0)
         self.gpus: Any = SimpleNamespace(
             tenant=self.tenant, peers=self.peers, devices={0: device}, hung=False, timeout=timeout, vendor=vendor,
-            idle=lambda: self.through, well=lambda: None, busy=lambda: ("a device",), mode="streams", timing=False,
+            idle=lambda: self.through, well=lambda: None, busy=lambda: ("a device",),
             begin_issue=did("begin"), end_issue=did("end"), ranks=(0,), control={0: "control"}, put=did("put"),
         )  # fmt: skip
         self.gpus.hang = lambda: setattr(self.gpus, "hung", True)
@@ -384,7 +384,7 @@ class World:
 
     def issue(self) -> None:
         binding: Any = SimpleNamespace(in_turn=lambda run: binding, number=0, latest=None)
-        self.runs.run(binding, (), graph=False)
+        self.runs.run(binding, (), "streams")
 
 
 @pytest.fixture(autouse=True)

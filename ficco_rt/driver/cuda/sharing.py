@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import DeviceError
+from ..gpu.checked import Api
 from ..gpu.refused import Refused
 from ..gpu.sharing import Exported, Handle, Leaves, Range, Sharing
 from .call import api, call
@@ -22,6 +23,7 @@ class CudaSharing(Sharing):
     def __init__(self, pointer: Callable[[str, int, str], int], access: Callable[[int], Any]) -> None:
         """`pointer` gives an attribute of an address, `access` the description of a device's access."""
         self.cu: Any = api()
+        self.api, self.call = Api(self.cu, "cu"), call
         self._pointer, self._access = pointer, access
         self._kind = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._fabric = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
@@ -72,15 +74,6 @@ class CudaSharing(Sharing):
     def reserve(self, size: int, what: str) -> int:
         return int(call(self.cu.cuMemAddressReserve, size, 0, 0, 0, what=what))
 
-    def unreserve(self, address: int, size: int) -> None:
-        call(self.cu.cuMemAddressFree, address, size)
-
-    def place(self, address: int, size: int, handle: Handle, what: str) -> None:
-        call(self.cu.cuMemMap, address, size, 0, handle, 0, what=what)
-
-    def lift(self, address: int, size: int) -> None:
-        call(self.cu.cuMemUnmap, address, size)
-
     def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
         access = [self._access(ordinal) for ordinal in reach]
         call(self.cu.cuMemSetAccess, address, size, access, len(access), what=what)
@@ -98,9 +91,6 @@ class CudaSharing(Sharing):
         made = self.cu.CUmemFabricHandle()
         ctypes.memmove(made.getPtr(), given, _HANDLE)
         return call(self.cu.cuMemImportFromShareableHandle, made.getPtr(), self._fabric, what=what)
-
-    def release(self, handle: Handle) -> None:
-        call(self.cu.cuMemRelease, handle)
 
     def allocation(self, address: int, what: str) -> Range | None:
         """NOTE cuMemAlloc's memory is known by this: it alone has IPC handles."""
@@ -136,6 +126,3 @@ class CudaSharing(Sharing):
         ctypes.memmove(made.getPtr(), handle, _HANDLE)
         lazy = self.cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         return int(call(self.cu.cuIpcOpenMemHandle, made, int(lazy), what=what))
-
-    def close(self, address: int) -> None:
-        call(self.cu.cuIpcCloseMemHandle, address)

@@ -11,22 +11,20 @@ from operator import itemgetter
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
 from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
 from ...device.run_plan import Current
-from ...errors import DeviceError, UsageError
+from ...errors import UsageError
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
 from ...machine.discover import DeviceFacts
-from ..gpu.refused import Refused
+from ..gpu.checked import Api, DriverFunction
+from ..gpu.refused import Refused, undo_on_error
 from ..gpu.vendor import (
     Address,
     DriverCall,
-    DriverFunction,
     GemmLibrary,
     Gpu,
     Grid,
@@ -35,6 +33,7 @@ from ..gpu.vendor import (
     Numbers,
     Opened,
     PitchedCopy,
+    Vendor,
     WordOp,
 )
 from .call import api, call
@@ -48,20 +47,21 @@ _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PE
 _ASKING = Lock()  # the environment is the whole process's
 
 
-class Cuda:
+class Cuda(Vendor):
     """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the driver or a GPU is missing."""
 
     name = "cuda"
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
     lent = 0
-    sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
+    sources = (".cu", ".cuh", ".c", ".cpp")
+    not_ready = "CUDA_ERROR_NOT_READY"
 
     def __init__(self) -> None:
         self.cu: Any
         with _ASKING:
             self.cu, self._queues = _opened()
-        self.stream = self.cu.CUstream  # NOTE calls make such a one of each int, and take longer for that
+        self.api, self.call = Api(self.cu, "cu"), call
         self._streams = _streams_of(self.cu)
         self._retained: dict[int, Any] = {}  # devices by ordinal
         self._primary: dict[int, int] = {}  # their contexts
@@ -69,17 +69,11 @@ class Cuda:
         self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
 
-    def failure(self, function: DriverFunction, code: Any) -> Refused:
-        return call.failure(function, code)
-
     # ---- devices
 
     def version(self) -> str:
         number = int(call(self.cu.cuDriverGetVersion))
         return f"CUDA {number // 1000}.{number % 1000 // 10}"
-
-    def count(self) -> int:
-        return int(call(self.cu.cuDeviceGetCount))
 
     def facts(self, ordinal: int) -> DeviceFacts:
         cu = self.cu
@@ -176,9 +170,6 @@ class Cuda:
     def current(self) -> Handle:
         return call(self.cu.cuCtxGetCurrent)
 
-    def enter(self, context: Handle) -> None:
-        call(self.cu.cuCtxSetCurrent, context)
-
     def enter_action(self, context: Handle) -> DriverCall:
         return self.cu.cuCtxSetCurrent, (context,)
 
@@ -191,23 +182,10 @@ class Cuda:
             return "its own"
         return "some" if function is self.cu.cuMemcpyBatchAsync else "none"
 
-    def restore(self, current: Handle) -> None:
-        call(self.cu.cuCtxSetCurrent, current)
-
     # ---- memory
-
-    def free_memory(self) -> int:
-        free, _ = call(self.cu.cuMemGetInfo)
-        return int(free)
-
-    def alloc(self, size: int, what: str) -> int:
-        return int(call(self.cu.cuMemAlloc, size, what=what))
 
     def alloc_flags(self, size: int, what: str) -> int:
         return self.alloc(size, what)
-
-    def free(self, address: int) -> None:
-        call(self.cu.cuMemFree, address)
 
     def owner(self, address: int, what: str) -> int:
         # NOTE versions of cuda-bindings answer 0 for every address (NVIDIA/cuda-python issue 2928): ask the library
@@ -221,6 +199,10 @@ class Cuda:
         if code:
             raise call.failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
         return found.value
+
+    def _mapping(self, address: int, what: str) -> tuple[int, int]:
+        """Where the mapping that holds an address begins, and its bytes."""
+        return self._pointer("MAPPING_BASE_ADDR", address, what), self._pointer("MAPPING_SIZE", address, what)
 
     @cached_property
     def _attribute(self) -> Any:
@@ -238,7 +220,7 @@ class Cuda:
             return found
         with suppress(Refused):  # it is no mapping
             while True:
-                at = sum(self._pointer(f"MAPPING_{part}", at, what) for part in ("BASE_ADDR", "SIZE"))
+                at = sum(self._mapping(at, what))
                 if at >= address + size:
                     break
                 found.append((at, self.allocation(at)))
@@ -274,7 +256,7 @@ class Cuda:
                     raise call.failure(cu.cuMemGetAccess, code, what)
                 if int(flags) != read_write:
                     missing.append(self._access(other))
-            base, length = (self._pointer(f"MAPPING_{part}", at, what) for part in ("BASE_ADDR", "SIZE"))
+            base, length = self._mapping(at, what)
             if missing:
                 call(cu.cuMemSetAccess, base, length, missing, len(missing), what=what)
             at = base + length
@@ -287,57 +269,10 @@ class Cuda:
         made.flags = self.cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         return made
 
-    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
-        call(self.cu.cuMemsetD8Async, address, byte, size, stream)
-
-    def to_device(self, address: int, source: int, size: int, stream: Handle) -> None:
-        call(self.cu.cuMemcpyHtoDAsync, address, source, size, stream)
-
-    def to_host(self, target: int, address: int, size: int) -> None:
-        call(self.cu.cuMemcpyDtoH, target, address, size)
-
-    def peek(self, address: int, stream: Handle) -> int:
-        found = np.zeros(1, np.uint32)
-        call(self.cu.cuMemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
-        call(self.cu.cuStreamSynchronize, stream)
-        return int(found[0])
-
     # ---- streams and events
 
-    def priorities(self) -> tuple[int, int]:
-        least, greatest = call(self.cu.cuCtxGetStreamPriorityRange)
-        return int(least), int(greatest)
-
-    def new_stream(self, priority: int) -> Handle:
-        return call(self.cu.cuStreamCreateWithPriority, self.cu.CUstream_flags.CU_STREAM_NON_BLOCKING, priority)
-
-    def destroy_stream(self, stream: Handle) -> None:
-        call(self.cu.cuStreamDestroy, stream)
-
-    def idle(self, stream: Handle) -> bool:
-        return call.succeeds(self.cu.cuStreamQuery, stream, unless="CUDA_ERROR_NOT_READY")
-
-    def new_event(self, timing: bool) -> Handle:
-        flags = self.cu.CUevent_flags
-        return call(self.cu.cuEventCreate, flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING)
-
-    def destroy_event(self, event: Handle) -> None:
-        call(self.cu.cuEventDestroy, event)
-
-    def record(self, event: Handle, stream: Handle, what: str = "") -> None:
-        call(self.cu.cuEventRecord, event, stream, what=what)
-
-    def wait(self, stream: Handle, event: Handle) -> None:
-        call(self.cu.cuStreamWaitEvent, stream, event, 0)
-
-    def ended(self, event: Handle) -> bool:
-        return call.succeeds(self.cu.cuEventQuery, event, unless="CUDA_ERROR_NOT_READY")
-
-    def milliseconds(self, start: Handle, stop: Handle) -> float:
-        return float(call(self.cu.cuEventElapsedTime, start, stop))
-
-    def force(self, address: int, stream: Handle) -> None:
-        call(self.cu.cuStreamWriteValue32, stream, address, 1, 0)
+    def stream(self, handle: int) -> Handle:
+        return self.cu.CUstream(handle)  # NOTE calls make such a one of each int, and take longer for that
 
     # ---- graphs
 
@@ -345,12 +280,8 @@ class Cuda:
     def uncaptured(self) -> Iterator[None]:
         exchange = self.cu.cuThreadExchangeStreamCaptureMode
         before = call(exchange, self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        try:
+        with undo_on_error(call, exchange, before):
             yield
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                call(exchange, before)
-            raise
         call(exchange, before)
 
     def capturing(self, streams: Sequence[Handle]) -> bool:
@@ -379,21 +310,6 @@ class Cuda:
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(self.cu.cuStreamBeginCapture, stream, mode)
 
-    def end_capture(self, stream: Handle) -> Handle:
-        return call(self.cu.cuStreamEndCapture, stream)
-
-    def drop_capture(self, stream: Handle) -> None:
-        code, graph = self.cu.cuStreamEndCapture(stream)
-        if not code and graph:
-            self.cu.cuGraphDestroy(graph)
-
-    def instantiate(self, captured: Handle) -> Handle:
-        flags = self.cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
-        return call(self.cu.cuGraphInstantiate, captured, int(flags))
-
-    def upload(self, graph: Handle, stream: Handle) -> None:
-        call(self.cu.cuGraphUpload, graph, stream)
-
     def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
         """NOTE a kernel of a library that loads lazily is known by its CUkernel, not by a function."""
         cu = self.cu
@@ -414,12 +330,6 @@ class Cuda:
             found.append((function, Footprint("", threads, registers, static, int(made.sharedMemBytes))))
         return found
 
-    def destroy_captured(self, captured: Handle) -> None:
-        call(self.cu.cuGraphDestroy, captured)
-
-    def destroy_graph(self, graph: Handle) -> None:
-        call(self.cu.cuGraphExecDestroy, graph)
-
     # ---- kernels
 
     def compile(self, source: KernelSource, options: Sequence[str]) -> bytes:
@@ -430,15 +340,6 @@ class Cuda:
             return code + b"\0"
         return code if suffix in (".cubin", ".fatbin") else None
 
-    def load(self, code: bytes, what: str) -> Handle:
-        return call(self.cu.cuModuleLoadData, code, what=what)
-
-    def unload(self, module: Handle) -> None:
-        call(self.cu.cuModuleUnload, module)
-
-    def function(self, module: Handle, entry: str, what: str) -> Handle:
-        return call(self.cu.cuModuleGetFunction, module, entry.encode(), what=what)
-
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)
@@ -448,9 +349,6 @@ class Cuda:
         # measured, a block of 113 KiB kept out one of 103 KiB
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         call(self.cu.cuFuncSetAttribute, function, attribute, 100, what=what)
-
-    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
-        return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
     def gemms(self) -> GemmLibrary:
         return CublasLt()
@@ -480,15 +378,6 @@ class Cuda:
         to, of = [cu.CUdeviceptr(r.dst) for r in runs], [cu.CUdeviceptr(r.src) for r in runs]
         sizes = [r.size for r in runs]
         return cu.cuMemcpyBatchAsync, (to, of, sizes, len(runs), [attributes], [0], 1, stream)
-
-    def zero_action(self, address: int, words: int, stream: Handle) -> DriverCall:
-        return self.cu.cuMemsetD32Async, (address, 0, words, stream)
-
-    def record_action(self, event: Handle, stream: Handle) -> DriverCall:
-        return self.cu.cuEventRecord, (event, stream)
-
-    def wait_action(self, stream: Handle, event: Handle) -> DriverCall:
-        return self.cu.cuStreamWaitEvent, (stream, event, 0)
 
     def signal_action(self, address: int, stream: Handle) -> DriverCall:
         return self.cu.cuStreamWriteValue32, (stream, address, 1, 0)
@@ -526,9 +415,6 @@ class Cuda:
         value.value = self.cu.cuuint32_t(1 if written is None else written)
         return made
 
-    def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
-        return self.cu.cuGraphLaunch, (graph, stream)
-
     def embed(self, captured: Handle, stream: Handle) -> DriverCall:
         cu = self.cu
 
@@ -562,23 +448,20 @@ class Cuda:
         config.sharedMemBytes = grid.smem
         config.hStream = stream
         wanted = []
+
+        def want(kind: str) -> Any:
+            wanted.append(cu.CUlaunchAttribute())
+            wanted[-1].id = getattr(cu.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{kind}")
+            return wanted[-1]
+
         if grid.priority is not None:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
-            attribute.value.priority = grid.priority
-            wanted.append(attribute)
+            want("PRIORITY").value.priority = grid.priority
         if grid.cluster > 1:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             value = cu.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = grid.cluster, 1, 1
-            attribute.value = value
-            wanted.append(attribute)
+            want("CLUSTER_DIMENSION").value = value
         if grid.chained:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            wanted.append(attribute)
+            want("PROGRAMMATIC_STREAM_SERIALIZATION").value.programmaticStreamSerializationAllowed = 1
         if wanted:
             config.attrs, config.numAttrs = wanted, len(wanted)
         values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, get_args
@@ -51,7 +50,7 @@ from ...device.run_plan import (
     uploads,
 )
 from ...device.run_plan import Step as CallStep
-from ...errors import DeviceError, InternalError
+from ...errors import InternalError
 from ...geometry.cells import cells
 from ...geometry.region import Region
 from ...graph.ir import KernelCall, Priority
@@ -66,7 +65,7 @@ from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
-from .refused import Closing, concerning
+from .refused import Closing, concerning, undo_on_error
 from .resources import RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
@@ -211,13 +210,9 @@ class Binder:
         binding = BoundPlan(plans, sets[0], shared=shared)
         binding.more += (BoundPlan(plans, memory, number) for number, memory in enumerate(sets[1:], 1))
         self.bindings |= {binding, *binding.more}
-        try:
+        with undo_on_error(self.release, binding):
             for one in (binding, *binding.more):
                 self._bind(one)
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.release(binding)
-            raise
         return binding
 
     def _bind(self, binding: BoundPlan) -> None:
@@ -235,27 +230,25 @@ class Binder:
     def release(self, binding: BoundPlan) -> None:
         """Give back what a binding holds."""
         self.bindings.discard(binding)
-        closing = Closing()
-        while binding.more:
-            closing(self.release, binding.more.pop())
-        closing(self.drop_graphs, binding)
-        while binding.marked:
-            closing(self._launches.release_marks, binding.marked.popitem()[1])
-        if binding.shared is not None and self._gpus.peers is not None:
-            closing(self._gpus.peers.release, binding.shared)
-        while binding.launches:
-            closing(self._launches.release, binding.launches.popitem()[1])
-        closing.end()
+        with Closing() as closing:
+            while binding.more:
+                closing(self.release, binding.more.pop())
+            closing(self.drop_graphs, binding)
+            while binding.marked:
+                closing(self._gpus.free, binding.marked.popitem()[1].address)
+            if binding.shared is not None and self._gpus.peers is not None:
+                closing(self._gpus.peers.release, binding.shared)
+            while binding.launches:
+                closing(self._launches.release, binding.launches.popitem()[1])
 
     def drop_graphs(self, binding: BoundPlan) -> None:
-        closing = Closing()
-        while binding.graphs:
-            ordinal, graph = binding.graphs.popitem()
-            closing(self._drop, ordinal, self._gpus.vendor.destroy_graph, graph)
-        while binding.parts:
-            ordinal, part = binding.parts.popitem()
-            closing(self._drop, ordinal, self._gpus.vendor.destroy_captured, part)
-        closing.end()
+        with Closing() as closing:
+            while binding.graphs:
+                ordinal, graph = binding.graphs.popitem()
+                closing(self._drop, ordinal, self._gpus.vendor.destroy_graph, graph)
+            while binding.parts:
+                ordinal, part = binding.parts.popitem()
+                closing(self._drop, ordinal, self._gpus.vendor.destroy_captured, part)
 
     def _drop(self, ordinal: int, destroy: Callable[[Handle], None], graph: Handle) -> None:
         with concerning(self._gpus.devices[ordinal]), self._gpus.turn():

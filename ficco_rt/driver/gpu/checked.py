@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from .refused import Refused
-from .vendor import DriverFunction
+
+DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
+
+
+class Api:
+    """The functions of a vendor's bindings, by CUDA's names without their prefix: `api.EventRecord` is `cuEventRecord`
+    or `hipEventRecord`. `others`: what is called otherwise there."""
+
+    def __init__(self, bindings: Any, prefix: str, others: Mapping[str, str] | None = None) -> None:
+        self._bindings, self._prefix, self._others = bindings, prefix, others or {}
+
+    def __getattr__(self, name: str) -> DriverFunction:
+        function: DriverFunction = getattr(self._bindings, self._prefix + self._others.get(name, name))
+        setattr(self, name, function)  # found without this call from now on: runs come here
+        return function
 
 
 class Checked:

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic, sleep
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from ... import env
 from ...device.ir import CallCollective, Communicator
@@ -42,10 +42,10 @@ from ...graph.ir import CallKind
 from ...types import TYPES, Dtype
 from .collective_library import PENDING, CollectiveLibrary, Member, refused
 from .devices import inside
-from .gpus import SPIN, Gpus
+from .gpus import Gpus
 from .owner import OWNER, Job
-from .refused import Closing, Refused, concerning
-from .turns import TURNS
+from .refused import Closing, Refused, concerning, undo_on_error
+from .turns import SPIN, TURNS, poll
 from .vendor import DriverCall, Gpu, Handle
 
 WARM = 32 << 20  # bytes, at most, of a collective that is made once before any run
@@ -97,7 +97,7 @@ class Communicators:
 
     def __init__(self, gpus: Gpus, library: CollectiveLibrary | None, table: Sequence[Communicator]) -> None:
         self._gpus = gpus
-        self._library = library
+        self._library = cast(CollectiveLibrary, library)  # nobody asks it where the table is empty
         self._table = table if library is not None else ()
         self._ranks = len(gpus.placement.devices)  # of all processes
         self._open: dict[int, Opened] = {}  # by number
@@ -121,7 +121,7 @@ class Communicators:
 
     def ready(self) -> None:
         """They are open; after an abort they are made again."""
-        if self._library is None or not self.aborted:
+        if not self.aborted:
             return
         self.settle()
         generation = self._generation
@@ -130,9 +130,9 @@ class Communicators:
                 continue
             what = f"the communicators of queue '{communicator.queue}'"
             with concerning(command=what):
-                unique = self._unique(self._library, what)
+                unique = self._unique(what)
                 with self._gpus.turn(), self._gpus.uncaptured():
-                    made = self._make(self._library, communicator, unique, what)
+                    made = self._make(communicator, unique, what)
                 with self._changing:
                     kept = self._generation == generation
                     if kept:
@@ -143,17 +143,17 @@ class Communicators:
         self._cold = list(self._wanted)
         self.warm()
 
-    def _unique(self, library: CollectiveLibrary, what: str) -> bytes:
-        peers = self._gpus.peers
+    def _unique(self, what: str) -> bytes:
+        peers, library = self._gpus.peers, self._library
         if peers is None:
             return library.unique()
         said = peers.agreed(f"make {what}", lambda: library.unique().hex() if peers.group.rank == 0 else "")
         return bytes.fromhex(said[0])
 
-    def _make(self, library: CollectiveLibrary, wanted: Communicator, unique: bytes, what: str) -> Opened:
+    def _make(self, wanted: Communicator, unique: bytes, what: str) -> Opened:
         """A queue's communicators, when all processes have come. DeviceError: not all come in time; what was made of
         the communicators is aborted then."""
-        gpus, vendor = self._gpus, self._gpus.vendor
+        gpus, vendor, library = self._gpus, self._gpus.vendor, self._library
         made: dict[int, Handle] = {}
 
         def make() -> None:
@@ -163,29 +163,25 @@ class Communicators:
                     with inside(vendor, gpus.device(rank)):
                         made[rank] = library.open(self._ranks, rank, unique, wanted.settings)
 
-        try:
-            with threads_asked(wanted.settings.threads):
-                OWNER.do(make)
-                begun = monotonic()
-                while self._opening(library, made):
-                    missing = self._missing(monotonic() - begun)
-                    if missing:
-                        raise DeviceError(f"{what}: {missing}")
-                    TURNS.seen()
-                    sleep(LOOK / 10)
-        except BaseException:
-            self._discard(-1, made)  # the first error is the one to tell
-            raise
+        with undo_on_error(self._discard, -1, made), threads_asked(wanted.settings.threads):
+            OWNER.do(make)
+            begun = monotonic()
+            while self._opening(made):
+                missing = self._missing(monotonic() - begun)
+                if missing:
+                    raise DeviceError(f"{what}: {missing}")
+                TURNS.seen()
+                sleep(LOOK / 10)
         return made
 
-    def _opening(self, library: CollectiveLibrary, made: Opened) -> bool:
+    def _opening(self, made: Opened) -> bool:
         """Whether some are not open yet. DeviceError: one will never be."""
         found: list[str] = []
 
         def look() -> None:
             for rank, communicator in made.items():
                 with concerning(self._gpus.device(rank)):
-                    state = library.state(communicator)
+                    state = self._library.state(communicator)
                     if state not in ("", PENDING):
                         raise refused("ncclCommInitRankConfig", state)
                 found.append(state)
@@ -235,9 +231,7 @@ class Communicators:
     def collective(self, number: int, kind: CallKind, members: Sequence[tuple[int, Member]]) -> tuple[Refused | None]:
         """The driver call; what it gives is false if all is well. DeviceError: it was given up, or a communicator has
         failed."""
-        library = self._library
-        assert library is not None
-        generation = self._generation
+        library, generation = self._library, self._generation
         try:
             with self._calling:
                 communicators = self._open.get(number)
@@ -247,21 +241,19 @@ class Communicators:
                 with library.group():
                     for rank, member in members:
                         library.call(kind, communicators[rank], rank, self._ranks, member)
-                error = self._polled(library, number, communicators, generation)
+                error = self._polled(number, communicators, generation)
                 if error is None:
                     self.unfinished = None
                 return (error,)
         except Refused as error:
             return (error,)
 
-    def _polled(
-        self, library: CollectiveLibrary, number: int, communicators: Opened, generation: int
-    ) -> Refused | None:
+    def _polled(self, number: int, communicators: Opened, generation: int) -> Refused | None:
         """Wait until a call is over: on its stream, or captured. NOTE it takes some 40 µs, so the host spins at first;
         each communicator is asked to its end, as that joins the thread that the library has made the call in."""
         begun = looked = monotonic()
         for rank, communicator in communicators.items():
-            while state := library.state(communicator):
+            while state := self._library.state(communicator):
                 if state != PENDING:
                     raise DeviceError(self._tells(state, rank, number))
                 if self._generation != generation:
@@ -347,7 +339,6 @@ class Communicators:
         return found[0] if found else ""
 
     def _health(self) -> str:
-        assert self._library is not None
         if not self._calling.acquire(blocking=False):
             return ""  # a call is under way, and looks itself
         try:
@@ -364,7 +355,6 @@ class Communicators:
         return ""
 
     def _tells(self, state: str, rank: int, number: int) -> str:
-        assert self._library is not None
         return f"{self._library.name} tells of {state} on {self._gpus.device(rank)}, {self._calls(number)}"
 
     def calls(self) -> list[str]:
@@ -387,15 +377,18 @@ class Communicators:
         """NOTE in one group: all are told to stop before the end of the group waits for graphs, which may stand behind
         a collective of another queue. That of an unfinished call comes last: the library joins its thread, which may
         wait for kernels of the others."""
-        library = self._library
-        assert library is not None
         with self._calling:  # later calls find no communicators; they do not wait: their thread may have to drop graphs
             last, self.unfinished = self.unfinished, None
         order = sorted(given, key=lambda number: number == last)
         left = [communicator for number in order for communicator in given[number].values()]
-        with suppress(DeviceError), library.group():  # an error has been told already
-            _abort_all(library, left)
-        _abort_all(library, left)  # where no group was to be had
+        with suppress(DeviceError), self._library.group():  # an error has been told already
+            self._abort_all(left)
+        self._abort_all(left)  # where no group was to be had
+
+    def _abort_all(self, left: list[Handle]) -> None:
+        while left:
+            with suppress(DeviceError):
+                self._library.abort(left.pop(0))
 
     def settle(self) -> None:
         """What leaves is given back. DeviceError: it is not, because a graph holds calls, or something never ends."""
@@ -452,13 +445,7 @@ class Communicators:
 
     def _at_rest(self) -> bool:
         """Whether all streams come to rest within SETTLE seconds, but for those of devices that failed."""
-        begun = monotonic()
-        while True:
-            through, _ = self._gpus.idle()
-            if through or monotonic() - begun > SETTLE:
-                return through
-            TURNS.seen()
-            sleep(LOOK / 10)
+        return poll(lambda: self._gpus.idle()[0], SETTLE)
 
     def _drop(self, communicators: Opened, closing: Closing) -> None:
         with self._calling:  # a health check that is under way ends
@@ -468,17 +455,10 @@ class Communicators:
 
     def _destroy(self, rank: int, communicator: Handle) -> None:
         library, well = self._library, False
-        assert library is not None
         with concerning(self._gpus.device(rank)):
             with suppress(DeviceError):
                 well = not library.state(communicator)
             (library.close if well else library.abort)(communicator)
-
-
-def _abort_all(library: CollectiveLibrary, left: list[Handle]) -> None:
-    while left:
-        with suppress(DeviceError):
-            library.abort(left.pop(0))
 
 
 def _aborted() -> Refused:

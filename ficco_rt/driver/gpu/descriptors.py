@@ -15,13 +15,15 @@ import struct
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ...errors import DeviceError
 from ...process.group import Group
+from .refused import undo_on_error
 
 Way: TypeAlias = Literal["abstract", "path"]
 
@@ -42,6 +44,11 @@ def no_more_files() -> Iterator[None]:
         ) from error
 
 
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 class NotPassedError(DeviceError):
     """The processes are all there, and descriptors do not pass between them in this way."""
 
@@ -53,14 +60,10 @@ def pass_around(
     has. The caller closes what comes. NotPassedError, in every process: somebody's did not come. Another DeviceError: a
     process did not come, or has left."""
     came: list[list[int]] = [[] for _ in range(group.size)]
-    try:
+    with undo_on_error(lambda: close_all(chain(*came))):
         troubles = _passed(group, mine, counts, way, timeout, came)
         if troubles:
             raise NotPassedError("file descriptors did not pass between the processes: " + "; ".join(troubles))
-    except BaseException:
-        for descriptor in (d for some in came for d in some):
-            os.close(descriptor)
-        raise
     return came
 
 
@@ -113,8 +116,7 @@ def _send_and_take(
         if readable:
             message, descriptors = mailbox.take()
             if len(message) < _HEAD.size or message[:_TOKEN] != mailbox.token:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                close_all(descriptors)
                 continue
             _, sender, at = _HEAD.unpack(message)
             came[sender][at : at + len(descriptors)] = descriptors
@@ -141,13 +143,10 @@ class _Mailbox:
         self.token = secrets.token_bytes(_TOKEN)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._name = b"\0ficco-" + secrets.token_hex(_TOKEN).encode()
-        try:
+        with undo_on_error(self._close):
             if way == "path":
                 self._name = os.fsencode(Path(tempfile.mkdtemp(prefix="ficco-")).absolute() / "peers")
             self.socket.bind(self._name)
-        except BaseException:
-            self._close()
-            raise
         self.name = self.token + self._name
 
     def send(self, message: bytes, descriptors: Sequence[int], name: bytes) -> None:
@@ -164,8 +163,7 @@ class _Mailbox:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 found.frombytes(data[: len(data) - len(data) % found.itemsize])
         if came & socket.MSG_CTRUNC:
-            for descriptor in found:
-                os.close(descriptor)
+            close_all(found)
             raise OSError("the descriptors that came find no room: too many files are open (ulimit -n)")
         return message, found.tolist()
 

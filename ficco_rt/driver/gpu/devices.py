@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from itertools import permutations
 from typing import Any
 
 from ... import env
@@ -14,8 +15,8 @@ from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...machine.model import Machine
 from ...process.transports import local
-from .refused import Closing, concerning
-from .vendor import Gpu, Handle, Vendor
+from .refused import Closing, concerning, undo_on_error
+from .vendor import Gpu, Vendor
 
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PMI_LOCAL_RANK")
 
@@ -40,19 +41,13 @@ def open_devices(vendor: Vendor, locals_: Mapping[int, int]) -> dict[int, Gpu]:
     """The devices, by their numbers in the placement, each with its context retained and direct access to every other
     one's memory. `locals_`: the vendor's ordinals of them."""
     devices: dict[int, Gpu] = {}
-    try:
+    with undo_on_error(close_devices, vendor, devices):
         for i, local in locals_.items():
             facts = facts_of(vendor, local)
             with concerning(f"{facts.name} (device {local})"):
                 devices[i] = Gpu(i, facts, vendor.retain(local), local)
-        for i, device in devices.items():
-            for j, other in devices.items():
-                if i != j:
-                    _connect(vendor, device, other)
-    except BaseException:
-        with suppress(DeviceError):  # the first error is the one to tell
-            close_devices(vendor, devices)
-        raise
+        for device, other in permutations(devices.values(), 2):
+            _connect(vendor, device, other)
     return devices
 
 
@@ -67,23 +62,11 @@ def inside(vendor: Vendor, device: Gpu) -> Iterator[None]:
     """Inside, the device's context is current, and what is refused concerns it; after, the caller's again."""
     with concerning(device):
         callers = vendor.current()
-        try:  # NOTE a Ctrl-C may come when `enter` has done its work, before it returns: so no push and pop
+        # NOTE a Ctrl-C may come when `enter` has done its work, before it returns: so no push and pop
+        with undo_on_error(vendor.enter, callers):
             vendor.enter(device.context)
             yield
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                vendor.restore(callers)
-            raise
-        _restore(vendor, callers)
-
-
-def _restore(vendor: Vendor, callers: Handle) -> None:
-    try:
-        vendor.restore(callers)
-    except DeviceError:
-        with suppress(DeviceError):
-            vendor.restore(callers)
-        raise
+            vendor.enter(callers)
 
 
 def _connect(vendor: Vendor, device: Gpu, other: Gpu) -> None:
@@ -100,11 +83,10 @@ def _connect(vendor: Vendor, device: Gpu, other: Gpu) -> None:
 
 def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
     """Let go of the contexts; peer access stays, as others in the process may count on it."""
-    closing = Closing()
-    for ordinal in list(devices):
-        device = devices.pop(ordinal)
-        closing(_release, vendor, device)
-    closing.end()
+    with Closing() as closing:
+        for ordinal in list(devices):
+            device = devices.pop(ordinal)
+            closing(vendor.release, device.local, of=device)
 
 
 @contextmanager
@@ -116,11 +98,6 @@ def kept_open(vendor: Vendor, ordinals: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         close_devices(vendor, devices)
-
-
-def _release(vendor: Vendor, device: Gpu) -> None:
-    with concerning(device):
-        vendor.release(device.local)
 
 
 def discover(

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...device.build import Layout, streams_of
 from ...device.collectives import alone_reaches_other_nodes
-from ...device.ir import EventName, Placement
+from ...device.ir import EventName, Mode, Placement
 from ...device.room_table import blocks_left, too_little_left
 from ...device.run_plan import RunPlan
 from ...errors import DeviceError, UsageError, cause_words
@@ -47,7 +47,7 @@ from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
 from .peers import Peers, label, touched_by_others
-from .refused import Closing, Refused, concerning
+from .refused import Closing, Refused, concerning, undo_on_error
 from .resources import RunResources
 from .runs import Runs, handles, steady
 from .spans import events_of, raisers_of, spans_of
@@ -64,6 +64,9 @@ _NO_ACCESS = (
 
 class GpuDriver:
     """See the module. `timeout` is the seconds that `synchronize` waits, and that a call may block; None: for ever."""
+
+    clock: ClockKind = "device"
+    on_device = True
 
     def __init__(
         self,
@@ -84,11 +87,11 @@ class GpuDriver:
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
         self._closed = self._poisoned = False
-        self._tracing = self._latching = False
+        self.tracing = self.timing = self.latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
-        self._collectives = self._by_copies = ""
-        self._within = 0.0  # see `within`
+        self.collectives = self._by_copies = ""
+        self.within = 0.0
         refuse(plan)
         self._peers = None
         locals_: Mapping[int, int] | None = None
@@ -104,6 +107,7 @@ class GpuDriver:
                 mine, _ = own_devices(vendor, needed, 0, lambda make: [make()])
                 locals_ = dict(zip(placement.ordinals, mine, strict=True))
         self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'", self._peers, locals_)
+        self.ranks = self._gpus.ranks
         self._communicators = Communicators(self._gpus, None, ())
         WATCHDOG.watch(self._gpus.tenant)
         try:
@@ -125,7 +129,7 @@ class GpuDriver:
                 try_copies(self._gpus, self._peers)
                 self._features = replace(self._features, keeps_shared=self._peers.keeps_shared)
             layout = self._plans().layout
-            self._collectives = self._named(library, layout, collectives)
+            self.collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:
                 found = too_little_left(layout.plan, layout.launches, Limits.of(self._device), library.version())
                 if found is not None:
@@ -165,48 +169,6 @@ class GpuDriver:
         return f"copies and sums: {why}"
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._gpus.ranks
-
-    @property
-    def clock(self) -> ClockKind:
-        return "device"
-
-    @property
-    def on_device(self) -> bool:
-        return True
-
-    @property
-    def tracing(self) -> bool:
-        return self._tracing
-
-    @tracing.setter
-    def tracing(self, on: bool) -> None:
-        self._tracing = on
-        self._issue()
-
-    @property
-    def timing(self) -> bool:
-        return self._gpus.timing
-
-    @timing.setter
-    def timing(self, on: bool) -> None:
-        self._gpus.timing = on
-
-    @property
-    def latching(self) -> bool:
-        return self._latching
-
-    @latching.setter
-    def latching(self, on: bool) -> None:
-        self._latching = on
-        self._issue()
-
-    def _issue(self) -> None:
-        """The mode of runs that are no graphs, for the next of them."""
-        self._gpus.mode = "traced" if self._tracing else "latched" if self._latching else "streams"
-
-    @property
     def held(self) -> bool:
         return self._runs.held
 
@@ -232,17 +194,7 @@ class GpuDriver:
 
     def _vendors_turn(self) -> bool:
         """Whether the vendor's library does what it can: it is there, and no GEMM of ours is made for the device."""
-        if tuned(self._device.arch):
-            return False
-        try:
-            self._vendor.gemms()
-        except DeviceError:
-            return False
-        return True
-
-    @property
-    def collectives(self) -> str:
-        return self._collectives
+        return not tuned(self._device.arch) and self._vendor.has_gemms()
 
     # ---- memory
 
@@ -421,46 +373,30 @@ class GpuDriver:
         wanted = touched_by_others(plan)
         kinds = {t.name: t for t in self._plan.tensors}
         mine: dict[str, tuple[int, int]] = {}
-        for number, tensors in enumerate(sets):
+        for number, own in enumerate(sets):
             for key in wanted:
-                if key[1] in self._gpus.ranks and tensors[key].size and (not number or kinds[key[0]].kind == "scratch"):
-                    mine[label(key, number)] = tensors[key].address, tensors[key].size
+                if key[1] in self._gpus.ranks and own[key].size and (not number or kinds[key[0]].kind == "scratch"):
+                    mine[label(key, number)] = own[key].address, own[key].size
         shared = peers.share("bind tensors", mine)
-        try:
-            known: list[dict[tuple[str, int], DeviceTensor]] = []
-            for number, tensors in enumerate(sets):
-                known.append({key: tensor for key, tensor in tensors.items() if key[1] in self._gpus.ranks})
+        with undo_on_error(peers.release, shared):
+            known = [dict(tensors) for tensors in sets]
+            for number, tensors in enumerate(known):
                 for name, rank in wanted:
                     if rank not in self._gpus.ranks:
-                        tensor = kinds[name]
-                        at = label((name, rank), number if tensor.kind == "scratch" else 0)
-                        known[-1][name, rank] = DeviceTensor(
-                            shared.addresses.get(at, 0),
-                            tensor.shapes[rank],
-                            tensor.dtype,
-                            rank,
-                            owned=False,
-                            written=tensor.kind != "input",
-                        )
+                        of = kinds[name]
+                        at = label((name, rank), number if of.kind == "scratch" else 0)
+                        lies, written = shared.addresses.get(at, 0), of.kind != "input"
+                        tensors[name, rank] = DeviceTensor(lies, of.shapes[rank], of.dtype, rank, False, written)
             said = peers.agreed("choose kernels", lambda: sorted(self._unaligned(known[0])))
             plans = self._plans(frozenset((s, p) for theirs in said for s, p in theirs))
             made: list[BoundPlan] = []
-            try:
+            with undo_on_error(lambda: list(map(self._binder.release, made))):
                 with peers.in_step("bind launches"):
                     made.append(self._binder.bind(plans, known, shared))
                 if plans.layout.communicators:
                     with peers.in_step("make first calls of collectives"):
                         self._communicators.warm()
-            except BaseException:
-                with suppress(DeviceError):  # another process has failed
-                    if made:
-                        self._binder.release(made[0])
-                raise
             return made[0]
-        except BaseException:
-            with suppress(DeviceError):
-                peers.release(shared)
-            raise
 
     def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
         return plans_of(Same(self._plan), self._device, self._gpus.placement, self._features, unaligned)
@@ -481,7 +417,7 @@ class GpuDriver:
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
-        if self._peers is not None and (self._poisoned or self._tracing):
+        if self._peers is not None and (self._poisoned or self.tracing):
             # NOTE others write into our scratch as soon as they run: words keep apart runs, not what the host does
             self._peers.agree("run what was poisoned" if self._poisoned else "trace a run")
             self._poisoned = False
@@ -489,7 +425,8 @@ class GpuDriver:
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
             self._callers = handles(given, self._gpus.ranks, self._vendor.stream)
             self._given = given if steady(given) else None
-        return self._runs.run(binding, self._callers, graph=graph)
+        mode: Mode = "graph" if graph else "traced" if self.tracing else "latched" if self.latching else "streams"
+        return self._runs.run(binding, self._callers, mode, self.timing)
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         self._runs.synchronize()
@@ -502,10 +439,6 @@ class GpuDriver:
 
     def elapsed(self) -> float:
         return self._runs.microseconds()
-
-    @property
-    def within(self) -> float:
-        return self._within
 
     def spans(self) -> tuple[TraceSpan, ...]:
         """Of the last run, if it was recorded. In a group of all processes, which ask for them at the same step."""
@@ -542,7 +475,7 @@ class GpuDriver:
             for ordinal, spans in found.items():
                 begin = self._resources.recorded(EventName("begin", ordinal))
                 mine.append(clocks.Spans(clocks.begun(self._gpus, self._gpus.devices[ordinal], begin), tuple(spans)))
-        all_, self._within = clocks.on_one_clock(peers.group, peers.machines, mine, self._gpus.timeout)
+        all_, self.within = clocks.on_one_clock(peers.group, peers.machines, mine, self._gpus.timeout)
         return all_
 
     def mark_all(self) -> None:

@@ -5,22 +5,19 @@ Everything is registered as it is made, before anything else can fail, so `close
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import numpy.typing as npt
 
-from ...device.ir import Mode, Placement
+from ...device.ir import Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
 from .peers import Peers
-from .refused import Closing, Refused, concerning, concerns
-from .turns import TURNS, Tenant
+from .refused import Closing, Refused, concerning, concerns, undo_on_error
+from .turns import SPIN, TURNS, Tenant, poll
 from .vendor import Gpu, Handle, Vendor
-
-SPIN = 2e-3  # seconds that the host asks again and again before it naps
 
 _BLOCKED: set[tuple[str, int]] = set()  # devices of the process, by vendor, on which something runs that does not end
 
@@ -50,8 +47,6 @@ class Gpus:
         self._locals = dict(locals_) if locals_ is not None else {i: i for i in placement.ordinals}
         self.ranks = tuple(r for r, device in enumerate(placement.devices) if device in self._locals)
         self.current: Gpu | None = None  # whose context is current, while a run is issued
-        self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
-        self.timing = False  # whether runs on callers' streams are timed; all others are
         self.hung = False  # see `hang`
         self._waited = False  # in vain, for what runs on the devices
         self._issuing = False
@@ -70,18 +65,14 @@ class Gpus:
         self.devices = open_devices(vendor, self._locals)
         self.first = next(iter(self.devices.values()))
         self.tenant.sms = {device.local: device.facts.sms for device in self.devices.values()}
-        try:
+        with undo_on_error(self.close):
             with self.inside(self.first):
                 self._least, self._greatest = vendor.priorities()
             for ordinal, device in self.devices.items():
                 self.control[ordinal] = self.new_stream(device)
-                self.ones[ordinal] = self.alloc(device, 4, "the word that flags are copied from")
-                self.put(device, self.ones[ordinal], np.ones(1, np.uint32))
+                one = np.ones(1, np.uint32)
+                self.ones[ordinal] = self.placed(device, one, "the word that flags are copied from")
             vendor.prepare(self)
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.close()
-            raise
 
     def hang(self) -> None:
         """Something runs that does not end: a call may block for ever. So may calls of other executors there that wait
@@ -127,7 +118,7 @@ class Gpus:
         if self._issuing:
             self.current = None
             with concerning(self.first):
-                self.vendor.restore(self._callers)
+                self.vendor.enter(self._callers)
             self._issuing = False
 
     def enter(self, device: Gpu) -> None:
@@ -196,30 +187,18 @@ class Gpus:
 
     def finish(self, device: Gpu, stream: Handle) -> None:
         """The host waits for a stream. DeviceError if that takes longer than `timeout`."""
-        begun = time.monotonic()
-        while not self._idle(device, stream):
-            waited = time.monotonic() - begun
-            if self.timeout is not None and waited > self.timeout:
-                self.hang()
-                raise DeviceError(f"{device} did not come to rest within {self.timeout:g} s (--timeout)")
-            TURNS.seen()
-            if waited > SPIN:
-                time.sleep(1e-4)
+        if not poll(lambda: self._idle(device, stream), self.timeout, 1e-4, SPIN):
+            self.hang()
+            raise DeviceError(f"{device} did not come to rest within {self.timeout:g} s (--timeout)")
 
     def calm(self) -> bool:
         """In a turn: whether runs on these devices, and replays of callers' graphs, have come to their end, so that no
         call waits for them inside the vendor's driver. They get `timeout`, once."""
-        begun = time.monotonic()
         mine = {device.local for device in self.devices.values()}
-        while not self.blocked:
-            if not TURNS.busy(self.vendor.name, mine):
-                return True
-            self._waited = self._waited or (self.timeout is not None and time.monotonic() - begun > self.timeout)
-            if self._waited:
-                return False
-            TURNS.seen()
-            time.sleep(1e-4)
-        return False
+        limit = 0.0 if self._waited else self.timeout
+        over = poll(lambda: self.blocked or not TURNS.busy(self.vendor.name, mine), limit, 1e-4)
+        self._waited = self._waited or not over
+        return over and not self.blocked
 
     # ---- memory
 
@@ -249,6 +228,13 @@ class Gpus:
             self.vendor.to_device(address, values.ctypes.data, values.nbytes, stream)
             self.finish(device, stream)
 
+    def placed(self, device: Gpu, values: npt.NDArray[np.generic], what: str) -> int:
+        """An array in the device's memory: its address."""
+        address = self.alloc(device, values.nbytes, what)
+        with undo_on_error(self.free, address):
+            self.put(device, address, values)
+        return address
+
     # ---- the end
 
     def held(self) -> tuple[int, int, int]:
@@ -257,23 +243,19 @@ class Gpus:
 
     def close(self) -> None:
         """Give everything back. May be called twice."""
-        closing = Closing()
-        for _, event in list(self._events.values()):
-            closing(self.drop_event, event)
-        while self._streams:
-            closing(self._drop_stream, *self._streams.pop())
-        if self.peers is not None:
-            closing(self._leave, self.peers)
-        for _ in range(2):  # once more what a context that was not to be had has kept
-            for address in list(self._memory):
-                closing(self.free, address)
-        closing(close_devices, self.vendor, self.devices)
-        closing.end()
+        with Closing() as closing:
+            for _, event in list(self._events.values()):
+                closing(self.drop_event, event)
+            while self._streams:
+                device, stream = self._streams.pop()
+                closing(self.vendor.destroy_stream, stream, of=device)
+            if self.peers is not None:
+                closing(self._leave, self.peers)
+            for _ in range(2):  # once more what a context that was not to be had has kept
+                for address in list(self._memory):
+                    closing(self.free, address)
+            closing(close_devices, self.vendor, self.devices)
 
     def _leave(self, peers: Peers) -> None:
         with self.inside(self.first):
             peers.close()
-
-    def _drop_stream(self, device: Gpu, stream: Handle) -> None:
-        with concerning(device):
-            self.vendor.destroy_stream(stream)

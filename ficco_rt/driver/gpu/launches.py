@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -75,10 +75,9 @@ class LaunchBinder:
         return self._library.name
 
     def close(self) -> None:
-        closing = Closing()
-        closing(self._library.close)
-        closing(self._modules.close)
-        closing.end()
+        with Closing() as closing:
+            closing(self._library.close)
+            closing(self._modules.close)
 
     def bind(
         self,
@@ -97,22 +96,12 @@ class LaunchBinder:
         made = tables(config, works_of(launch, memory, flags), [flags[flag] for flag in config.resets])
         constants = len(made.constants)
         scratch_at = -(-constants // _ALIGNED) * _ALIGNED
-        address = self._gpus.alloc(device, scratch_at + made.scratch, f"the table of a launch of {entry.name}")
-        try:
-            image = np.zeros(scratch_at + made.scratch, np.uint8)
-            image[:constants] = np.frombuffer(made.constants, np.uint8)
-            self._gpus.put(device, address, image)
-        except BaseException:
-            with suppress(DeviceError):
-                self._gpus.free(address)
-            raise
-        grid = self._grid(launch)
+        image = np.zeros(scratch_at + made.scratch, np.uint8)
+        image[:constants] = np.frombuffer(made.constants, np.uint8)
+        address = self._gpus.placed(device, image, f"the table of a launch of {entry.name}")
         with self._gpus.inside(device):
             arguments = made.arguments(address, address + scratch_at, self._gpus.vendor.tensor_map)
-
-        def calls(stream: Handle) -> Sequence[DriverCall]:
-            return (self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream),)
-
+        calls = partial(self._call, entry, self._grid(launch), arguments)
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
         return BoundLaunch(
             device, address, address + scratch_at, made.counters, calls, launched, arguments, made.tile_works
@@ -133,20 +122,15 @@ class LaunchBinder:
         twin, device = replace(launch, config=marking(launch.config)), bound.device
         entry = self._entry(twin, device)
         self._fits(twin.config, entry, device, f"kernel {entry.name}, {twin.config.smem} bytes of shared memory")
-        marks, grid = np.zeros(len(bound.tile_works), MARK), self._grid(twin)
-        address = self._gpus.alloc(device, marks.nbytes, f"the marks of a launch of {entry.name}")
-        try:
-            self._gpus.put(device, address, marks)
-        except BaseException:
-            with suppress(DeviceError):
-                self._gpus.free(address)
-            raise
+        marks = np.zeros(len(bound.tile_works), MARK)
+        address = self._gpus.placed(device, marks, f"the marks of a launch of {entry.name}")
         arguments = [*bound.arguments, address.to_bytes(8, "little")]
+        return MarkedLaunch(bound, address, partial(self._call, entry, self._grid(twin), arguments))
 
-        def calls(stream: Handle) -> Sequence[DriverCall]:
-            return (self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream),)
-
-        return MarkedLaunch(bound, address, calls)
+    def _call(
+        self, entry: LoadedKernel, grid: Grid, arguments: Sequence[bytes], stream: Handle
+    ) -> Sequence[DriverCall]:
+        return (self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream),)
 
     def meeting(self, device: Gpu, runs: int, steps: Sequence[meet.Step], stream: Handle) -> DriverCall:
         """The launch of the kernel that takes these steps. `runs`: the address of the device's count of runs."""
@@ -168,9 +152,6 @@ class LaunchBinder:
     def release(self, bound: BoundLaunch) -> None:
         if bound.table:
             self._gpus.free(bound.table)
-
-    def release_marks(self, marked: MarkedLaunch) -> None:
-        self._gpus.free(marked.address)
 
     def marks(self, marked: MarkedLaunch) -> Marks:
         """What the last run by it has left. It has ended."""

@@ -17,7 +17,7 @@ from ...kernels.room import Footprint
 from ...kernels.works import Product
 from ...types import TYPES, Dtype
 from .gpus import Gpus
-from .refused import Closing, Refused
+from .refused import Closing, Refused, undo_on_error
 from .vendor import DriverCall, GemmLibrary, Gpu, Handle, Layout, MatmulPlace, Shape
 
 TRIED = 8  # algorithms of a shape, where blocks are to leave room
@@ -82,14 +82,11 @@ class LibraryCalls:
                 if found is None:
                     break
                 crowded = ""
-                try:
-                    # NOTE a kernel that is loaded in a run waits for the run, which may wait for the host
-                    if left is not None or library.lazy:
+                # NOTE a kernel that is loaded in a run waits for the run, which may wait for the host
+                if left is not None or library.lazy:
+                    with undo_on_error(library.drop, found):
                         kernels = self._kernels(library, handle, found, place, device)
                         crowded = "" if left is None else self._crowded(kernels, left, device)
-                except BaseException:
-                    library.drop(found)
-                    raise
                 if not crowded:
                     self._planned[key] = found, number
                     break
@@ -108,14 +105,11 @@ class LibraryCalls:
         vendor, stream = self._gpus.vendor, self._gpus.control[device.ordinal]
         with vendor.uncaptured():  # of the caller's captures: to load a kernel may spoil them
             vendor.begin_capture(stream)
-            try:
+            with undo_on_error(vendor.drop_capture, stream):
                 function, arguments = library.matmul_action(handle, planned, place, stream)
                 code = function(*arguments)[0]
                 if code:
                     raise vendor.failure(function, code)
-            except BaseException:
-                vendor.drop_capture(stream)
-                raise
             captured = vendor.end_capture(stream)
             try:
                 return vendor.kernels_of(captured)
@@ -133,12 +127,11 @@ class LibraryCalls:
 
     def close(self) -> None:
         """Give handles and descriptors back; workspaces are the devices' memory, and go with it."""
-        closing = Closing()
-        library = self._library
-        for ordinal in [*self._handles]:
-            if library is not None:
-                closing(self._close, library, ordinal)
-        closing.end()
+        with Closing() as closing:
+            library = self._library
+            for ordinal in [*self._handles]:
+                if library is not None:
+                    closing(self._close, library, ordinal)
 
     def _close(self, library: GemmLibrary, ordinal: int) -> None:
         closing = Closing()

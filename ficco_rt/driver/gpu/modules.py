@@ -72,11 +72,10 @@ class Modules:
 
     def close(self) -> None:
         """Unload everything."""
-        closing = Closing()
-        for _ in range(2):  # once more what a context that was not to be had has kept
-            for key in list(self._loaded):
-                closing(self._unload, key)
-        closing.end()
+        with Closing() as closing:
+            for _ in range(2):  # once more what a context that was not to be had has kept
+                for key in list(self._loaded):
+                    closing(self._unload, key)
 
     def _unload(self, key: tuple[int, bytes]) -> None:
         with self._gpus.inside(self._gpus.devices[key[0]]):

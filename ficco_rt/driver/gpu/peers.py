@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,12 +32,12 @@ from ...machine.discover import DeviceFacts
 from ...process.group import Group, processes
 from ...version import __version__
 from .board import MOST, Board, made
-from .descriptors import Way, no_more_files, pass_around
+from .descriptors import Way, close_all, no_more_files, pass_around
 from .devices import facts_of, own_devices
 from .devices import inside as current_on
-from .refused import Closing, Refused, concerning
+from .refused import Closing, Refused, concerning, undo_on_error
 from .sharing import Area, Found, Leaves, Mapped, Shared, Sharing
-from .turns import TURNS
+from .turns import poll
 from .vendor import Gpu, Handle, Vendor
 from .ways import IMEX, FabricTrial, descriptors_pass
 
@@ -81,7 +81,6 @@ class Peers:
         self._sockets: Way | None = None  # how those are named by which descriptors pass
         self._fabric = False  # memory passes as fabric handles
         self._no_fabric = ""  # why it does not, where it was tried
-        self._sharing: Sharing | None = None
         self._reach: tuple[int, ...] = ()
         self._numbers = 0
         self._areas: dict[int, Area] = {}  # of this process, by number
@@ -108,6 +107,11 @@ class Peers:
         self._apart = next((p for p in self._near if self.machines[p] != _host()), None)  # one on another machine
         # of this node's processes, by their places in `_near`
         self._node = group.part(self._near)
+
+    @cached_property
+    def _sharing(self) -> Sharing:
+        """DeviceError: the vendor's bindings have no such calls, which `connect` finds out."""
+        return self._vendor.sharing()
 
     # ---- agreement
 
@@ -282,12 +286,9 @@ class Peers:
 
     def common(self, mine: Features) -> Features:
         """What every process's driver does."""
-        said = self.agree("tell what the driver does", {f.name: getattr(mine, f.name) for f in fields(Features)})
-        found: dict[str, Any] = {}
-        for f in fields(Features):
-            values = [theirs[f.name] for theirs in said]
-            found[f.name] = min(values) if not isinstance(values[0], str) else values[0]
-        return replace(mine, **found)
+        said = self.agree("tell what the driver does", asdict(mine))
+        least = {name: min(theirs[name] for theirs in said) for name, v in said[0].items() if not isinstance(v, str)}
+        return replace(mine, **{**said[0], **least})
 
     # ---- memory
 
@@ -302,7 +303,6 @@ class Peers:
         def able() -> list[bool]:
             found = [True, True]
             with self._inside():
-                self._sharing = self._vendor.sharing()
                 for device in here:  # NOTE on HIP memory that is made to find out is the current device's
                     with current_on(self._vendor, device):
                         asked = self._sharing.descriptors(device.local), self._sharing.fabric(device.local)
@@ -328,7 +328,6 @@ class Peers:
         if descriptors and self._apart is None:
             self._sockets = descriptors_pass(self._node, self._timeout)
         if fabric and self._sockets is None:
-            assert self._sharing is not None
             each = (self._sharing, device.local, self._reach, self._inside, self._timeout)
             self._no_fabric = FabricTrial(self._node, self._near, *each).failure()
             self._fabric = not self._no_fabric
@@ -341,12 +340,8 @@ class Peers:
             return
         with no_more_files():
             mine = [made()] if self._node.rank == 0 else []
-        try:
+        with undo_on_error(close_all, mine):
             came = pass_around(self._node, mine, [1] + [0] * (size - 1), self._sockets, self._timeout)
-        except BaseException:
-            for descriptor in mine:
-                os.close(descriptor)
-            raise
         try:
             self.board = Board((mine or came[0])[0], self._node.rank, self._near)
         except OSError as error:  # a system without such locks: a killed process is then found by the time limit
@@ -374,7 +369,7 @@ class Peers:
     def alloc(self, device: Gpu, size: int, what: str, flags: bool) -> int | None:
         """Memory of a device of ours, which is current, that others can map; its address. None: ordinary memory is the
         way."""
-        if self._by_ipc or self._sharing is None:
+        if self._by_ipc:
             return None
         leaves: Leaves = "fabric" if self._fabric else "descriptor"
         made = self._sharing.alloc(device.local, size, self._reach, what, flags=flags, leaves=leaves)
@@ -390,7 +385,6 @@ class Peers:
             return False
         made, number = found
         self._drop(number)
-        assert self._sharing is not None
         self._sharing.unmap(made)
         return True
 
@@ -404,7 +398,7 @@ class Peers:
         if number in self._told:
             self._told.discard(number)
             self._gone.append(number)
-        if area is not None and area.kept and self._sharing is not None:
+        if area is not None and area.kept:
             for handle in area.handles:
                 self._sharing.release(handle)
 
@@ -413,44 +407,36 @@ class Peers:
         sizes. All processes do this at the same step."""
         made = Shared({}, [], [])
         offered = mine if len(self._near) > 1 else {}
-        try:
+        with undo_on_error(self.release, made):
             said = self.agreed(what, lambda: self._offered(offered, made))
             self._told.update(int(number) for number in said[self.group.rank]["new"])
             came = self._descriptors(said)
             with self.in_step(f"{what}: map it"), self._inside():
                 for p, descriptors in came.items():
                     self._take(p, said[p], descriptors, made)
-        except BaseException:
-            with suppress(DeviceError):
-                self.release(made)
-            raise
         return made
 
     def _offered(self, mine: Mapping[str, tuple[int, int]], made: Shared) -> dict[str, Any]:
-        with self._inside():
-            return self._offer(mine, made)
-
-    def _offer(self, mine: Mapping[str, tuple[int, int]], made: Shared) -> dict[str, Any]:
         places = {}
-        for label, (address, size) in mine.items():
-            try:
-                number, offset = self._area(address, size, label, made)
-            except Refused as error:
-                error.advice = self._no_export if TENSOR in label else _NOTHING_LEAVES
-                raise
-            places[label] = [number, offset]
-        new = {
-            number: [list(area.sizes), area.ipc.hex(), self._fabric_handles(area)]
-            for number in sorted({number for number, _ in places.values()} - self._told)
-            for area in [self._areas[number]]
-        }
+        with self._inside():
+            for label, (address, size) in mine.items():
+                try:
+                    places[label] = self._area(address, size, label, made)
+                except Refused as error:
+                    error.advice = self._no_export if TENSOR in label else _NOTHING_LEAVES
+                    raise
+            new = {
+                number: [list(area.sizes), area.ipc.hex(), self._fabric_handles(area)]
+                for number in sorted({number for number, _ in places.values()} - self._told)
+                for area in [self._areas[number]]
+            }
         gone, self._gone = self._gone, []
         return {"places": places, "new": new, "gone": gone}
 
     def _fabric_handles(self, area: Area) -> list[str]:
         """Of the pieces, where such is the way. NOTE they keep no memory, and nobody gives any back before all have
         mapped it (`share`)."""
-        if not self._fabric or self._sharing is None:
+        if not self._fabric:
             return []
         return [self._exported(self._sharing.exported, handle).hex() for handle in area.handles]
 
@@ -462,8 +448,6 @@ class Peers:
         """The area that holds these bytes, and where in it they begin."""
         if address in self._own:
             return self._own[address][1], 0
-        if self._sharing is None:
-            self._sharing = self._vendor.sharing()
         found = self._sharing.allocation(address, label)
         if found is not None:
             if self._apart is not None:  # IPC memory stays on this machine
@@ -491,21 +475,19 @@ class Peers:
         counts = [sum(map(len, theirs)) for theirs in new]
         if not any(counts):
             return {p: [] for p in others}
-        sharing, mine = self._sharing, []
-        assert sharing is not None
+        mine: list[int] = []
         try:
             with self.in_step("export memory"), self._inside():
                 for number, (_, ipc, fabric) in said[self.group.rank]["new"].items():
                     if not (ipc or fabric):
                         for handle in self._areas[int(number)].handles:
-                            mine.append(self._exported(sharing.export, handle))
+                            mine.append(self._exported(self._sharing.export, handle))
             if self._sockets is None:
                 return {p: [] for p in others}
             came = pass_around(self._node, mine, [counts[p] for p in self._near], self._sockets, self._timeout)
             return {p: came[self._near.index(p)] for p in others}
         finally:
-            for descriptor in mine:
-                os.close(descriptor)
+            close_all(mine)
 
     def _exported(self, export: Callable[[Handle, str], T], handle: Handle) -> T:
         try:
@@ -520,22 +502,22 @@ class Peers:
         try:
             for number, (sizes, ipc, fabric) in said["new"].items():
                 what = f"memory of process {p}"
-                sharing = self._sharing = self._sharing or self._vendor.sharing()
                 try:
                     if ipc:
-                        mapped = Mapped(sharing.open(bytes.fromhex(ipc), sizes[0], what), tuple(sizes))
+                        mapped = Mapped(self._sharing.open(bytes.fromhex(ipc), sizes[0], what), tuple(sizes))
                     elif fabric:
-                        mapped = sharing.map([bytes.fromhex(handle) for handle in fabric], sizes, self._reach, what)
+                        mapped = self._sharing.map(
+                            [bytes.fromhex(handle) for handle in fabric], sizes, self._reach, what
+                        )
                     else:
-                        mapped = sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
+                        mapped = self._sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
                         at += len(sizes)
                 except Refused as error:
                     error.advice = error.advice or self._no_map(p, bool(ipc), bool(fabric))
                     raise
                 self._theirs[p, int(number)] = Found(mapped, bool(ipc))
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(descriptors)
         for number in said["gone"]:
             self._leaving.add((p, number))
         for label, (number, offset) in said["places"].items():
@@ -557,15 +539,14 @@ class Peers:
         )
 
     def _unmap_unused(self) -> None:
-        closing = Closing()
-        for key in [key for key in self._leaving if not self._in_use.get(key)]:
-            self._leaving.discard(key)
-            closing(self._unmap, key)
-        closing.end()
+        with Closing() as closing:
+            for key in [key for key in self._leaving if not self._in_use.get(key)]:
+                self._leaving.discard(key)
+                closing(self._unmap, key)
 
     def _unmap(self, key: tuple[int, int]) -> None:
         found = self._theirs.pop(key, None)
-        if found is None or self._sharing is None:
+        if found is None:
             return
         if found.ipc:
             self._sharing.close(found.mapped.address)
@@ -575,43 +556,32 @@ class Peers:
     def release(self, shared: Shared) -> None:
         """A binding is given back: what it used of others, and of callers' memory, may go."""
         with self._inside():
-            self._released(shared)
-
-    def _released(self, shared: Shared) -> None:
-        while shared.theirs:
-            key = shared.theirs.pop()
-            self._in_use[key] -= 1
-        while shared.callers:
-            key = shared.callers.pop()
-            if key[1] < 0:
-                self._drop(key[0])
-                continue
-            self._callers[key][1] -= 1
-            if not self._callers[key][1]:
-                self._drop(self._callers.pop(key)[0])
-        self._unmap_unused()
+            while shared.theirs:
+                self._in_use[shared.theirs.pop()] -= 1
+            while shared.callers:
+                key = shared.callers.pop()
+                if key[1] < 0:
+                    self._drop(key[0])
+                    continue
+                self._callers[key][1] -= 1
+                if not self._callers[key][1]:
+                    self._drop(self._callers.pop(key)[0])
+            self._unmap_unused()
 
     def unmap(self) -> None:
         """All memory of other processes."""
-        closing = Closing()
-        with self._inside():
+        with Closing() as closing, self._inside():
             for key in list(self._theirs):
                 closing(self._unmap, key)
-        closing.end()
 
     def part(self) -> None:
         """All is unmapped. Where others have ours open by IPC handles, which must not be freed before, wait until they
         have done the same, or have ended. NOTE no exchange: they may close much later."""
         if self.board is None or self.lost:
             return
-        until = self._closes(self.board) + PARTING
-        while any(area.ipc for area in self._areas.values()) and not self.board.all_closed():
-            if time.monotonic() > until:
-                LOG.warning(
-                    "%s: other processes have memory of this one open by IPC handles, and it is freed", self.name
-                )
-                return
-            time.sleep(0.001)
+        left, board = self._closes(self.board) + PARTING - time.monotonic(), self.board
+        if any(area.ipc for area in self._areas.values()) and not poll(board.all_closed, left):
+            LOG.warning("%s: other processes have memory of this one open by IPC handles, and it is freed", self.name)
 
     def _closes(self, board: Board) -> float:
         """The page says that this process closes: since when."""
@@ -624,25 +594,20 @@ class Peers:
         this one began to close, and share a page."""
         board = self.board
         assert board is not None
-        until = self._closes(board) + limit
-        while not board.any_verdict and not board.gone() and time.monotonic() < until:
-            if board.all_closed():
-                return True
-            TURNS.seen()
-            time.sleep(0.001)
-        return False
+        left = self._closes(board) + limit - time.monotonic()
+        over = poll(lambda: board.any_verdict or bool(board.gone()) or board.all_closed(), left)
+        return over and not (board.any_verdict or board.gone())
 
     def close(self) -> None:
         """Unmap all memory of other processes, and let go of callers'. NOTE this process's own memory is freed behind
         it, with its devices."""
-        closing = Closing()
-        if self.board is not None:
-            closing(self.board.close)
-        for key in list(self._theirs):
-            closing(self._unmap, key)
-        for number in list(self._areas):
-            closing(self._drop, number)
-        closing.end()
+        with Closing() as closing:
+            if self.board is not None:
+                closing(self.board.close)
+            for key in list(self._theirs):
+                closing(self._unmap, key)
+            for number in list(self._areas):
+                closing(self._drop, number)
 
 
 def touched_by_others(plan: DevicePlan) -> list[Key]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ...errors import DeviceError, Span
@@ -51,18 +52,44 @@ def concerns(error: Refused, device: object = "", command: str = "", place: Span
         error.command, error.place = command, place
 
 
+class undo_on_error:
+    """If what is inside fails, by Ctrl-C too, `undo` gives back what was made. The first error is the one to raise."""
+
+    __slots__ = ("_arguments", "_undo")
+
+    def __init__(self, undo: Callable[..., object], *arguments: Any) -> None:
+        self._undo, self._arguments = undo, arguments
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            with suppress(DeviceError):
+                self._undo(*self._arguments)
+
+
 class Closing:
     """Gives things back one after another. An error, or Ctrl-C, does not stop the others from being given back; the
-    first error is raised at the end."""
+    first error is raised at the end: of a `with`, or by `end`."""
 
     def __init__(self) -> None:
         self._first: DeviceError | KeyboardInterrupt | None = None
 
-    def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
+    def __call__(self, function: Callable[..., object], *arguments: Any, of: object = "") -> None:
+        """`of`: the device that a refused call concerns."""
         try:
-            function(*arguments)
+            with concerning(of):
+                function(*arguments)
         except (DeviceError, KeyboardInterrupt) as error:
             self._first = self._first or error
+
+    def __enter__(self) -> Closing:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.end()
 
     def end(self) -> None:
         """DeviceError, KeyboardInterrupt: the first."""

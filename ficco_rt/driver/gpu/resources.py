@@ -123,13 +123,12 @@ class RunResources:
     def force_up(self, gone: Collection[int] = ()) -> None:
         """Whatever waits for a word goes on, except for entries of other processes: before a rank has issued the run,
         nothing may write its callers' tensors. Those of processes that are `gone` have no callers any more."""
-        closing = Closing()
-        for ordinal, (address, size) in self._words.items():
-            for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
-                at = ordinal, i % self._of_set[ordinal]
-                if self._entries.get(at, -1) in (-1, *gone):
-                    closing(self._force, ordinal, address + 4 * i)
-        closing.end()
+        with Closing() as closing:
+            for ordinal, (address, size) in self._words.items():
+                for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
+                    at = ordinal, i % self._of_set[ordinal]
+                    if self._entries.get(at, -1) in (-1, *gone):
+                        closing(self._force, ordinal, address + 4 * i)
 
     def _force(self, ordinal: int, address: int) -> None:
         """NOTE without a turn: who has it may be waiting for this."""

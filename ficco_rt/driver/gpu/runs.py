@@ -17,12 +17,12 @@ from ...plan.ir import Plan
 from . import board
 from .binding import Binder, BoundPlan, Callers, RunManner
 from .collectives import Communicators
-from .gpus import SPIN, Gpus
-from .refused import concerning
+from .gpus import Gpus
+from .refused import concerning, undo_on_error
 from .resources import RunResources
 from .spans import HasPassed, stuck
 from .steps import DriverStep, entered, make
-from .turns import LEAST, TURNS, Issued, Tenant, Wait, is_threads_own
+from .turns import LEAST, SPIN, TURNS, Issued, Tenant, Wait, is_threads_own, poll
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
@@ -77,20 +77,19 @@ class Runs:
 
     # ---- issuing
 
-    def run(self, binding: BoundPlan, callers: Callers, *, graph: bool) -> bool:
-        """On streams, in the mode `Gpus.mode`; or by the binding's graphs. Whether it has become a part of the graphs
-        that the callers capture on their streams, to run when these are replayed."""
+    def run(self, binding: BoundPlan, callers: Callers, mode: Mode, timing: bool = False) -> bool:
+        """Whether it has become a part of the graphs that the callers capture on their streams, to run when these are
+        replayed. `timing`: on callers' streams it is timed, too; others always are."""
         gpus, tenant = self._gpus, self._tenant
         if callers and gpus.vendor.capturing(callers):
             with gpus.uncaptured():
-                self._embed(binding.embedded, callers)
+                self._embed(binding.embedded, callers, mode)
             return True
         binding = binding.in_turn(self._issued)
-        mode: Mode = "graph" if graph else gpus.mode
         taken = False
         try:
             self._prepare()
-            manner, latest = self._set(mode, callers), binding.latest
+            manner, latest = self._set(mode, callers, timing), binding.latest
             calls = latest[1] if latest is not None and latest[0] is manner else self._binder.calls(binding, manner)
             TURNS.take(tenant)
             taken = True
@@ -110,17 +109,17 @@ class Runs:
             if tenant.overdue:
                 self._told()
         except BaseException as error:
-            self._abandon(error, callers if graph else ())
+            self._abandon(error, callers if mode == "graph" else ())
             raise
         finally:
             if taken:
                 TURNS.give()
         return False
 
-    def _set(self, mode: Mode, callers: Callers) -> RunManner:
+    def _set(self, mode: Mode, callers: Callers, timing: bool) -> RunManner:
         """How a run is made now: the very manner of the run before, if that says it. NOTE each run comes here."""
         before, replays = self._manner, self._replays
-        timed = mode == "traced" or self._gpus.timing or not callers
+        timed = mode == "traced" or timing or not callers
         behind = self._running or replays  # replays may be under way like the run before
         others = before is None or before.mode != mode or before.callers != callers
         if callers is not self._looked_at:
@@ -219,12 +218,9 @@ class Runs:
     def _await_last(self) -> None:
         """The last complete run ends by itself: forcing its words up would spoil it, and its end resets words. It gets
         DRAIN seconds."""
-        begun = time.monotonic()
+        peers = self._gpus.peers
         with suppress(DeviceError):
-            while not all(map(self._through, self._gpus.devices)) and time.monotonic() - begun < DRAIN:
-                if self._gpus.peers is not None and self._gpus.peers.verdict(far=False):
-                    return
-                time.sleep(1e-3)
+            poll(lambda: self._all_through() or (peers is not None and bool(peers.verdict(far=False))), DRAIN)
 
     def _follow(self, callers: Callers) -> None:
         """The devices' own streams stand behind the callers', on which graphs of a run that is not whole may be."""
@@ -312,27 +308,19 @@ class Runs:
     def _instance(self, recorded: Handle) -> Handle:
         """A graph to be launched, of what was recorded, which is given back."""
         vendor = self._gpus.vendor
-        try:
+        with undo_on_error(vendor.destroy_captured, recorded):
             graph = vendor.instantiate(recorded)
-        except BaseException:
-            with suppress(DeviceError):
-                vendor.destroy_captured(recorded)
-            raise
-        try:
+        with undo_on_error(vendor.destroy_graph, graph):
             vendor.destroy_captured(recorded)
-        except BaseException:
-            with suppress(DeviceError):
-                vendor.destroy_graph(graph)
-            raise
         return graph
 
     # ---- callers' graphs
 
-    def _embed(self, binding: BoundPlan, callers: Callers) -> None:
+    def _embed(self, binding: BoundPlan, callers: Callers, mode: Mode) -> None:
         """The binding's run as a part of the graphs that the callers capture. What cannot be is refused before the
         first call that these captures see."""
         gpus = self._gpus
-        self._captured_alike(binding, callers)
+        self._captured_alike(binding, callers, mode)
         self._prepare()
         for ordinal, device in gpus.devices.items():  # which later runs wait for, whether any run was before them
             self._resources.event(EventName("completion", ordinal), device)
@@ -359,7 +347,7 @@ class Runs:
             raise UsageError("the last run's tensors are bound no more: ask for its run plan before they are released")
         return self._binder.run_plan(binding, manner, run, [(wait.device, wait.stream, wait.of) for wait in waits])
 
-    def _captured_alike(self, binding: BoundPlan, callers: Callers) -> None:
+    def _captured_alike(self, binding: BoundPlan, callers: Callers, mode: Mode) -> None:
         """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
         gpus = self._gpus
         if binding.plans.layout.communicators and not gpus.placement.each_alone:
@@ -367,7 +355,7 @@ class Runs:
             raise UsageError(f"streams: {ONE_EACH}, or make the executor with collectives='copies'")
         if not binding.plans.layout.features.embeds:
             raise UsageError(f"streams: {gpus.vendor.name} runs no plan inside a graph that its caller captures")
-        if gpus.mode == "traced":
+        if mode == "traced":
             raise UsageError("a run in a caller's graph takes no times of its commands: set executor.traced = False")
         captures: dict[int, int] = {}  # by device
         for rank, stream in zip(gpus.ranks, callers, strict=True):
@@ -496,12 +484,15 @@ class Runs:
         try:
             if everywhere:
                 self._gpus.well()
-            return all(map(self._through, self._gpus.devices))
+            return self._all_through()
         except DeviceError as error:
             self._lose(str(error))  # errors of running work stay with the context
             report = self._report()
             self._release(_reason(error))  # else other executors of the process wait for what runs, to give memory back
             raise DeviceError("\n".join([str(error), *report])) from error
+
+    def _all_through(self) -> bool:
+        return all(map(self._through, self._gpus.devices))
 
     def _through(self, ordinal: int) -> bool:
         device = self._gpus.devices[ordinal]
@@ -569,10 +560,8 @@ class Runs:
         """Where the commands of a graph that did not end block when they are issued one by one."""
         assert self._last is not None
         try:
-            self.run(self._last, (), graph=False)
-            begun = time.monotonic()
-            while not self._ended() and time.monotonic() - begun < DRAIN:
-                time.sleep(1e-3)
+            self.run(self._last, (), "streams")
+            poll(self._ended, DRAIN)
             report = self._report()
         except DeviceError as error:
             report = str(error).splitlines()
@@ -609,18 +598,15 @@ class Runs:
 
     def _drained(self) -> bool:
         """Wait a little for all streams: does nothing run any more?"""
-        begun = time.monotonic()
         self._trouble = None
-        while True:
+
+        def drained() -> bool:
             through, error = self._idle()
             self.lost = self.lost or (error is not None and self._trouble is not None)  # again: no single call's
             self._trouble = self._trouble or error
-            if through and (error is None or self.lost):
-                return True
-            if time.monotonic() - begun > DRAIN:
-                return False
-            TURNS.seen()
-            time.sleep(1e-3)
+            return through and (error is None or self.lost)
+
+        return poll(drained, DRAIN)
 
     def _clear(self) -> None:
         """Words and counters are 0, whatever a given-up run has left, and communicators are open. Nobody forces words

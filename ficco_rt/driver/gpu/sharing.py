@@ -9,14 +9,12 @@ memory").
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-from ...errors import DeviceError
-from .refused import Closing
+from .checked import Api, Checked
+from .refused import Closing, undo_on_error
 
 Handle: TypeAlias = Any  # of memory, as the vendor's bindings have it
 Exported: TypeAlias = int | bytes  # a file descriptor, or a fabric handle
@@ -47,9 +45,12 @@ class Range:
     number: int
 
 
-class Sharing(ABC):
+class Sharing(Protocol):
     """See the module. `reach` are the devices, as this process counts them, that are to use the memory. A device of
     this process is current when memory is made, mapped or opened."""
+
+    api: Api
+    call: Checked
 
     def alloc(
         self,
@@ -68,12 +69,8 @@ class Sharing(ABC):
         handle = self.create(ordinal, size, flags, what, leaves)
         if handle is None:
             return None
-        try:
+        with undo_on_error(self.release, handle):
             return self._mapped([handle], [size], reach, what)
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.release(handle)
-            raise
 
     def map(self, exported: Sequence[Exported], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
         """The pieces that another process has exported, side by side. Descriptors stay the caller's."""
@@ -92,109 +89,87 @@ class Sharing(ABC):
     def _mapped(self, handles: Sequence[Handle], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
         address = self.reserve(sum(sizes), what)
         placed: list[int] = []
-        try:
+        with undo_on_error(self._lifted, address, placed, sum(sizes)):
             for handle, size in zip(handles, sizes, strict=True):
                 self.place(address + sum(placed), size, handle, what)
                 placed.append(size)
             self.allow(address, sum(sizes), reach, what)
-        except BaseException:
-            for at, size in _places(address, placed):
-                with suppress(DeviceError):
-                    self.lift(at, size)
-            with suppress(DeviceError):
-                self.unreserve(address, sum(sizes))
-            raise
         return Mapped(address, tuple(sizes), tuple(handles))
+
+    def _lifted(self, address: int, placed: Sequence[int], reserved: int, handles: Sequence[Handle] = ()) -> None:
+        """Give back addresses, with the pieces that lie there, and handles."""
+        with Closing() as closing:
+            for i, size in enumerate(placed):
+                closing(self.lift, address + sum(placed[:i]), size)
+            closing(self.unreserve, address, reserved)
+            for handle in handles:
+                closing(self.release, handle)
 
     def unmap(self, mapped: Mapped) -> None:
         """Give back addresses, and handles if there are any."""
-        closing = Closing()
-        for at, size in _places(mapped.address, mapped.sizes):
-            closing(self.lift, at, size)
-        closing(self.unreserve, mapped.address, mapped.size)
-        for handle in mapped.handles:
-            closing(self.release, handle)
-        closing.end()
+        self._lifted(mapped.address, mapped.sizes, mapped.size, mapped.handles)
 
     # ---- memory that we allocate: the vendor's calls
 
-    @abstractmethod
     def descriptors(self, ordinal: int) -> bool:
         """Whether memory of the device, which is current, can leave the process as file descriptors."""
 
-    @abstractmethod
     def fabric(self, ordinal: int) -> bool:
         """Whether the device has fabric handles. NOTE a device has them also where the process may use none: an
         allocation tells."""
 
-    @abstractmethod
     def granularity(self, ordinal: int, what: str) -> int:
         """Bytes of which every allocation is a multiple."""
 
-    @abstractmethod
     def create(self, ordinal: int, size: int, flags: bool, what: str, leaves: Leaves = "descriptor") -> Handle | None:
         """Memory that has no addresses yet; see `alloc`."""
 
-    @abstractmethod
     def reserve(self, size: int, what: str) -> int:
         """Addresses that have no memory yet."""
 
-    @abstractmethod
-    def unreserve(self, address: int, size: int) -> None: ...
+    def unreserve(self, address: int, size: int) -> None:
+        self.call(self.api.MemAddressFree, address, size)
 
-    @abstractmethod
     def place(self, address: int, size: int, handle: Handle, what: str) -> None:
         """Memory gets reserved addresses."""
+        self.call(self.api.MemMap, address, size, 0, handle, 0, what=what)
 
-    @abstractmethod
     def lift(self, address: int, size: int) -> None:
         """The piece that begins there has no addresses any more."""
+        self.call(self.api.MemUnmap, address, size)
 
-    @abstractmethod
     def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
         """Devices may read and write there."""
 
-    @abstractmethod
     def export(self, handle: Handle, what: str) -> int:
         """A file descriptor, which the caller closes."""
 
-    @abstractmethod
     def exported(self, handle: Handle, what: str) -> bytes:
         """A fabric handle."""
 
-    @abstractmethod
     def imported(self, given: Exported, what: str) -> Handle:
         """The memory that another process has exported. A descriptor stays the caller's."""
 
-    @abstractmethod
-    def release(self, handle: Handle) -> None: ...
+    def release(self, handle: Handle) -> None:
+        self.call(self.api.MemRelease, handle)
 
     # ---- callers' memory
 
-    @abstractmethod
     def allocation(self, address: int, what: str) -> Range | None:
         """The ordinary allocation around an address; None: the address is a mapping's, or a pool's."""
 
-    @abstractmethod
     def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
         """The mappings that hold these bytes, as handles with sizes, and where the first one begins. The handles are
         retained: `release` gives each back."""
 
-    @abstractmethod
     def handle(self, address: int, what: str) -> bytes:
         """By which another process opens the ordinary allocation that begins there."""
 
-    @abstractmethod
     def open(self, handle: bytes, size: int, what: str) -> int:
         """The address, in this process, of another process's allocation of so many bytes."""
 
-    @abstractmethod
-    def close(self, address: int) -> None: ...
-
-
-def _places(address: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where each of the pieces that lie side by side begins, and its bytes."""
-    return [(address + sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    def close(self, address: int) -> None:
+        self.call(self.api.IpcCloseMemHandle, address)
 
 
 @dataclass(frozen=True, slots=True)

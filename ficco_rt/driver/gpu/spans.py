@@ -125,11 +125,7 @@ def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
 
 
 def _inside(
-    stream: Stream,
-    inside: LaunchTimes,
-    dtypes: Mapping[str, str],
-    how: Launched | None,
-    raisers: Mapping[Signal, str],
+    stream: Stream, inside: LaunchTimes, dtypes: Mapping[str, str], how: Launched | None, raisers: Mapping[Signal, str]
 ) -> Iterator[TraceSpan]:
     """The works of a launch, each behind what it waited for."""
     rank, number = stream.rank, stream.id

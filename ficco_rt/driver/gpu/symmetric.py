@@ -17,6 +17,7 @@ from ...types import TYPES, Dtype
 from ..dlpack import DLTensor
 from . import board
 from .devices import inside, open_devices
+from .refused import undo_on_error
 from .sharing import Mapped, Sharing
 from .turns import TURNS, Tenant
 from .vendor import Gpu, Vendor
@@ -69,16 +70,11 @@ class SymmetricTensor:
         tenant = Tenant("ficco_rt.empty", vendor, None)
         with TURNS.turn(tenant):
             gpu = open_devices(vendor, {ordinal: ordinal})[ordinal]
-            try:
-                with vendor.uncaptured(), inside(vendor, gpu):
-                    able = sharing.descriptors(ordinal) or sharing.fabric(ordinal)
-                    # which way the memory goes is known when a plan is bound
-                    mapped = sharing.alloc(ordinal, size, (ordinal,), what, leaves="either") if able else None
-                    made = vendor.alloc(size, what) if mapped is None else mapped
-            except BaseException:
-                with suppress(DeviceError):
-                    vendor.release(ordinal)
-                raise
+            with undo_on_error(vendor.release, ordinal), vendor.uncaptured(), inside(vendor, gpu):
+                able = sharing.descriptors(ordinal) or sharing.fabric(ordinal)
+                # which way the memory goes is known when a plan is bound
+                mapped = sharing.alloc(ordinal, size, (ordinal,), what, leaves="either") if able else None
+                made = vendor.alloc(size, what) if mapped is None else mapped
         self.address = made if isinstance(made, int) else made.address
         self._finalizer = weakref.finalize(self, _free_later, vendor, gpu, sharing, made, board.forks)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from ...types import TYPES, Dtype
 
@@ -21,7 +22,4 @@ class DeviceTensor:
     @property
     def size(self) -> int:
         """Bytes."""
-        size = TYPES[self.dtype].bytes
-        for n in self.shape:
-            size *= n
-        return size
+        return TYPES[self.dtype].bytes * prod(self.shape)

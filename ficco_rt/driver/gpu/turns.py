@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
-from time import monotonic
+from time import monotonic, sleep
 from typing import Literal, NamedTuple, TypeAlias
 
 from ... import env
@@ -27,6 +27,7 @@ from ...errors import DeviceError
 from .vendor import Handle, Vendor
 
 LEAST = 5.0  # seconds that a turn may take at any rate: a busy machine may hold a thread up, too
+SPIN = 2e-3  # seconds that the host asks again and again before it naps
 ASKED = 0.5  # seconds to wait for another thread that asks the same tenant
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
 _THREADS_OWN = 2  # the handle of each thread's own default stream, in CUDA and HIP
@@ -344,4 +345,20 @@ def _same(a: Handle, b: Handle) -> bool:
 
 
 TURNS = Turns()
+
+
+def poll(over: Callable[[], bool], limit: float | None, pause: float = 1e-3, spin: float = 0.0) -> bool:
+    """Ask again and again whether something is over: for `limit` seconds, or, if that is None, for ever. The host
+    begins to pause after `spin` seconds. Whether it was over in time."""
+    begun = monotonic()
+    while not over():
+        waited = monotonic() - begun
+        if limit is not None and waited > limit:
+            return False
+        TURNS.seen()
+        if waited >= spin:
+            sleep(pause)
+    return True
+
+
 os.register_at_fork(after_in_child=TURNS.forked)

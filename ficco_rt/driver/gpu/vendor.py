@@ -1,4 +1,4 @@
-"""What a vendor's driver gives: the calls that differ between CUDA and HIP, and nothing that could be shared.
+"""What a vendor's driver gives. Methods with a body make calls that CUDA and HIP have alike.
 
 Two kinds of methods. Those that *do* something make the call and check it: a refused one is a DeviceError with call,
 code, and `what` it was for (`refused.Refused`); who calls adds the device and the plan's command. Those that *prepare*
@@ -12,7 +12,7 @@ Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -22,19 +22,27 @@ import numpy.typing as npt
 
 from ...device.ir import Features
 from ...device.run_plan import Current
+from ...errors import DeviceError
 from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
 from ...machine.discover import DeviceFacts
 from ...types import Dtype
+from .checked import Api, Checked
+from .checked import DriverFunction as DriverFunction
 from .collective_library import CollectiveLibrary
 from .refused import Refused
 from .sharing import Sharing
 
-DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 Handle: TypeAlias = Any
 Numbers: TypeAlias = list[tuple[int, int]]  # of allocations or mappings, by addresses in them
+
+
+# Flags, which are the same numbers in CUDA and HIP
+_NON_BLOCKING = 1  # of a stream: it does not wait for the default one
+_NO_TIMING = 2  # of an event
+_NODE_PRIORITIES = 8  # of a graph's instance: nodes keep their own
 
 
 class Address(int):
@@ -189,11 +197,15 @@ class Vendor(Protocol):
     topology: str  # a command that shows which devices reach each other
     lent: int  # bytes of a device's memory on which another process tries its copies, `try_copies`; 0: it tries none
     sources: tuple[str, ...]  # endings of source files that `compile` takes
+    not_ready: str  # the code of a query when work is still under way
+    api: Api
+    call: Checked
 
     # ---- errors
 
     def failure(self, function: DriverFunction, code: Any) -> Refused:
         """The error of an action that gave `code`."""
+        return self.call.failure(function, code)
 
     # ---- devices
 
@@ -202,6 +214,7 @@ class Vendor(Protocol):
 
     def count(self) -> int:
         """Devices that this process may use."""
+        return int(self.call(self.api.DeviceGetCount))
 
     def facts(self, ordinal: int) -> DeviceFacts: ...
 
@@ -246,31 +259,35 @@ class Vendor(Protocol):
         messages call `there`."""
 
     def current(self) -> Handle:
-        """What `restore` takes."""
+        """The current context, which `enter` takes."""
 
     def enter(self, context: Handle) -> None:
         """Make a context current."""
+        function, arguments = self.enter_action(context)
+        self.call(function, *arguments)
 
     def enter_action(self, context: Handle) -> DriverCall: ...
 
     def context_of(self, action: DriverCall) -> Current:
         """Which context has to be current when it is made."""
 
-    def restore(self, current: Handle) -> None: ...
-
     def collectives(self) -> CollectiveLibrary:
         """The library of collectives. DeviceError, with the way out: its package or the library is missing."""
 
     # ---- memory of the current device
 
-    def free_memory(self) -> int: ...
+    def free_memory(self) -> int:
+        free, _ = self.call(self.api.MemGetInfo)
+        return int(free)
 
-    def alloc(self, size: int, what: str) -> int: ...
+    def alloc(self, size: int, what: str) -> int:
+        return int(self.call(self.api.MemAlloc, size, what=what))
 
     def alloc_flags(self, size: int, what: str) -> int:
         """Memory whose words other devices write while kernels look at them."""
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int) -> None:
+        self.call(self.api.MemFree, address)
 
     def owner(self, address: int, what: str) -> int:
         """The device of an allocation."""
@@ -287,46 +304,67 @@ class Vendor(Protocol):
         (PyTorch's expandable segments) and, where the vendor tells, pools. True: they lose that when it is mapped anew,
         so that this is to be called again before the memory is used again."""
 
-    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None: ...
+    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
+        self.call(self.api.MemsetD8Async, address, byte, size, stream)
 
-    def to_device(self, address: int, source: int, size: int, stream: Handle) -> None: ...
+    def to_device(self, address: int, source: int, size: int, stream: Handle) -> None:
+        self.call(self.api.MemcpyHtoDAsync, address, source, size, stream)
 
     def to_host(self, target: int, address: int, size: int) -> None:
         """Done on return."""
+        self.call(self.api.MemcpyDtoH, target, address, size)
 
     def peek(self, address: int, stream: Handle) -> int:
         """The word that stands there now, though other streams and kernels wait; `stream` has nothing else to do."""
+        found = np.zeros(1, np.uint32)
+        self.call(self.api.MemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
+        self.call(self.api.StreamSynchronize, stream)
+        return int(found[0])
 
     # ---- streams and events of the current device
 
     def priorities(self) -> tuple[int, int]:
         """Least and greatest. NOTE a greater priority is a smaller number."""
+        least, greatest = self.call(self.api.CtxGetStreamPriorityRange)
+        return int(least), int(greatest)
 
     def stream(self, handle: int) -> Handle:
         """A caller's stream, as the calls take it at the least cost."""
+        return handle
 
-    def new_stream(self, priority: int) -> Handle: ...
+    def new_stream(self, priority: int) -> Handle:
+        return self.call(self.api.StreamCreateWithPriority, _NON_BLOCKING, priority)
 
-    def destroy_stream(self, stream: Handle) -> None: ...
+    def destroy_stream(self, stream: Handle) -> None:
+        self.call(self.api.StreamDestroy, stream)
 
     def idle(self, stream: Handle) -> bool:
         """Whether all on it is done. DeviceError: what ran on the device failed."""
+        return self.call.succeeds(self.api.StreamQuery, stream, unless=self.not_ready)
 
-    def new_event(self, timing: bool) -> Handle: ...
+    def new_event(self, timing: bool) -> Handle:
+        return self.call(self.api.EventCreate, 0 if timing else _NO_TIMING)
 
-    def destroy_event(self, event: Handle) -> None: ...
+    def destroy_event(self, event: Handle) -> None:
+        self.call(self.api.EventDestroy, event)
 
-    def record(self, event: Handle, stream: Handle, what: str = "") -> None: ...
+    def record(self, event: Handle, stream: Handle, what: str = "") -> None:
+        self.call(self.api.EventRecord, event, stream, what=what)
 
-    def wait(self, stream: Handle, event: Handle) -> None: ...
+    def wait(self, stream: Handle, event: Handle) -> None:
+        self.call(self.api.StreamWaitEvent, stream, event, 0)
 
     def ended(self, event: Handle) -> bool:
         """DeviceError: what ran before it failed."""
+        return self.call.succeeds(self.api.EventQuery, event, unless=self.not_ready)
 
-    def milliseconds(self, start: Handle, stop: Handle) -> float: ...
+    def milliseconds(self, start: Handle, stop: Handle) -> float:
+        return float(self.call(self.api.EventElapsedTime, start, stop))
 
     def force(self, address: int, stream: Handle) -> None:
         """Put a 1 there though kernels hold all multiprocessors."""
+        function, arguments = self.signal_action(address, stream)
+        self.call(function, *arguments)
 
     # ---- graphs
 
@@ -343,20 +381,28 @@ class Vendor(Protocol):
 
     def begin_capture(self, stream: Handle) -> None: ...
 
-    def end_capture(self, stream: Handle) -> Handle: ...
+    def end_capture(self, stream: Handle) -> Handle:
+        return self.call(self.api.StreamEndCapture, stream)
 
     def drop_capture(self, stream: Handle) -> None:
         """End a capture whose calls failed. Unchecked."""
+        code, graph = self.api.StreamEndCapture(stream)
+        if not code and graph:
+            self.api.GraphDestroy(graph)
 
     def instantiate(self, captured: Handle) -> Handle:
         """Kernel nodes keep their priorities."""
+        return self.call(self.api.GraphInstantiate, captured, _NODE_PRIORITIES)
 
     def upload(self, graph: Handle, stream: Handle) -> None:
         """What a graph's first launch would do for it on its device."""
+        self.call(self.api.GraphUpload, graph, stream)
 
-    def destroy_captured(self, captured: Handle) -> None: ...
+    def destroy_captured(self, captured: Handle) -> None:
+        self.call(self.api.GraphDestroy, captured)
 
-    def destroy_graph(self, graph: Handle) -> None: ...
+    def destroy_graph(self, graph: Handle) -> None:
+        self.call(self.api.GraphExecDestroy, graph)
 
     def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
         """The functions of a captured graph's kernels, which are loaded then, and what their blocks take."""
@@ -369,11 +415,14 @@ class Vendor(Protocol):
     def image(self, suffix: str, code: bytes) -> bytes | None:
         """A user's compiled file as `load` takes it; None if it is none of this vendor's."""
 
-    def load(self, code: bytes, what: str) -> Handle: ...
+    def load(self, code: bytes, what: str) -> Handle:
+        return self.call(self.api.ModuleLoadData, code, what=what)
 
-    def unload(self, module: Handle) -> None: ...
+    def unload(self, module: Handle) -> None:
+        self.call(self.api.ModuleUnload, module)
 
-    def function(self, module: Handle, entry: str, what: str) -> Handle: ...
+    def function(self, module: Handle, entry: str, what: str) -> Handle:
+        return self.call(self.api.ModuleGetFunction, module, entry.encode(), what=what)
 
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """Let blocks ask for so much dynamic shared memory."""
@@ -382,13 +431,22 @@ class Vendor(Protocol):
         """While a block of the kernel is on a multiprocessor, blocks of other kernels can have all of the shared memory
         that it leaves. Otherwise the driver may set it up for this kernel alone."""
 
-    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
+    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
+        return int(self.call(self.api.OccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
     def tensor_map(self, wanted: TensorMap) -> bytes:
         """A tensor map as kernels take it; only kernels of the vendor's own devices ask for any."""
 
     def gemms(self) -> GemmLibrary:
         """The vendor's library of GEMMs. DeviceError: it, or its bindings, are not installed."""
+
+    def has_gemms(self) -> bool:
+        """Whether the library of GEMMs is there."""
+        try:
+            self.gemms()
+        except DeviceError:
+            return False
+        return True
 
     # ---- actions
 
@@ -402,10 +460,16 @@ class Vendor(Protocol):
 
     def zero_action(self, address: int, words: int, stream: Handle) -> DriverCall:
         """32-bit words."""
+        return self.api.MemsetD32Async, (address, 0, words, stream)
 
-    def record_action(self, event: Handle, stream: Handle) -> DriverCall: ...
+    def record_action(self, event: Handle, stream: Handle) -> DriverCall:
+        return self.api.EventRecord, (event, stream)
 
-    def wait_action(self, stream: Handle, event: Handle) -> DriverCall: ...
+    def wait_action(self, stream: Handle, event: Handle) -> DriverCall:
+        return self.api.StreamWaitEvent, (stream, event, 0)
+
+    def signal_action(self, address: int, stream: Handle) -> DriverCall:
+        """Raises a word."""
 
     def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
         """A stream raises these words of any device, or waits for them, in order, in as few calls as there are. Words
@@ -413,6 +477,7 @@ class Vendor(Protocol):
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         """A launch of an instantiated graph."""
+        return self.api.GraphLaunch, (graph, stream)
 
     def embed(self, captured: Handle, stream: Handle) -> DriverCall:
         """A captured graph as a part of the graph that a caller captures on the stream, where the features have it."""

@@ -23,7 +23,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from types import FrameType
@@ -114,11 +114,7 @@ class Watchdog:
             except DeviceError as error:
                 why = str(error)
         if why:
-            # NOTE the vendor's driver may not answer while another thread is inside it
-            args = (tenant, why, generation)
-            asked = threading.Thread(target=self._ails, args=args, name="ficco watchdog asks", daemon=True)
-            asked.start()
-            asked.join(ANSWER)
+            _answers(self._ails, tenant, why, generation)
 
     @staticmethod
     def _ails(tenant: Tenant, why: str, generation: int) -> None:
@@ -140,11 +136,7 @@ class Watchdog:
         where, issued = place_of(thread)
         tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.1f} s (--timeout)"
         say(tenant.overdue)
-        args = (held, issued, generation)
-        asked = threading.Thread(target=self._ask, args=args, name="ficco watchdog asks", daemon=True)
-        asked.start()
-        asked.join(ANSWER)
-        if asked.is_alive():
+        if not _answers(self._ask, held, issued, generation):
             say(f"{tenant.name}: the driver does not say where the streams stand while the host is in that call")
 
     def _ask(self, held: Held, issued: Issued | None, generation: int) -> None:
@@ -161,6 +153,14 @@ class Watchdog:
         tenant.overdue = "\n".join([tenant.overdue, *lines])
         for other, known in {tenant: generation, **others}.items():
             let_go(other, f"{other.name}: its runs were given up when a call of {tenant.name} did not come back", known)
+
+
+def _answers(ask: Callable[..., None], *arguments: object) -> bool:
+    """Ask in a thread of its own, as the vendor's driver may not answer while another is inside it. Whether it did."""
+    asked = threading.Thread(target=ask, args=arguments, name="ficco watchdog asks", daemon=True)
+    asked.start()
+    asked.join(ANSWER)
+    return not asked.is_alive()
 
 
 def told(tenant: Tenant, issued: Issued | None = None) -> list[str]:

@@ -7,14 +7,14 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from ...errors import DeviceError
 from ...process.group import Group
-from .descriptors import NotPassedError, Way, no_more_files, pass_around
-from .refused import Closing, Refused
+from .descriptors import NotPassedError, Way, close_all, no_more_files, pass_around
+from .refused import Closing, Refused, undo_on_error
 from .sharing import Mapped, Sharing
 
 LOG = logging.getLogger(__name__)
@@ -40,8 +40,7 @@ def descriptors_pass(node: Group, timeout: float | None) -> Way | None:
             except NotPassedError as error:
                 LOG.debug("%s", error)
                 continue
-            for descriptor in (d for some in came for d in some):
-                os.close(descriptor)
+            close_all(chain(*came))
             return way
     finally:
         os.close(probe)
@@ -64,16 +63,16 @@ class FabricTrial:
 
     def failure(self) -> str:
         """Why it fails, with the process; nothing: it does not."""
-        try:
+        with undo_on_error(self._drop):
             given, why = self._said("give a fabric handle", self._give)
             if not why:
                 _, why = self._said("map fabric handles", lambda: self._take(given))
             _, left = self._said("give fabric handles back", self._give_back)
-        except BaseException:  # the first error is the one to tell
-            with suppress(DeviceError), self.inside():
-                self._give_back()
-            raise
         return why or left
+
+    def _drop(self) -> None:
+        with self.inside():
+            self._give_back()
 
     def _said(self, what: str, make: Callable[[], object]) -> tuple[list[Any], str]:
         """What every process has made, and why one has not."""
@@ -101,7 +100,6 @@ class FabricTrial:
                 self._held.append(self.sharing.map([bytes.fromhex(handle)], [size], self.reach, _WHAT))
 
     def _give_back(self) -> None:
-        closing = Closing()
-        while self._held:
-            closing(self.sharing.unmap, self._held.pop())
-        closing.end()
+        with Closing() as closing:
+            while self._held:
+                closing(self.sharing.unmap, self._held.pop())

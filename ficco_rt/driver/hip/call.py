@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any
 
 from ...errors import DeviceError
-from ..gpu.checked import Checked
-from ..gpu.vendor import DriverFunction
+from ..gpu.checked import Checked, DriverFunction
 
 
 @cache

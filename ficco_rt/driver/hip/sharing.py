@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
+from ..gpu.checked import Api
 from ..gpu.refused import Refused
 from ..gpu.sharing import Exported, Handle, Leaves, Mapped, Range, Sharing
 from .call import api, call
@@ -55,6 +56,7 @@ class HipSharing(Sharing):
         """`theirs`: the addresses of other processes' memory, with bytes. They are kept there. `access` gives the
         description of a device's access, `is_mapping` says whether memory is mapped to an address."""
         self.hip: Any = api()
+        self.api, self.call = Api(self.hip, "hip"), call
         self._theirs, self._access, self._is_mapping = theirs, access, is_mapping
         self._kind = self.hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
         self._by_value = int(call(self.hip.hipRuntimeGetVersion)) >= _BY_VALUE
@@ -104,15 +106,6 @@ class HipSharing(Sharing):
     def reserve(self, size: int, what: str) -> int:
         return int(call(self.hip.hipMemAddressReserve, size, 0, None, 0, what=what))
 
-    def unreserve(self, address: int, size: int) -> None:
-        call(self.hip.hipMemAddressFree, address, size)
-
-    def place(self, address: int, size: int, handle: Handle, what: str) -> None:
-        call(self.hip.hipMemMap, address, size, 0, handle, 0, what=what)
-
-    def lift(self, address: int, size: int) -> None:
-        call(self.hip.hipMemUnmap, address, size)
-
     def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
         for ordinal in reach:  # NOTE bindings take one description, no list
             call(self.hip.hipMemSetAccess, address, size, self._access(ordinal), 1, what=what)
@@ -134,19 +127,10 @@ class HipSharing(Sharing):
             _retained[id(handle)] -= 1
             return
         del _retained[id(handle)]
-        call(self.hip.hipMemRelease, handle)
+        super().release(handle)
 
-    def alloc(
-        self,
-        ordinal: int,
-        size: int,
-        reach: Sequence[int],
-        what: str,
-        *,
-        flags: bool = False,
-        leaves: Leaves = "descriptor",
-    ) -> Mapped | None:
-        made = super().alloc(ordinal, size, reach, what, flags=flags, leaves=leaves)
+    def alloc(self, *wanted: Any, **how: Any) -> Mapped | None:
+        made = super().alloc(*wanted, **how)
         if made is not None:
             _made[made.address], _numbers[made.address] = made, next(_count)
         return made
@@ -194,4 +178,4 @@ class HipSharing(Sharing):
 
     def close(self, address: int) -> None:
         self._theirs.pop(address, None)
-        call(self.hip.hipIpcCloseMemHandle, address)
+        super().close(address)

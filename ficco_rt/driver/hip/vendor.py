@@ -26,11 +26,11 @@ from ...kernels.compiler import HIPRTC, KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
 from ...machine.discover import DeviceFacts
+from ..gpu.checked import Api
 from ..gpu.refused import Refused
 from ..gpu.vendor import (
     Address,
     DriverCall,
-    DriverFunction,
     GemmLibrary,
     Gpu,
     Grid,
@@ -39,6 +39,7 @@ from ..gpu.vendor import (
     Numbers,
     Opened,
     PitchedCopy,
+    Vendor,
     WordOp,
 )
 from .call import api, call, filled
@@ -52,11 +53,22 @@ _XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
 _ARRIVE = "to see that copies arrive"
 _MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
+# Of HIP's functions, by the names of CUDA's, which do the same
+_NAMES = {
+    "CtxGetStreamPriorityRange": "DeviceGetStreamPriorityRange",
+    "DeviceGetCount": "GetDeviceCount",
+    "EventCreate": "EventCreateWithFlags",
+    "GraphInstantiate": "GraphInstantiateWithFlags",
+    "MemAlloc": "Malloc",
+    "MemFree": "Free",
+    "MemsetD8Async": "MemsetAsync",
+    "OccupancyMaxActiveBlocksPerMultiprocessor": "ModuleOccupancyMaxActiveBlocksPerMultiprocessor",
+}
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
 _BUFFER, _SIZE, _END = 1, 2, 3
 
 
-class Hip:
+class Hip(Vendor):
     """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the runtime or a GPU is missing.
 
     HIP has a current device in the place of contexts: a context is an ordinal.
@@ -66,28 +78,24 @@ class Hip:
     visible = "HIP_VISIBLE_DEVICES"
     topology = "rocm-smi --showtopoaccess"
     lent = 4096
-    sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
+    sources = (".hip", ".cu", ".cpp", ".c")
+    not_ready = "hipErrorNotReady"
 
     def __init__(self) -> None:
         env.ask(HSA_QUEUES.name, str(HSA_QUEUES.asked))
         self._queues = HSA_QUEUES.number(env.others(HSA_QUEUES.name))
         self.hip: Any = api()
+        self.api, self.call = Api(self.hip, "hip", _NAMES), call
         kinds = self.hip.hipMemcpyKind
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
         self._ones: Mapping[int, int] = {}  # see `Gpus.ones`; by the runtime's ordinals
         self._theirs: dict[int, int] = {}  # memory of other processes: address → bytes
-
-    def failure(self, function: DriverFunction, code: Any) -> Refused:
-        return call.failure(function, code)
 
     # ---- devices
 
     def version(self) -> str:
         number = int(call(self.hip.hipRuntimeGetVersion))
         return f"HIP {number // 10**7}.{number // 10**5 % 100}.{number % 10**5}"
-
-    def count(self) -> int:
-        return int(call(self.hip.hipGetDeviceCount))
 
     def facts(self, ordinal: int) -> DeviceFacts:
         hip = self.hip
@@ -207,34 +215,18 @@ class Hip:
     def current(self) -> Handle:
         return int(call(self.hip.hipGetDevice))
 
-    def enter(self, context: Handle) -> None:
-        call(self.hip.hipSetDevice, context)
-
     def enter_action(self, context: Handle) -> DriverCall:
         return self.hip.hipSetDevice, (context,)
 
     def context_of(self, action: DriverCall) -> Current:
         return "its own"
 
-    def restore(self, current: Handle) -> None:
-        self.enter(current)
-
     # ---- memory
-
-    def free_memory(self) -> int:
-        free, _ = call(self.hip.hipMemGetInfo)
-        return int(free)
-
-    def alloc(self, size: int, what: str) -> int:
-        return int(call(self.hip.hipMalloc, size, what=what))
 
     def alloc_flags(self, size: int, what: str) -> int:
         """NOTE ordinary memory may stay in a GPU's caches while a kernel runs: it would spin for ever."""
         fine = self.hip.hipDeviceMallocFinegrained
         return int(call(self.hip.hipExtMallocWithFlags, size, fine, what=what))
-
-    def free(self, address: int) -> None:
-        call(self.hip.hipFree, address)
 
     def owner(self, address: int, what: str) -> int:
         hip = self.hip
@@ -295,60 +287,7 @@ class Hip:
     def _is_mapping(self, address: int, what: str) -> bool:
         return self._allowed(int(self.current()), address, what) is not None
 
-    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
-        call(self.hip.hipMemsetAsync, address, byte, size, stream)
-
-    def to_device(self, address: int, source: int, size: int, stream: Handle) -> None:
-        call(self.hip.hipMemcpyHtoDAsync, address, source, size, stream)
-
-    def to_host(self, target: int, address: int, size: int) -> None:
-        call(self.hip.hipMemcpyDtoH, target, address, size)
-
-    def peek(self, address: int, stream: Handle) -> int:
-        found = np.zeros(1, np.uint32)
-        call(self.hip.hipMemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
-        call(self.hip.hipStreamSynchronize, stream)
-        return int(found[0])
-
     # ---- streams and events
-
-    def priorities(self) -> tuple[int, int]:
-        least, greatest = call(self.hip.hipDeviceGetStreamPriorityRange)
-        return int(least), int(greatest)
-
-    def stream(self, handle: int) -> Handle:
-        return handle
-
-    def new_stream(self, priority: int) -> Handle:
-        return call(self.hip.hipStreamCreateWithPriority, self.hip.hipStreamNonBlocking, priority)
-
-    def destroy_stream(self, stream: Handle) -> None:
-        call(self.hip.hipStreamDestroy, stream)
-
-    def idle(self, stream: Handle) -> bool:
-        return call.succeeds(self.hip.hipStreamQuery, stream, unless="hipErrorNotReady")
-
-    def new_event(self, timing: bool) -> Handle:
-        return call(self.hip.hipEventCreateWithFlags, 0 if timing else self.hip.hipEventDisableTiming)
-
-    def destroy_event(self, event: Handle) -> None:
-        call(self.hip.hipEventDestroy, event)
-
-    def record(self, event: Handle, stream: Handle, what: str = "") -> None:
-        call(self.hip.hipEventRecord, event, stream, what=what)
-
-    def wait(self, stream: Handle, event: Handle) -> None:
-        call(self.hip.hipStreamWaitEvent, stream, event, 0)
-
-    def ended(self, event: Handle) -> bool:
-        return call.succeeds(self.hip.hipEventQuery, event, unless="hipErrorNotReady")
-
-    def milliseconds(self, start: Handle, stop: Handle) -> float:
-        return float(call(self.hip.hipEventElapsedTime, start, stop))
-
-    def force(self, address: int, stream: Handle) -> None:
-        function, arguments = self.signal_action(address, stream)
-        call(function, *arguments)
 
     # ---- graphs
 
@@ -372,29 +311,8 @@ class Hip:
     def begin_capture(self, stream: Handle) -> None:
         call(self.hip.hipStreamBeginCapture, stream, self.hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
 
-    def end_capture(self, stream: Handle) -> Handle:
-        return call(self.hip.hipStreamEndCapture, stream)
-
-    def drop_capture(self, stream: Handle) -> None:
-        code, graph = self.hip.hipStreamEndCapture(stream)
-        if not code and graph:
-            self.hip.hipGraphDestroy(graph)
-
-    def instantiate(self, captured: Handle) -> Handle:
-        flags = self.hip.hipGraphInstantiateFlags.hipGraphInstantiateFlagUseNodePriority
-        return call(self.hip.hipGraphInstantiateWithFlags, captured, int(flags))
-
-    def upload(self, graph: Handle, stream: Handle) -> None:
-        call(self.hip.hipGraphUpload, graph, stream)
-
     def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
         raise Refused("hipGraphKernelNodeGetParams", "not asked", advice="leave out 'leave', which needs it")
-
-    def destroy_captured(self, captured: Handle) -> None:
-        call(self.hip.hipGraphDestroy, captured)
-
-    def destroy_graph(self, graph: Handle) -> None:
-        call(self.hip.hipGraphExecDestroy, graph)
 
     # ---- kernels
 
@@ -404,24 +322,11 @@ class Hip:
     def image(self, suffix: str, code: bytes) -> bytes | None:
         return code if suffix in (".hsaco", ".co", ".hipfb") else None
 
-    def load(self, code: bytes, what: str) -> Handle:
-        return call(self.hip.hipModuleLoadData, code, what=what)
-
-    def unload(self, module: Handle) -> None:
-        call(self.hip.hipModuleUnload, module)
-
-    def function(self, module: Handle, entry: str, what: str) -> Handle:
-        return call(self.hip.hipModuleGetFunction, module, entry.encode(), what=what)
-
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """All of LDS is every block's to ask for."""
 
     def share_smem(self, function: Handle, what: str) -> None:
         """LDS has one size."""
-
-    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
-        occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
-        return int(call(occupancy, function, threads, smem, what=what))
 
     def gemms(self) -> GemmLibrary:
         return HipblasLt()
@@ -458,15 +363,6 @@ class Hip:
     def copy_batch(self, runs: Sequence[LinearCopy], stream: Handle) -> DriverCall:
         raise InternalError(f"a batch of {len(runs)} copies, and HIP has none")
 
-    def zero_action(self, address: int, words: int, stream: Handle) -> DriverCall:
-        return self.hip.hipMemsetD32Async, (address, 0, words, stream)
-
-    def record_action(self, event: Handle, stream: Handle) -> DriverCall:
-        return self.hip.hipEventRecord, (event, stream)
-
-    def wait_action(self, stream: Handle, event: Handle) -> DriverCall:
-        return self.hip.hipStreamWaitEvent, (stream, event, 0)
-
     def signal_action(self, address: int, stream: Handle) -> DriverCall:
         """By a copy of a word, without compute units on its own device too: writing a value is a kernel, which slows a
         running GEMM down, and may find no unit free."""
@@ -480,9 +376,6 @@ class Hip:
     def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
         """One by one: what raises a word is a copy."""
         return [(self.signal_action if w.raised else self.wait_flag_action)(w.address, stream) for w in words]
-
-    def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
-        return self.hip.hipGraphLaunch, (graph, stream)
 
     def embed(self, captured: Handle, stream: Handle) -> DriverCall:
         raise InternalError("the features of HIP say that it embeds no graphs")

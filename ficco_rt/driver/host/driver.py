@@ -21,27 +21,16 @@ import numpy as np
 from ...errors import DeviceError, InternalError, PlanError, Span, UsageError
 from ...geometry.region import Region
 from ...graph.ir import KernelCall
-from ...plan.ir import (
-    CollectiveCall,
-    Command,
-    CopyAsync,
-    Launch,
-    Plan,
-    Record,
-    Signal,
-    SignalFlag,
-    WaitEvent,
-    WaitFlag,
-)
+from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, Signal, SignalFlag, WaitEvent, WaitFlag
 from ...plan.issue import issue_order
 from ...process.group import Group
 from ...trace.model import ClockKind, TraceSpan
 from ...types import Dtype, numpy_dtype
 from ..api import Array, Binding, Buffer, Holdings, Memory, OnProgress, Pool
 from .deadlock import at, describe_deadlock
-from .kernels import bind_collective, bind_transfers, bind_work, host_function
+from .kernels import Resolve, bind_collective, bind_transfers, bind_work, host_function
 from .memory import available
-from .order import parse_order, ready_pool
+from .order import ready_pool
 from .peers import Peers
 from .stepping import Stepper, unfinished
 from .tasks import HostJob, HostSignal, HostStream, RaiseTask, Task, WaitTask, WorkTask
@@ -49,21 +38,6 @@ from .views import HostView
 
 if TYPE_CHECKING:
     from ...device.run_plan import RunPlan
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolver:
-    """Regions of one command to views."""
-
-    arrays: dict[Buffer, Array]
-    memory: Memory
-    peers: Peers | None
-    place: Span
-
-    def __call__(self, region: Region) -> HostView:
-        at = region.tensor, region.rank
-        array = self.peers.areas.get(at) if self.peers is not None else None
-        return HostView(self.arrays[self.memory[at]] if array is None else array, region, self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +52,15 @@ class HostDriver:
     """See the module. `order` is described in `order.py`. `group`: the processes that run the plan together; a run is
     given up when none of them moves for `timeout` seconds."""
 
+    name = "host"
+    clock: ClockKind = "virtual"
+    on_device = False
+
     def __init__(
         self, plan: Plan, *, order: str = "fifo", group: Group | None = None, timeout: float | None = None
     ) -> None:
         self._plan = plan
-        self.order = order
+        self.order = order  # how the next runs are stepped; it may be set between runs
         self._arrays: dict[Buffer, Array] = {}
         self._handles = count()
         modules: dict[Path, ModuleType] = {}
@@ -90,14 +68,15 @@ class HostDriver:
         self._functions = {k.name: host_function(k, modules) for k in plan.kernels if k.name in used}
         self._peers = Peers(plan, group, timeout) if group is not None and group.size > 1 else None
         self._pid = os.getpid()
-        self._ranks = tuple(range(plan.ranks)) if self._peers is None else self._peers.ranks
+        self.ranks = tuple(range(plan.ranks)) if self._peers is None else self._peers.ranks
         issued = count()
-        self._streams = {s: HostStream(x, issued) for s, x in enumerate(plan.streams) if x.rank in self._ranks}
+        self._streams = {s: HostStream(x, issued) for s, x in enumerate(plan.streams) if x.rank in self.ranks}
         self._issue = [(s, p) for s, p in issue_order(plan) if s in self._streams]
         self._calls: dict[int, dict[int, CollectiveCall]] = defaultdict(dict)  # by collective and rank
         for stream, command in plan.commands():
             if isinstance(command, CollectiveCall):
                 self._calls[command.group][stream.rank] = command
+        self.collectives = "copies and sums: the host has no library of collectives" if self._calls else ""
         self._signals = self._named_signals()
         self._incoming = [signal for signal in self._signals.values() if signal.elsewhere]
         self._issued: _Bound | None = None  # the run that is still to be stepped
@@ -118,43 +97,13 @@ class HostDriver:
                 found[name].elsewhere = who if process != self._peers.place else ""
         return found
 
-    @property
-    def name(self) -> str:
-        return "host"
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._ranks
-
-    @property
-    def clock(self) -> ClockKind:
-        return "virtual"
-
-    @property
-    def on_device(self) -> bool:
-        return False
-
-    @property
-    def collectives(self) -> str:
-        return "copies and sums: the host has no library of collectives" if self._calls else ""
-
     def describe(self) -> str:
         return "numpy"
-
-    @property
-    def order(self) -> str:
-        """How the next runs are stepped; it may be set between runs."""
-        return self._order
-
-    @order.setter
-    def order(self, text: str) -> None:
-        self._parsed_order = parse_order(text)
-        self._order = text
 
     # ---- memory
 
     def pools(self) -> tuple[Pool, ...]:
-        return (Pool("this machine's memory", self._ranks, available()),)
+        return (Pool("this machine's memory", self.ranks, available()),)
 
     def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
         try:
@@ -195,7 +144,7 @@ class HostDriver:
 
     def _shared(self, memory: Memory) -> Iterator[tuple[Array, Array, bool]]:
         for (name, rank), area in self._peers.areas.items() if self._peers is not None else ():
-            if rank in self._ranks:
+            if rank in self.ranks:
                 yield self._arrays[memory[name, rank]], area, self._plan.tensor(name).kind == "input"
 
     def _tasks(self, s: int, p: int, command: Command, memory: Memory) -> Iterator[Task]:
@@ -252,8 +201,16 @@ class HostDriver:
             task.jobs.append(HostJob(run, work.op, index, task, work.origin, waits, signals))
         return task
 
-    def _resolver(self, memory: Memory, place: Span) -> _Resolver:
-        return _Resolver(self._arrays, memory, self._peers, place)
+    def _resolver(self, memory: Memory, place: Span) -> Resolve:
+        """Regions of one command to views."""
+        areas = {} if self._peers is None else self._peers.areas
+
+        def resolve(region: Region) -> HostView:
+            area = areas.get((region.tensor, region.rank))
+            array = self._arrays[memory[region.tensor, region.rank]] if area is None else area
+            return HostView(array, region, place)
+
+        return resolve
 
     def unbind(self, binding: Binding) -> None:
         pass  # a task that is not issued holds nothing
@@ -322,7 +279,7 @@ class HostDriver:
 
     def _step(self, progress: OnProgress | None) -> None:
         streams = list(self._streams.values())
-        stepper = Stepper(streams, ready_pool(self._parsed_order), self._peers)
+        stepper = Stepper(streams, ready_pool(self.order), self._peers)
         try:
             with np.errstate(all="ignore"):  # poison is multiplied like any number
                 stepper.run(progress)

@@ -14,14 +14,15 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol, TypeAlias
 
 from ...errors import UsageError
+from ...plan.ir import Plan
 from .tasks import HostJob
 
+SHOWN = 8  # streams that a message names
 SortKey: TypeAlias = tuple[int, ...]
 
 
@@ -34,33 +35,41 @@ class ReadyPool(Protocol):
         """The next one to run. IndexError if there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepOrder:
-    kind: str
-    number: int  # the seed of random, the stream of lazy
+def order_form(text: object) -> str:
+    """An order in its own form, `random(7)`, of that or of `random:7`, which a shell leaves alone."""
+    given = text.strip() if isinstance(text, str) else ""
+    match = re.fullmatch(r"(random|lazy)(?::([0-9]{1,18})|\(([0-9]{1,18})\))", given)
+    if match:
+        return f"{match[1]}({int(match[2] or match[3])})"
+    if given in ("fifo", "adversarial"):
+        return given
+    raise UsageError(f"order {text}: there are fifo, random:SEED, adversarial and lazy:STREAM, such as random:7")
 
 
-def parse_order(text: str) -> StepOrder:
-    match = re.fullmatch(r"(fifo|adversarial)|(random|lazy)\(([0-9]+)\)", text.strip())
-    if match is None:
-        raise UsageError(
-            f"'{text}' is no order; there are fifo, adversarial, random(SEED) and lazy(STREAM), e.g. random(7)"
-        )
-    return StepOrder(match[1] or match[2], int(match[3] or 0))
+def host_order(text: str, plan: Plan) -> str:
+    """`order_form`, where the plan has the stream that it names."""
+    form = order_form(text)
+    if form.startswith("lazy(") and int(form[5:-1]) not in (stream.id for stream in plan.streams):
+        known = [f"{s.id} ({s.name} of rank {s.rank})" for s in plan.streams]
+        if len(known) > SHOWN:
+            known[SHOWN - 1 : -1] = ["…"]
+        raise UsageError(f"order {text}: the plan has no stream {form[5:-1]}; it has {', '.join(known) or 'none'}")
+    return form
 
 
-def ready_pool(order: StepOrder) -> ReadyPool:
-    """An empty pool that gives works out in the order."""
-    match order.kind:
+def ready_pool(order: str) -> ReadyPool:
+    """An empty pool that gives works out in the order. UsageError: it is none."""
+    kind, _, number = order_form(order).rstrip(")").partition("(")
+    match kind:
         case "fifo":
             return _Sorted(lambda job: (job.task.number, job.index))
         case "adversarial":
             return _Sorted(_latest)
         case "lazy":
-            lazy = order.number
+            lazy = int(number)
             return _Sorted(lambda job: (job.task.stream.id == lazy, *_latest(job)))
         case _:
-            return _Random(order.number)
+            return _Random(int(number))
 
 
 def _latest(job: HostJob) -> SortKey:
