@@ -10,6 +10,7 @@ behind an `Other` holds before and behind a run of any mode.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,8 +19,10 @@ from ficco_dsl.diagnostics import Span
 
 from ..errors import PlanError
 from ..graph.budget import NODES, Budget
-from ..plan.clock import Clock
+from ..graph.ir import heard
+from ..plan import walk
 from ..plan.ir import Work
+from ..plan.walk import PASSES, TOUCHES, Call, Part, Signal
 from .ir import (
     GRAPHS,
     PLACELESS,
@@ -36,6 +39,7 @@ from .ir import (
     LaunchGraph,
     LaunchKernel,
     Manner,
+    Meet,
     Mode,
     RecordEvent,
     ResetWords,
@@ -86,26 +90,18 @@ _OUTSIDE, _OTHER, _REPLAY, _HOST = -1, -2, -3, -4
 _GRAPHS = (-5, -6)  # by turns: nothing orders two launches of a graph but what their streams know
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Node(walk.Node):
     """An action of a run in its queue; without one something outside of the plan: the caller's own work (`uses` the
-    tensors of a rank), what an `Other` or the host may touch, a wait, or the begin or the end of a graph. It waits for
-    the node `awaits`; at the begin of a graph that is all that is known."""
+    tensors of a rank), what an `Other` or the host may touch, a wait, or the begin or the end of a graph. What the
+    begin of a graph awaits is all that is known there. Signals are words, by number, and counts of runs in a word."""
 
-    queue: int
-    position: int  # in its queue, from 1
     place_of_issue: int  # on its device, from 0; -1: it takes no place in a hardware queue
     run: int
     action: Action | None
-    place: Span
-    awaits: Node | None = None
     begins: bool = False
     uses: int | None = None
     touches: Footprint | None = None
-    awaited: bool = False
-    done: int = 0  # words or works, while the queue stands here
-    over: bool = False
-    clock: Clock | None = None  # what its end knows, if somebody awaits it
 
     def wait_for(self, other: Node | None) -> None:
         if other is not None:
@@ -150,6 +146,8 @@ class RunSequence:
         self._numbers: dict[QueueName, int] = {}
         self._recorded: dict[EventName, Node] = {}  # the record that was issued last
         self._in_order = words_in_order(plan)
+        self._counts: Counter[int] = Counter()  # runs, by word that counts them
+        self._does: dict[tuple[int, int], tuple[Sequence[Part], int, int]] = {}  # by id of an action, and set
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
         # whether runs in callers' graphs have a set of words and scratch of their own (`double`)
         self._apart = plan.sets > 1 or any(
@@ -186,13 +184,12 @@ class RunSequence:
         """A word of the plan, in the set that the node's run takes."""
         return number + self.turn(node) * len(self.plan.words)
 
-    def words(self, node: Node, flags: Sequence[int]) -> list[int]:
-        """Of flags; those between works that are made as one have none."""
-        return [self.word(node, self._of_flags[flag]) for flag in flags if flag in self._of_flags]
+    def _in_set(self, node: Node, numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(self.word(node, number) for number in numbers)
 
-    def reset(self, node: Node, action: ResetWords) -> list[int]:
-        numbers = self._in_order[self.devices[node.queue]][action.first : action.first + action.count]
-        return [self.word(node, number) for number in numbers]
+    def _words(self, node: Node, flags: Sequence[int]) -> tuple[int, ...]:
+        """Of flags; those between works that are made as one have none."""
+        return self._in_set(node, (self._of_flags[flag] for flag in flags if flag in self._of_flags))
 
     def purpose(self, word: int) -> str:
         """`word 3 (flag 1)`, for people."""
@@ -266,14 +263,80 @@ class RunSequence:
         device, nodes = self.devices[queue], self.queues[queue]
         if self._seen and queue not in self._behind_host:
             self._behind_host.add(queue)
-            nodes.append(Node(queue, len(nodes) + 1, -1, self._run, None, place))
+            nodes.append(Node(queue, len(nodes) + 1, place, place_of_issue=-1, run=self._run, action=None))
             nodes[-1].wait_for(self._seen[self.plan.placement.process(device)])
         issued = self.issued[device]
-        node = Node(queue, len(nodes) + 1, -1 if apart else len(issued), self._run, action, place)
+        number = -1 if apart else len(issued)
+        node = Node(queue, len(nodes) + 1, place, TOUCHES, place_of_issue=number, run=self._run, action=action)
         nodes.append(node)
+        if action is not None:
+            self._act(node, action)
         if not apart:
             issued.append(node)
         return node
+
+    def _act(self, node: Node, action: Action) -> None:
+        """What the action of a node does."""
+        key = (id(action), self.turn(node))
+        if isinstance(action, Meet):
+            node.parts, node.needs, node.holds = self._steps(node, action), 1, 1
+            return
+        if isinstance(action, CallCollective):
+            ranks, rank = len(self.plan.placement.devices), action.dst.rank
+            node.call = Call((node.run, action.group), rank, ranks, heard(action, rank, ranks))
+        if key not in self._does:
+            self._does[key] = self._parts(node, action)
+        node.parts, node.needs, node.holds = self._does[key]
+
+    def _parts(self, node: Node, action: Action) -> tuple[Sequence[Part], int, int]:
+        """The parts of an action, the multiprocessors that it needs, and those that it may hold."""
+        match action:
+            case ChangeWords(changes=changes):
+                return [self._change(self._in_set(node, (c.word,)), c) for c in changes], 0, 0
+            case CopyMemory(moves=moves, words=words):
+                devices = self.plan.placement.devices
+                local = any(devices[move.dst.rank] == devices[move.src.rank] for move in moves)
+                return (Part(gives=self._in_set(node, words), single=bool(words)),), int(local), 0
+            case ResetWords(first=first, count=count):
+                numbers = self._in_order[self.devices[node.queue]][first : first + count]
+                return (Part(drops=self._in_set(node, numbers)),), 0, 0
+            case LaunchKernel(launch=number):
+                launch = self.plan.launches[number]
+                parts = [
+                    Part(self._words(node, group.waits), self._words(node, group.signals), apart=True, single=True)
+                    for group in self.groups[number]
+                ]
+                resets = self._words(node, launch.config.resets)
+                if resets:
+                    parts.append(Part(drops=resets))
+                return parts, launch.config.together, launch.sms if launch.spins else 0
+            case CallCollective(communicator=communicator):
+                blocks = self.plan.communicators[communicator].blocks
+                return TOUCHES + PASSES, blocks, blocks
+            case _:
+                return PASSES, 0, 0
+
+    def _change(self, word: tuple[Signal, ...], change: WordChange) -> Part:
+        if change.raises:
+            return Part(gives=word, single=True)
+        return Part(word, drops=word if change.takes else (), single=True)
+
+    def _steps(self, node: Node, meet: Meet) -> Sequence[Part]:
+        parts, runs = [], self.word(node, meet.runs)
+        for step in meet.steps:
+            words = self._in_set(node, step.words)
+            counted = tuple((word, self._counts[runs]) for word in words)
+            match step.does:
+                case "raise":
+                    parts.append(Part(gives=counted, single=True))
+                case "wait":
+                    parts.append(Part(counted, single=True))
+                case "reset":
+                    parts.append(Part(drops=words, single=True))
+                case "count":
+                    parts.append(Part(single=True))
+                    self._counts.update(words)
+        return parts
 
     def _behind(self, queue: int, others: Iterable[Node | None]) -> Node:
         """Nodes outside of the plan that wait for others."""
@@ -496,13 +559,3 @@ def groups_of(launch: DeviceLaunch) -> list[Group]:
         waits = dict.fromkeys(flag for work in works for flag in work.waits if flag not in launch.config.unraised)
         found.append(Group(works, tuple(waits), works[-1].signals))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A launch that may hold its share of a device's multiprocessors while it waits. `start` is what it knows then:
-    what is done by that time cannot be kept out."""
-
-    node: Node
-    sms: int
-    start: Clock
