@@ -14,7 +14,6 @@ from ..plan.ir import Work
 from ..plan.ledger import POINT, Ledger, Race, Toucher, Unwritten
 from ..plan.walk import Clocks, Signal
 from .ir import CallCollective, CopyMemory, DeviceLaunch, LaunchKernel, Meet
-from .rules import writes
 from .sequence import Footprint, Group, Node, RunSequence
 
 
@@ -42,7 +41,7 @@ class Races(Clocks[Node]):
             for rank in range(len(self.plan.placement.devices))
         }
         written = chain(
-            (self._region(region, i) for region in writes(self.plan) for i in sets),
+            (self._region(region, i) for _, part in self.plan.parts for region in part.writes for i in sets),
             chain.from_iterable(self.bound.values()),
         )
         made = {_in_set(t.name, i) for t in self.plan.tensors if t.kind != "input" for i in sets}
@@ -67,6 +66,9 @@ class Races(Clocks[Node]):
         if node.begins:  # a graph knows nothing of what its streams did before
             self.clocks[node.queue] = start(len(self.clocks))
         super().begin(node)
+        if isinstance(node.action, LaunchKernel):
+            memory = self._memory(node.action.launch, self.runs.turn(node))
+            self.ledger.write_point(memory, self.clocks[node.queue], self._me(node, -1))
 
     def toucher(self, node: Node, number: int, bit: int) -> Toucher:
         match node.action:
@@ -100,11 +102,8 @@ class Races(Clocks[Node]):
                     mine = self._me(node, -1, move.origin, (move.op, 1))
                     self._read(node, move.src, clock, mine)
                     self._write(node, move.dst, clock, mine)
-            case LaunchKernel(launch=launch):
-                if number == 0:
-                    self.ledger.write_point(self._memory(launch, self.runs.turn(node)), before, self._me(node, -1))
-                if number < len(self.runs.groups[launch]):
-                    self._work(node, self.plan.launches[launch], self.runs.groups[launch][number], clock, me, before)
+            case LaunchKernel(launch=launch) if number < len(self.runs.groups[launch]):
+                self._work(node, self.plan.launches[launch], self.runs.groups[launch][number], clock, me, before)
             case CallCollective() as call:  # from its begin on
                 for region in call.reads:
                     self._read(node, region, clock, me)

@@ -30,7 +30,6 @@ from .ir import (
     VERSION,
     Action,
     AwaitEvent,
-    CallCollective,
     ChangeWords,
     CopyMemory,
     DevicePlan,
@@ -89,15 +88,17 @@ def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield Diagnostic(PLACELESS, f"{stream.name} of rank {stream.rank} is on device {stream.device}")
     for action in plan.actions:
         if action.stream not in names:
-            yield _at(action, f"there is no {action.stream}")
+            yield action.mistake(f"there is no {action.stream}")
     for action in plan.body:
         if action.stream.kind == "caller" or action.when != "always":
-            yield _at(action, f"{action.stream}, {action.when}: the body of a run knows neither callers nor conditions")
+            yield action.mistake(
+                f"{action.stream}, {action.when}: the body of a run knows neither callers nor conditions"
+            )
 
 
 def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
     """The words of a device have places of their own, from 0 on, and every action changes words that there are."""
-    devices = _devices(plan)
+    devices = plan.device_of
     places = Counter((w.device, w.index) for w in plan.words)
     sizes = Counter(w.device for w in plan.words)
     for word in plan.words:
@@ -106,30 +107,32 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
                 PLACELESS, f"the place {word.index} of a word on device {word.device} is taken or no place"
             )
     for action in plan.actions:
-        for number in (*_raised(action), *_awaited(action)):
+        for number in (*action.raises, *action.awaits):
             if not 0 <= number < len(plan.words):
-                yield _at(action, f"there is no word {number}")
+                yield action.mistake(f"there is no word {number}")
         if isinstance(action, ChangeWords):
             for change in action.changes:
                 if change.raises and change.takes:
-                    yield _at(action, f"word {change.word} is raised, and taken by who raises it")
+                    yield action.mistake(f"word {change.word} is raised, and taken by who raises it")
             device = devices[action.stream]
-            for number in _awaited(action):
+            for number in action.awaits:
                 if 0 <= number < len(plan.words) and plan.words[number].device != device:
-                    yield _at(action, f"{action.stream} of device {device} waits for word {number} of another device")
+                    yield action.mistake(
+                        f"{action.stream} of device {device} waits for word {number} of another device"
+                    )
         if isinstance(action, ResetWords):
             size = sizes[devices[action.stream]]
             if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:
-                yield _at(action, f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
+                yield action.mistake(f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
         for step in action.steps if isinstance(action, Meet) else ():
             if step.count < 1 or not 0 <= step.first <= step.first + step.count <= len(plan.words):
-                yield _at(action, f"a meeting over words {step.first} to {step.first + step.count - 1}")
+                yield action.mistake(f"a meeting over words {step.first} to {step.first + step.count - 1}")
                 continue
             found = [plan.words[i] for i in step.words]
             if any(b.device != a.device or b.index != a.index + 1 for a, b in pairwise(found)):
-                yield _at(action, f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
+                yield action.mistake(f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
             if step.does != "raise" and found[0].device != devices[action.stream]:
-                yield _at(action, f"{action.stream} does not own word {step.first}, which it does not raise")
+                yield action.mistake(f"{action.stream} does not own word {step.first}, which it does not raise")
 
 
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -154,7 +157,7 @@ def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def _before_it(action: AwaitEvent) -> Diagnostic:
-    return _at(action, f"{action.stream} waits for {action.event}, which nothing records before it")
+    return action.mistake(f"{action.stream} waits for {action.event}, which nothing records before it")
 
 
 def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> Iterator[AwaitEvent]:
@@ -168,15 +171,15 @@ def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> I
 
 def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A run on nobody's streams uses no caller's. What completes a run is recorded by a stream of its device."""
-    devices = _devices(plan)
+    devices = plan.device_of
     for action in (*plan.own.begin, *plan.own.end):
         if action.stream.kind == "caller":
-            yield _at(action, f"{action.stream} in a run that nobody calls")
+            yield action.mistake(f"{action.stream} in a run that nobody calls")
     for action in plan.actions:
         if not isinstance(action, RecordEvent) or action.event.kind not in _OF_DEVICES:
             continue
         if devices[action.stream] != action.event.number:
-            yield _at(action, f"{action.event} is recorded by {action.stream}, of another device")
+            yield action.mistake(f"{action.event} is recorded by {action.stream}, of another device")
     kind: EventKind = "replayed" if plan.mode == "embedded" else "completion"
     for ends in [plan.body] if plan.mode == "embedded" else [plan.own.end, plan.called.end]:
         last = Counter(
@@ -193,41 +196,37 @@ def ends_are_alike(plan: DevicePlan) -> Iterator[Diagnostic]:
         timed = action.when == "timed" and isinstance(action, RecordEvent) and action.event.kind in ("begin", "end")
         replays = action.when == "behind replays" and isinstance(action, AwaitEvent)
         if action.when != "always" and not timed and not replays:
-            yield _at(action, f"{action.stream}, {action.when}: a run ends in one way, however it is made")
+            yield action.mistake(f"{action.stream}, {action.when}: a run ends in one way, however it is made")
 
 
 def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
     """What waits for an event is on a device of the process that records it."""
     by: dict[EventName, set[int]] = defaultdict(set)
-    devices = _devices(plan)
+    devices = plan.device_of
     for action in plan.actions:
         if isinstance(action, RecordEvent):
             by[action.event].add(devices[action.stream])
     for action in (*plan.called.begin, *plan.called.end) if plan.mode == "embedded" else ():
         if isinstance(action, AwaitEvent) and by[action.event] - {devices[action.stream]}:
-            yield _at(action, f"{action.stream} waits for {action.event} of another device, whose graph is another one")
+            yield action.mistake(
+                f"{action.stream} waits for {action.event} of another device, whose graph is another one"
+            )
     for action in plan.actions:
         if isinstance(action, AwaitEvent):
             waiter = plan.placement.process(devices[action.stream])
             for recorder in sorted({plan.placement.process(device) for device in by[action.event]} - {waiter}):
-                yield _at(action, f"{action.stream} of process {waiter} waits for {action.event} of process {recorder}")
+                yield action.mistake(
+                    f"{action.stream} of process {waiter} waits for {action.event} of process {recorder}"
+                )
 
 
 def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Every op of the plan writes as much as it should, all of it on one stream."""
     written: Counter[int] = Counter()
     places: dict[int, set[str]] = defaultdict(set)
-    for launch in plan.launches:
-        for work in launch.works:
-            written[work.op] += sum(region.elements for region in work.writes)
-            places[work.op].add(str(StreamName("plan", launch.stream)))
-    for action in plan.body:
-        for move in action.moves if isinstance(action, CopyMemory) else ():
-            written[move.op] += move.dst.elements
-            places[move.op].add(str(action.stream))
-        if isinstance(action, CallCollective):
-            written[action.op] += action.dst.elements
-            places[action.op].add(str(action.stream))
+    for stream, part in plan.parts:
+        written[part.op] += sum(region.elements for region in part.writes)
+        places[part.op].add(str(stream))
     for op, where in places.items():
         if len(where) > 1:
             yield Diagnostic(PLACELESS, f"op {op} stands in {' and '.join(sorted(where))}")
@@ -243,9 +242,9 @@ def launches_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     for action in plan.body:
         if isinstance(action, LaunchKernel):
             if not 0 <= action.launch < len(plan.launches):
-                yield _at(action, f"there is no launch {action.launch}")
+                yield action.mistake(f"there is no launch {action.launch}")
             elif action.stream != StreamName("plan", plan.launches[action.launch].stream):
-                yield _at(action, f"launch {action.launch} is issued to {action.stream}")
+                yield action.mistake(f"launch {action.launch} is issued to {action.stream}")
     for i, launch in enumerate(plan.launches):
         if found[i] != 1:
             yield Diagnostic(launch.origin, f"launch {i} is issued {found[i]} times")
@@ -301,7 +300,7 @@ def library_calls_are_the_works(plan: DevicePlan) -> Iterator[Diagnostic]:
 def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A launch may begin while the one before it ends only right behind that one, with a kernel that waits itself; and
     what it reads before it waits, nothing of the run writes."""
-    written = {(r.tensor, r.rank) for r in writes(plan)}
+    written = {(r.tensor, r.rank) for _, part in plan.parts for r in part.writes}
     last: dict[StreamName, Action] = {}
     for action in plan.body:
         if isinstance(action, LaunchKernel):
@@ -309,11 +308,11 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
             if launch.early:
                 before = last.get(action.stream)
                 if not launch.config.chained or not plan.features.early_starts:
-                    yield _at(
-                        action, f"{launch.config.entry} may not begin early: it does not wait for the kernel before"
+                    yield action.mistake(
+                        f"{launch.config.entry} may not begin early: it does not wait for the kernel before"
                     )
                 elif not isinstance(before, LaunchKernel):
-                    yield _at(action, f"{launch.config.entry} may begin early, and no kernel stands right before it")
+                    yield action.mistake(f"{launch.config.entry} may begin early, and no kernel stands right before it")
         if not (isinstance(action, RecordEvent) and action.event.kind == "timestamp"):
             last[action.stream] = action
     for launch in plan.launches:
@@ -344,17 +343,17 @@ def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
         if not isinstance(action, CopyMemory):
             continue
         if action.batch and (plan.mode not in PLAIN or not plan.features.copy_batches):
-            yield _at(action, "a batch of copies where there are none")
+            yield action.mistake("a batch of copies where there are none")
         if not action.batch and len(action.moves) + len(action.words) != 1:
-            yield _at(action, f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
+            yield action.mistake(f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
         homes = {plan.placement.devices[region.rank] for move in action.moves for region in (move.dst, move.src)}
         if action.by_kernel and (len(homes) != 1 or action.words or plan.mode not in GRAPHS):
-            yield _at(action, "a kernel copies inside a device alone, and in a graph")
+            yield action.mistake("a kernel copies inside a device alone, and in a graph")
         if action.batch and any(move.pitched for move in action.moves):
-            yield _at(action, "a copy of rows in a batch")
+            yield action.mistake("a copy of rows in a batch")
         for i, j in sorted(_ordered(action.moves, shapes, budget)) if action.batch else ():
             a, b = action.moves[i], action.moves[j]
-            yield _at(action, f"a batch holds {a.dst} <- {a.src} and {b.dst} <- {b.src}, which need an order")
+            yield action.mistake(f"a batch holds {a.dst} <- {a.src} and {b.dst} <- {b.src}, which need an order")
 
 
 def _ordered(moves: Sequence[Move], shapes: Shapes, budget: Budget) -> set[tuple[int, int]]:
@@ -388,14 +387,14 @@ def _ordered(moves: Sequence[Move], shapes: Shapes, budget: Budget) -> set[tuple
 def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A word that a copy raises is one of another device, since a copy inside a device may need a multiprocessor; and
     kernels wait for it, since a stream's wait might be issued before the copy."""
-    devices = _devices(plan)
-    awaited = {word for action in plan.body for word in _awaited(action)}
+    devices = plan.device_of
+    awaited = {word for action in plan.body for word in action.awaits}
     for action in plan.body:
         for word in action.words if isinstance(action, CopyMemory) else ():
             if plan.words[word].device == devices[action.stream]:
-                yield _at(action, f"word {word} of the same device is raised by a copy")
+                yield action.mistake(f"word {word} of the same device is raised by a copy")
             if word in awaited:
-                yield _at(action, f"word {word}, for which a stream waits, is raised by a copy")
+                yield action.mistake(f"word {word}, for which a stream waits, is raised by a copy")
 
 
 def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -403,7 +402,7 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     raised: Counter[int] = Counter()
     awaited: set[int] = set()
     resets: Counter[int] = Counter()
-    flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+    flags = plan.word_of
     waits: dict[tuple[int, int], set[int]] = defaultdict(set)  # of the kernels that do a command's works
     for launch in plan.launches:
         waits[launch.stream, launch.command].update(flag for work in launch.works for flag in work.waits)
@@ -420,9 +419,9 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
                 resets[flags[flag]] += 1
             if flag not in waits[launch.stream, launch.command]:
                 yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
-    places, devices = words_in_order(plan), _devices(plan)
-    raised.update(word for action in plan.body for word in _raised(action))
-    awaited.update(word for action in plan.body for word in _awaited(action))
+    places, devices = words_in_order(plan), plan.device_of
+    raised.update(word for action in plan.body for word in action.raises)
+    awaited.update(word for action in plan.body for word in action.awaits)
     resets.update(word for action in plan.body for word in _reset(action, places, devices))
     wrong: set[tuple[int, str]] = set()  # each is told of one manner
     looked_at: set[tuple[int, ...]] = set()  # by what a manner does with words: most do the same
@@ -433,8 +432,8 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         if key in looked_at:
             continue
         looked_at.add(key)
-        ups = raised + Counter(word for action in actions for word in _raised(action))
-        waiters = awaited | {word for action in actions for word in _awaited(action)}
+        ups = raised + Counter(word for action in actions for word in action.raises)
+        waiters = awaited | {word for action in actions for word in action.awaits}
         downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
         for i, word in enumerate(plan.words):
             used = word.used_in(plan.mode)
@@ -454,28 +453,32 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
 def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A device that meets others counts each run once, in its own word, before it tells or awaits anything of the run.
     Nothing but meetings raises, awaits or counts in words that tell of runs, and meetings do so in no other words."""
-    devices = _devices(plan)
+    devices = plan.device_of
     body = [action for action in plan.body if isinstance(action, Meet)]
     for action in plan.actions:
-        for number in (*_raised(action), *_awaited(action)) if not isinstance(action, Meet) else ():
+        for number in (*action.raises, *action.awaits) if not isinstance(action, Meet) else ():
             if plan.words[number].tells_runs:
-                yield _at(action, f"word {number} ({plan.words[number].purpose}) outside of a meeting")
+                yield action.mistake(f"word {number} ({plan.words[number].purpose}) outside of a meeting")
     for manner in manners(plan):
         frame = plan.frame(manner)
         counted: Counter[int] = Counter()
         for action in (a for a in (*frame.begin, *body, *frame.end) if isinstance(a, Meet)):
             mine = {i for i in (action.runs,) if 0 <= i < len(plan.words) and plan.words[i].counts_runs}
             if {plan.words[i].device for i in mine} != {devices[action.stream]}:
-                yield _at(action, f"{action.stream} meets others by word {action.runs}, not by its own count of runs")
+                yield action.mistake(
+                    f"{action.stream} meets others by word {action.runs}, not by its own count of runs"
+                )
             for step in action.steps:
                 counts = step.does == "count"
                 for number in step.words:
                     word = plan.words[number]
                     if word.counts_runs != counts or word.tells_runs != (step.does != "reset"):
-                        yield _at(action, f"a meeting cannot {step.does} word {number} ({word.purpose})")
+                        yield action.mistake(f"a meeting cannot {step.does} word {number} ({word.purpose})")
                 counted.update(step.words if counts else ())
                 if counted[action.runs] != 1:
-                    yield _at(action, f"{action.stream} meets others before it has counted the run, or counts it twice")
+                    yield action.mistake(
+                        f"{action.stream} meets others before it has counted the run, or counts it twice"
+                    )
         for i, word in enumerate(plan.words):
             if word.counts_runs and counted[i] != word.used_in(plan.mode):
                 yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) counts {counted[i]} times in a run ({manner})")
@@ -484,7 +487,7 @@ def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
     """With graphs each run launches every device's graph once, all before the end; else there are none. Embedded
     graphs are replayed by callers alone."""
-    devices = _devices(plan)
+    devices = plan.device_of
     if plan.mode == "embedded" and not plan.features.embeds:
         yield Diagnostic(PLACELESS, "graphs in callers' graphs, and the driver has no such")
     if plan.mode == "embedded" and (plan.own.begin or plan.own.end):
@@ -500,7 +503,7 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
             return
         for action in launches:
             if devices[action.stream] != action.device:
-                yield _at(action, f"the graph of device {action.device} on a stream of another one")
+                yield action.mistake(f"the graph of device {action.device} on a stream of another one")
 
 
 def replays_are_awaited(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -510,7 +513,7 @@ def replays_are_awaited(plan: DevicePlan) -> Iterator[Diagnostic]:
     for side, kind, stream in ((plan.between.begin, "replayed", "control"), (plan.between.end, "completion", "caller")):
         for action in side:
             if not isinstance(action, AwaitEvent) or action.event.kind != kind or action.stream.kind != stream:
-                yield _at(action, f"{action.stream} between runs and replays does not wait for the event '{kind}'")
+                yield action.mistake(f"{action.stream} between runs and replays does not wait for the event '{kind}'")
 
 
 def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -523,24 +526,24 @@ def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
     last: dict[StreamName, Action] = {}
     awaited: dict[StreamName, set[Action]] = defaultdict(set)  # by control streams: records
     records: dict[EventName, Action] = {}
-    devices = {stream.name: stream.device for stream in plan.streams}
+    devices = plan.device_of
     for action in plan.body:
         if isinstance(action, AwaitEvent) and action.event in by:
             other = by[action.event]
             if other in joined and devices[other] == devices[action.stream]:
                 joined.add(action.stream)
             elif devices[other] != devices[action.stream]:
-                yield _at(action, f"{action.stream} waits for {action.event} of another device's graph")
+                yield action.mistake(f"{action.stream} waits for {action.event} of another device's graph")
             awaited[action.stream].add(records[action.event])
         if action.stream not in joined:
-            yield _at(action, f"{action.stream} does something before it has joined its device's graph")
+            yield action.mistake(f"{action.stream} does something before it has joined its device's graph")
         if isinstance(action, RecordEvent):
             by[action.event], records[action.event] = action.stream, action
         last[action.stream] = action
     for stream, action in last.items():
         control = StreamName("control", devices[stream])
         if stream != control and action not in awaited[control]:
-            yield _at(action, f"{control} does not wait for the end of {stream}")
+            yield action.mistake(f"{control} does not wait for the end of {stream}")
 
 
 def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -549,7 +552,7 @@ def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
     crowded = plan.crowded
     if plan.mode not in GRAPHS or not crowded:
         return
-    devices = {stream.name: stream.device for stream in plan.streams}
+    devices = plan.device_of
     last: dict[int, StreamName] = {}
     points: dict[int, set[EventName]] = defaultdict(set)  # recorded behind the last node of a device
     behind: dict[int, set[StreamName]] = defaultdict(set)  # streams that wait for one of these
@@ -564,31 +567,12 @@ def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
                 behind[device].add(action.stream)
         else:
             if device in crowded and device in last and action.stream not in behind[device]:
-                yield _at(
-                    action,
+                yield action.mistake(
                     f"{action.stream} does not wait for {last[device]}, and device {device} has "
                     f"{plan.features.queues} hardware queues for {crowded[device]} streams",
                 )
             last[device] = action.stream
             points[device], behind[device] = set(), {action.stream}
-
-
-def _raised(action: Action) -> Iterator[int]:
-    match action:
-        case ChangeWords(changes=changes):
-            yield from (c.word for c in changes if c.raises)
-        case CopyMemory(words=words):
-            yield from words
-        case Meet(steps=steps):
-            yield from (word for step in steps if step.does == "raise" for word in step.words)
-
-
-def _awaited(action: Action) -> Iterator[int]:
-    match action:
-        case ChangeWords(changes=changes):
-            yield from (c.word for c in changes if not c.raises)
-        case Meet(steps=steps):
-            yield from (word for step in steps if step.does == "wait" for word in step.words)
 
 
 def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping[StreamName, int]) -> Iterator[int]:
@@ -597,8 +581,8 @@ def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping
             yield from (c.word for c in changes if c.takes)
         case ResetWords(first=first, count=count):
             yield from places[devices[action.stream]][first : first + count]
-        case Meet(steps=steps):
-            yield from (word for step in steps if step.does == "reset" for word in step.words)
+        case Meet():
+            yield from action.words("reset")
 
 
 def words_in_order(plan: DevicePlan) -> dict[int, list[int]]:
@@ -607,26 +591,6 @@ def words_in_order(plan: DevicePlan) -> dict[int, list[int]]:
     for i in sorted(range(len(plan.words)), key=lambda i: plan.words[i].index):
         found[plan.words[i].device].append(i)
     return found
-
-
-def _devices(plan: DevicePlan) -> dict[StreamName, int]:
-    return {stream.name: stream.device for stream in plan.streams}
-
-
-def writes(plan: DevicePlan) -> Iterator[Region]:
-    """Every region that a run writes."""
-    for launch in plan.launches:
-        for work in launch.works:
-            yield from work.writes
-    for action in plan.body:
-        if isinstance(action, CopyMemory):
-            yield from (move.dst for move in action.moves)
-        elif isinstance(action, CallCollective):
-            yield from action.writes
-
-
-def _at(action: Action, message: str) -> Diagnostic:
-    return Diagnostic(action.cause.origin or PLACELESS, f"{action.cause.text}: {message}")
 
 
 RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier

@@ -148,7 +148,7 @@ class RunSequence:
         self._in_order = words_in_order(plan)
         self._counts: Counter[int] = Counter()  # runs, by word that counts them
         self._does: dict[tuple[int, int], tuple[Sequence[Part], int, int]] = {}  # by id of an action, and set
-        self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+        self._of_flags = plan.word_of
         # whether runs in callers' graphs have a set of words and scratch of their own (`double`)
         self._apart = plan.sets > 1 or any(
             w.used == "embedded"
@@ -250,7 +250,7 @@ class RunSequence:
         return self._queue((stream.name, among), stream.device)
 
     def _node(self, queue: int, action: Action) -> Node:
-        node = self._append(queue, action, action.cause.origin or PLACELESS)
+        node = self._append(queue, action, action.origin)
         if isinstance(action, RecordEvent):
             self._recorded[action.event] = node
         elif isinstance(action, AwaitEvent):
@@ -504,28 +504,23 @@ class RunSequence:
         plan = self.plan
         found = {device: _Device(set(), set(), set(), set(), set()) for device in plan.placement.ordinals}
         waits: dict[int, set[int]] = {device: set() for device in found}
+        for stream, part in plan.parts:
+            does = found[self.of_streams[stream].device]
+            does.written |= {(r.tensor, r.rank) for r in part.writes}
+            does.read |= {(r.tensor, r.rank) for r in part.reads}
         for action in plan.body:
             device = self.of_streams[action.stream].device
             does = found[device]
+            does.raised |= set(action.raises)
             match action:
-                case CopyMemory(moves=moves, words=words):
-                    does.written |= {(m.dst.tensor, m.dst.rank) for m in moves}
-                    does.read |= {(m.src.tensor, m.src.rank) for m in moves}
-                    does.raised |= set(words)
                 case CallCollective():
-                    does.written |= {(r.tensor, r.rank) for r in action.writes}
-                    does.read |= {(r.tensor, r.rank) for r in action.reads}
                     does.feeds |= found.keys() - {device}
                 case LaunchKernel(launch=number):
                     does.launches.add(number)
-                    for work in plan.launches[number].works:
-                        does.written |= {(r.tensor, r.rank) for r in work.writes}
-                        does.read |= {(r.tensor, r.rank) for r in work.reads}
                     for group in self.groups[number]:
                         does.raised |= {self._of_flags[f] for f in group.signals if f in self._of_flags}
                         waits[device] |= {self._of_flags[f] for f in group.waits if f in self._of_flags}
                 case ChangeWords(changes=changes):
-                    does.raised |= {c.word for c in changes if c.raises}
                     waits[device] |= {c.word for c in changes if not c.raises and not c.takes}
         for device, does in found.items():
             for other, theirs in found.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
@@ -203,20 +203,7 @@ class Collective(Body):
         return (self.dst,) if self.dst.elements else ()
 
 
-class Called(Protocol):
-    """A call of the vendor's library, of a graph, a plan or a device plan."""
-
-    @property
-    def kind(self) -> CallKind: ...
-
-    @property
-    def by(self) -> int: ...
-
-    @property
-    def writes(self) -> tuple[Region, ...]: ...
-
-
-def heard(call: Called, rank: int, ranks: int) -> Sequence[int]:
+def heard(call: Collective, rank: int, ranks: int) -> Sequence[int]:
     """The ranks whose calls have begun when this rank's call ends. NOTE a library may buffer what is sent: of the rank
     that it sends to, a send_recv knows nothing."""
     if call.kind != "send_recv":

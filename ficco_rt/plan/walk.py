@@ -253,8 +253,9 @@ class Clocks(Generic[N]):
                         self.give(signal, clock, me)
                     self.told[signal] = tells
                     self.keep(node.place)
-            for signal in part.drops if me is not None else ():
-                self.drop(signal, clock, me)
+            if me is not None:
+                for signal in part.drops:
+                    self.drop(signal, clock, me)
             if part.apart:
                 clock = self.clocks[q].join(clock)
             if bit >= 0 and not node.parts[-1].apart:  # whose last part knows those before it

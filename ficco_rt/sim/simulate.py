@@ -71,7 +71,7 @@ class _VirtualClock:
         made = modelled(layout, mode)
         self.machine, self.overheads = machine, overheads(machine.device)
         self.launches, self.words = made.launches, made.words
-        self.flags = {word.flag: i for i, word in enumerate(made.words) if word.flag is not None}
+        self.flags = made.word_of
         self.calls: set[int] = {command.op for _, command in plan.commands() if isinstance(command, CollectiveCall)}
         self.prices = Prices(
             machine, {t.name: t.dtype for t in plan.tensors}, {t.name for t in plan.tensors if t.kind == "input"}
@@ -86,7 +86,7 @@ class _VirtualClock:
         self.passed: set[SimStream] = set()  # which have waited, since their last copy, for what had come already
         self.behind: dict[SimStream, float] = {}  # until when what a stream does next stands right behind a copy
         budget = Budget(SHARED, PlanError)
-        place = next((command.origin for _, command in plan.commands()), Span("", 1, 1, 1, 1))
+        place = plan.origin
         Budget(MODELLED, PlanError).spend(sum(1 for _ in plan.parts()), place)
         self.sharing = Sharing(
             self.prices.limit, machine.device.sms, self.at, self.overheads.beside, lambda n: budget.spend(n, place)
