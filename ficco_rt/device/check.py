@@ -150,7 +150,7 @@ class _Walk(Walk[Node]):
 
     def hindrance(self, node: Node) -> object | None:
         device = self.places[node.queue]
-        first = node.awaits is None or node.awaits.over
+        first = node.awaits is None or self.over(node.awaits)
         if first and node.place_of_issue > self.left.get(device, node.place_of_issue):
             return Obstacle("hardware queue", device)
         blocked = super().hindrance(node)

@@ -70,7 +70,7 @@ def _happenings(order: Iterable[tuple[_Node, int]]) -> list[Happening]:
 
 
 def _queues(plan: Plan) -> list[list[_Node]]:
-    """The streams, for the walker. Works of a launch are its parts, the begin and the end those of a call."""
+    """The streams, for the walker."""
     return [
         [_node(plan, stream, position, command) for position, command in enumerate(stream.commands, 1)]
         for stream in plan.streams
@@ -78,10 +78,11 @@ def _queues(plan: Plan) -> list[list[_Node]]:
 
 
 def _node(plan: Plan, stream: Stream, position: int, command: Command) -> _Node:
-    node = _Node(stream.id, position, command.origin, command=command)
+    """Works of a launch are parts of it; a call of a collective has a begin and an end."""
+    node = _Node(stream.id, position, command.origin, TOUCHES, command=command)
     match command:
         case CopyAsync():
-            node.parts = TOUCHES
+            pass
         case Launch(streamed=streamed):
             node.parts = [
                 Part(_flags(work.waits), _flags(work.signals), apart=streamed, single=streamed)
@@ -135,7 +136,7 @@ class _Walk(Walk[_Node]):
                 absent = set(range(self.plan.ranks)) - self.begun[node.call.group]
                 notes.append(Note(f"ranks {sorted(absent)} have not come to it"))
             yield Diagnostic(
-                command.works[node.done].origin if isinstance(command, Launch) else node.place,
+                command.works[self.done[node.queue]].origin if isinstance(command, Launch) else node.place,
                 f"deadlock: rank {stream.rank} stream {stream.name} waits for {name}",
                 tuple(notes),
             )

@@ -93,21 +93,21 @@ class Ledger:
         self._left = Budget(CHECKED, PlanError)
 
     def read(self, region: Region, clock: Clock, me: Toucher) -> None:
-        made = region.tensor in self._made
-        self._renew(region, me, lambda cell, box: self._read(cell, region, box, clock, me, made))
-
-    def _renew(self, region: Region, me: Toucher, new: Callable[[_Cell, Box], _Cell]) -> None:
-        """One new cell for each old one, so that equal neighbours stay joined."""
         cells = self._cells.get((region.tensor, region.rank))
-        if cells is None:
-            return
+        if cells is not None:
+            made = region.tensor in self._made
+            self._renew(cells, region, me, lambda cell, box: self._read(cell, region, box, clock, me, made))
+
+    def _renew(self, cells: BoxMap[_Cell], region: Region, me: Toucher, new: Callable[[_Cell, Box], _Cell]) -> None:
+        """One new cell for each old one, so that equal neighbours stay joined."""
         for box in region.boxes:
             renewed: dict[_Cell, _Cell] = {}
 
             def renew(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
-                if cell not in renewed:
-                    renewed[cell] = new(cell, box)
-                return renewed[cell]
+                made = renewed.get(cell)
+                if made is None:
+                    made = renewed[cell] = new(cell, box)
+                return made
 
             self._left.spend(cells.update(box, renew), me.origin)
 
@@ -145,7 +145,9 @@ class Ledger:
     def touch(self, region: Region, clock: Clock, me: Toucher, *, last: bool = False) -> None:
         """What may read and write the elements, beside others that touch them in the same run. They count as touched,
         not as written; the `last` ones leave no trace."""
-        self._renew(region, me, lambda cell, box: self._touch(cell, region, box, clock, me, last))
+        cells = self._cells.get((region.tensor, region.rank))
+        if cells is not None:
+            self._renew(cells, region, me, lambda cell, box: self._touch(cell, region, box, clock, me, last))
 
     def _touch(self, cell: _Cell, region: Region, box: Box, clock: Clock, me: Toucher, last: bool) -> _Cell:
         if cell.writer is not None and cell.writer.run != me.run:

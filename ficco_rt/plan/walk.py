@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import chain, islice
+from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
 from ficco_dsl.diagnostics import Diagnostic, Span
@@ -74,9 +74,6 @@ class Node:
     call: Call | None = None
     awaits: Node | None = None
     awaited: bool = False
-    done: int = 0  # parts, while the queue stands here
-    over: bool = False
-    clock: Clock | None = None  # what its end knows, if somebody awaits it
 
 
 N = TypeVar("N", bound=Node)
@@ -115,15 +112,14 @@ class Walk(Generic[N]):
         for holder in holders:
             here = self.holders.setdefault(places[holder.node.queue], {})
             here.setdefault(holder.node.queue, deque()).append(holder)
-        self.at = [0] * len(queues)
+        self.at = [0] * len(queues)  # nodes that are over
+        self.done = [0] * len(queues)  # parts of the node at hand
         self.up: set[Signal] = set()
         self.begun: dict[Hashable, set[int]] = {}  # by collective: ranks
         self.sleepers: dict[object, list[int]] = {}
         self.blocked: dict[int, object] = {}
         self.ready = deque(range(len(queues)))
         self.order: list[tuple[N, int]] = []
-        for node in chain.from_iterable(queues):
-            node.over, node.done = False, 0
 
     def run(self) -> list[tuple[N, int]]:
         """Nodes, and which part of each, in an order that can happen. Raises PlanError on a deadlock."""
@@ -137,9 +133,9 @@ class Walk(Generic[N]):
                     self.sleepers.setdefault(blocked, []).append(q)
                     self.blocked[q] = blocked
                     break
-                node.over = True
-                self.ended(node)
                 self.at[q] += 1
+                self.done[q] = 0
+                self.ended(node)
         stuck = [nodes[at] for nodes, at in zip(self.queues, self.at, strict=True) if at < len(nodes)]
         if stuck:
             raise PlanError(tuple(islice(self.deadlocks(stuck), MOST_MISTAKES)))
@@ -147,28 +143,33 @@ class Walk(Generic[N]):
 
     def step(self, node: N) -> object | None:
         """Do what is left of a node, or say what it waits for."""
-        if node.done == 0:
+        q = node.queue
+        if self.done[q] == 0:
             blocked = self.hindrance(node)
             if blocked is not None:
                 return blocked
-        for part in islice(node.parts, node.done, None):
+        for number in range(self.done[q], len(node.parts)):
+            part = node.parts[number]
             for signal in part.waits:
                 if signal not in self.up:
                     return signal
-            if node.call is not None and not self._called(node.call, node.done):
+            if node.call is not None and not self._called(node.call, number):
                 return Obstacle("collective", node.call.group)
             for signal in part.gives:
                 self.up.add(signal)
                 self.wake(signal)
             if part.drops:
                 self.up.difference_update(part.drops)
-            self.order.append((node, node.done))
-            node.done += 1
+            self.order.append((node, number))
+            self.done[q] += 1
         return None
+
+    def over(self, node: Node) -> bool:
+        return self.at[node.queue] >= node.position
 
     def hindrance(self, node: N) -> object | None:
         """What keeps a node from its first part."""
-        if node.awaits is not None and not node.awaits.over:
+        if node.awaits is not None and not self.over(node.awaits):
             return node.awaits
         if node.needs and self.keepers(node):
             return Obstacle("processors", self.places[node.queue])
@@ -190,7 +191,7 @@ class Walk(Generic[N]):
         most."""
         found: list[Holder[N]] = []
         for queue, holders in self.holders.get(self.places[node.queue], {}).items():
-            while holders and holders[0].node.over:
+            while holders and self.over(holders[0].node):
                 holders.popleft()
             began = [holder for holder in holders if holder.start.done[node.queue] < node.position]
             if began and queue != node.queue:
@@ -229,11 +230,12 @@ class Clocks(Generic[N]):
         self.memory = Budget(CHECKED_CLOCKS, PlanError)
 
     def run(self, order: Iterable[tuple[N, int]]) -> None:
+        clocks, told = self.clocks, self.told
         for node, number in order:
             q, part = node.queue, node.parts[number]
             if number == 0:
                 self.begin(node)
-            before = clock = self.starts[q] if part.apart else self.clocks[q]
+            before = clock = self.starts[q] if part.apart else clocks[q]
             bit = -1
             if part.single:
                 bit, self.bits = self.bits, self.bits + 1
@@ -241,7 +243,7 @@ class Clocks(Generic[N]):
                 clock = self._call(node, node.call, number, clock)
             me = self.toucher(node, number, bit) if part.touches else None
             for signal in part.waits:
-                clock = clock.join(self.told[signal]) if me is None else self.see(signal, clock, me, before)
+                clock = clock.join(told[signal]) if me is None else self.see(signal, clock, me, before)
             if me is not None:
                 self.touch(node, number, clock, me, before)
             if part.gives:
@@ -251,26 +253,25 @@ class Clocks(Generic[N]):
                 for signal in part.gives:
                     if me is not None:
                         self.give(signal, clock, me)
-                    self.told[signal] = tells
-                    self.keep(node.place)
+                    told[signal] = tells
+                    self.memory.spend(len(clocks) + self.bits // 32, node.place)
             if me is not None:
                 for signal in part.drops:
                     self.drop(signal, clock, me)
             if part.apart:
-                clock = self.clocks[q].join(clock)
+                clock = clocks[q].join(clock)
             if bit >= 0 and not node.parts[-1].apart:  # whose last part knows those before it
                 clock = clock.with_work(bit)
-            self.clocks[q] = clock
+            clocks[q] = clock
             if node.awaited and number == len(node.parts) - 1:
-                node.clock = clock.at(q, node.position)
-                self.keep(node.place)
+                told[node] = clock.at(q, node.position)
+                self.memory.spend(len(clocks) + self.bits // 32, node.place)
 
     def begin(self, node: N) -> None:
-        """The node knows what the one knew that it has awaited."""
+        """A node knows what its queue knows, and the end of the node that it has awaited."""
         q = node.queue
         if node.awaits is not None:
-            assert node.awaits.clock is not None
-            self.clocks[q] = self.clocks[q].join(node.awaits.clock)
+            self.clocks[q] = self.clocks[q].join(self.told[node.awaits])
         self.starts[q] = self.clocks[q]
         if node.holds:
             self.holders.append(Holder(node, self.clocks[q]))
@@ -285,10 +286,6 @@ class Clocks(Generic[N]):
         if call.group not in self.together:
             self.together[call.group] = reduce(Clock.join, begun.values())
         return clock.join(self.together[call.group])
-
-    def keep(self, place: Span) -> None:
-        """Pay for a clock that is kept."""
-        self.memory.spend(len(self.clocks) + self.bits // 32, place)
 
     # ---- what signals are, and what parts touch
 
