@@ -24,12 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import product
+from itertools import compress, product
 from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..graph.ir import Collective, CollectiveSettings, Leave, Priority, Tensor
+from ..geometry.region import Region
+from ..graph.ir import Collective, CollectiveSettings, Gemm, Leave, Priority, Tensor
 from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Transfer, Work
@@ -506,6 +507,14 @@ class DeviceLaunch:
     stages: tuple[str, ...]
     origin: Span = field(compare=False)
     leave: Leave | None = None  # what its blocks leave room for
+
+    def early_reads(self, work: Work) -> tuple[Region, ...]:
+        """What a work reads before the words that it waits for are up: read-only operands."""
+        sides = (work.body.left, work.body.right) if isinstance(work.body, Gemm) else ()
+        return tuple(compress(sides, self.config.read_only))
+
+    def mistake(self, message: str) -> Diagnostic:
+        return Diagnostic(self.origin, f"{self.config.entry}: {message}")
 
 
 @dataclass(frozen=True, slots=True)

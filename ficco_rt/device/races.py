@@ -8,9 +8,7 @@ from itertools import chain
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..geometry.region import Region, describe, whole
-from ..graph.ir import Gemm
 from ..plan.clock import Clock, start
-from ..plan.ir import Work
 from ..plan.ledger import POINT, Ledger, Race, Toucher, Unwritten
 from ..plan.walk import Clocks, Signal
 from .ir import CallCollective, CopyMemory, DeviceLaunch, LaunchKernel, Meet
@@ -113,7 +111,7 @@ class Races(Clocks[Node]):
     def _work(self, node: Node, launch: DeviceLaunch, group: Group, clock: Clock, me: Toucher, before: Clock) -> None:
         for i, work in enumerate(group.works):
             mine = self._me(node, me.bit, work.origin, (work.op, 0))
-            early = _before_waits(launch, work)
+            early = launch.early_reads(work)
             # sums stay in registers: the first work reads what it adds to, the last one writes
             for region in work.reads:
                 if i == 0 or region not in work.writes:
@@ -191,14 +189,6 @@ class Races(Clocks[Node]):
             message += "the other way round"
         note = Note(f"the other access: {earlier.what} {found.did} here", earlier.origin)
         self.mistakes.setdefault(key, Diagnostic(later.origin, message, (note,)))
-
-
-def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:
-    """What a work reads before the words that it waits for are up: read-only operands."""
-    if not isinstance(work.body, Gemm):
-        return ()
-    left, right = launch.config.read_only
-    return (*((work.body.left,) if left else ()), *((work.body.right,) if right else ()))
 
 
 # NOTE tensors of the ledger, a word or a launch a rank: no schedule has a tensor with a space in its name

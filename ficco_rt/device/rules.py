@@ -19,7 +19,6 @@ from ..graph.ir import Gemm
 from ..kernels.family import LaunchRequest
 from ..kernels.occupancy import Limits
 from ..kernels.vendor import VENDOR
-from ..plan.ir import Work
 from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import collectives_are_called_together
 from .contents import all_is_there, launches_are_asked_for, regions_lie_inside, works_fit
@@ -256,24 +255,18 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
     for launch in plan.launches:
         c = launch.config
         if c.blocks < 1 or c.cluster < 1 or c.blocks % c.cluster:
-            yield Diagnostic(launch.origin, f"{c.entry}: {c.blocks} blocks in clusters of {c.cluster}")
+            yield launch.mistake(f"{c.blocks} blocks in clusters of {c.cluster}")
         if c.smem < 0 or c.smem + c.static_smem > device.smem_per_block:
-            yield Diagnostic(
-                launch.origin,
-                f"{c.entry}: a block takes {c.smem} + {c.static_smem} bytes of shared memory, and has at most "
-                f"{device.smem_per_block}",
-            )
+            takes = f"{c.smem} + {c.static_smem} bytes of shared memory"
+            yield launch.mistake(f"a block takes {takes}, and has at most {device.smem_per_block}")
         if not 1 <= c.threads <= MOST_THREADS or c.resident < 1:
-            yield Diagnostic(launch.origin, f"{c.entry}: a block of {c.threads} threads does not fit {device.name}")
+            yield launch.mistake(f"a block of {c.threads} threads does not fit {device.name}")
         if not 1 <= launch.sms <= device.sms:
-            yield Diagnostic(launch.origin, f"{c.entry}: a share of {launch.sms} of {device.sms} multiprocessors")
+            yield launch.mistake(f"a share of {launch.sms} of {device.sms} multiprocessors")
         if not launch.spins and any(flag not in c.unraised for work in launch.works for flag in work.waits):
             yield Diagnostic(launch.origin, f"{c.entry} waits for flags, and is not said to hold its share meanwhile")
         if launch.spins and c.blocks > launch.sms:
-            yield Diagnostic(
-                launch.origin,
-                f"{c.entry}: {c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors",
-            )
+            yield launch.mistake(f"{c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors")
 
 
 def library_calls_are_the_works(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -292,7 +285,7 @@ def library_calls_are_the_works(plan: DevicePlan) -> Iterator[Diagnostic]:
             LaunchRequest(c.kernel, tuple(works), launch.sms, streamed=launch.spins), Limits.of(plan.device)
         )
         if isinstance(asks, str) or asks != (c,):
-            yield Diagnostic(launch.origin, f"{c.entry}: its calls of the library are not what its work asks for")
+            yield launch.mistake("its calls of the library are not what its work asks for")
         if launch.early or launch.priority is not None or any(w.waits or w.signals for w in launch.works):
             yield Diagnostic(launch.origin, f"{c.entry} knows no flags, no early start and no priority of its own")
 
@@ -318,21 +311,12 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
     for launch in plan.launches:
         if any(launch.config.read_only) and not all(isinstance(work.body, Gemm) for work in launch.works):
             yield Diagnostic(launch.origin, f"{launch.config.entry} has no operands that are read-only")
-        for region in read_only(launch.config.read_only, launch.works):
+        for region in (region for work in launch.works for region in launch.early_reads(work)):
             if (region.tensor, region.rank) in written:
                 yield Diagnostic(
                     launch.origin,
                     f"{launch.config.entry} takes {region.tensor}@{region.rank} for read-only, and it is written",
                 )
-
-
-def read_only(operands: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
-    """The operands that a launch reads before it waits."""
-    for work in works:
-        if isinstance(work.body, Gemm):
-            left, right = operands
-            yield from (work.body.left,) if left else ()
-            yield from (work.body.right,) if right else ()
 
 
 def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:

@@ -114,9 +114,9 @@ class Footprint:
     it back, so that nobody touches it later."""
 
     who: str
-    tensors: frozenset[tuple[str, int]]
-    words: frozenset[int] = frozenset()
-    launches: frozenset[int] = frozenset()
+    tensors: Collection[tuple[str, int]]
+    words: Collection[int] = ()
+    launches: Collection[int] = ()
     last: bool = False
 
 
@@ -343,9 +343,15 @@ class RunSequence:
         node = None
         for other in others:
             if other is not None:
-                node = self._append(queue, None, PLACELESS, apart=True)
+                node = self._outsider(queue)
                 node.wait_for(other)
-        return node or self._append(queue, None, PLACELESS, apart=True)
+        return node or self._outsider(queue)
+
+    def _outsider(self, queue: int, touches: Footprint | None = None) -> Node:
+        """A node outside of the plan, in no hardware queue."""
+        node = self._append(queue, None, PLACELESS, apart=True)
+        node.touches = touches
+        return node
 
     def _last(self, queue: int) -> Node | None:
         return self.queues[queue][-1] if self.queues[queue] else None
@@ -371,10 +377,9 @@ class RunSequence:
                 if frees and tensor.kind == "scratch"
             }
             words = {i for i, w in enumerate(plan.words) if frees and w.device in mine and not w.tells_runs}
-            node = self._append(queue, None, PLACELESS, apart=True)
-            node.touches = Footprint(f"the host of process {process}", frozenset(touches), frozenset(words), last=True)
+            self._outsider(queue, Footprint(f"the host of process {process}", touches, words, last=True))
             for rank in (rank for device in mine for rank in placement.ranks(device)):
-                self._append(queue, None, PLACELESS, apart=True).uses = rank
+                self._outsider(queue).uses = rank
             seen[process] = self.queues[queue][-1]
         self._seen, self._behind_host = seen, set()
 
@@ -388,29 +393,29 @@ class RunSequence:
         apart = self._apart and (step.replay or plan.mode == "embedded")
         # runs in callers' graphs have a set of their own, where there are several
         shared = made & self.bound if apart else made
-        ends: dict[int, Node] = {}
-        sent: dict[int, Node] = {}
-        mine: dict[int, frozenset[int]] = {}  # a device's own words: reset at its end
-        queues = {
-            device: self._queue((StreamName("control", device), _REPLAY if step.replay else _OTHER), device)
-            for device in placement.ordinals
-        }
+        control = _REPLAY if step.replay else _OTHER
+        queues = {d: self._queue((StreamName("control", d), control), d) for d in placement.ordinals}
         begun: dict[int, Node] = {}
+        sent: dict[int, Node] = {}
+        ends: dict[int, Node] = {}
+        mine: dict[int, set[int]] = {}  # a device's own words: reset at its end
+
+        def touched(device: int, tensors: Iterable[tuple[str, int]], at_home: bool) -> set[tuple[str, int]]:
+            return {(t, r) for t, r in tensors if t in shared and (placement.devices[r] == device) == at_home}
+
         for device, queue in queues.items():
             ranks = self._needed(device, placement.others(device) if not step.replay else placement.ordinals)
-            before = [
-                self._append(self._caller(r, step.callers), None, PLACELESS, apart=True) for r in ranks if step.called
-            ]
+            before = [self._outsider(self._caller(rank, step.callers)) for rank in ranks if step.called]
             for rank, node in zip(ranks, before, strict=False):
                 node.uses = rank if step.replay else None  # a callers' graph makes its inputs itself
             begun[device] = self._behind(queue, [*(() if step.replay else self._known(step, device)), *before])
         for device, queue in queues.items():  # entries
             near = () if step.replay else self._mine(device)
-            touched = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
-            self._behind(queue, (begun[e] for e in sorted(touched)))
+            others = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
+            self._behind(queue, (begun[e] for e in sorted(others)))
         for device, queue in queues.items():
-            does = self._others[device]
-            words = frozenset(
+            does, who = self._others[device], f"{step} on device {device}"
+            words = {
                 i
                 for i, word in enumerate(plan.words)
                 if (word.device == device or i in does.raised)
@@ -418,36 +423,27 @@ class RunSequence:
                 and word.reset != "taken"
                 and (not word.tells_runs or word.counts_runs)
                 and not apart
-            )
-            here = {(t, r) for t, r in does.written if t in shared and placement.devices[r] == device}
-            here |= {(t, r) for t, r in does.read if t in shared and placement.devices[r] == device}
-            there = {(t, r) for t, r in does.written if t in shared and placement.devices[r] != device}
-            mine[device] = frozenset(i for i in words if plan.words[i].device == device)
-            launches = frozenset() if apart else frozenset(does.launches)
-            node = self._append(queue, None, PLACELESS, apart=True)
-            node.touches = Footprint(f"{step} on device {device}", frozenset(here), mine[device], launches)
+            }
+            mine[device] = {i for i in words if plan.words[i].device == device}
+            here = touched(device, does.written | does.read, at_home=True)
+            self._outsider(queue, Footprint(who, here, mine[device], () if apart else does.launches))
             opens = self._opens(device, mode)
             if opens and not apart:
-                cause = Cause(f"{step} on device {device}")
-                self._append(queue, ChangeWords(StreamName("control", device), opens, cause), PLACELESS, apart=True)
-            sent[device] = self._append(queue, None, PLACELESS, apart=True)
-            sent[device].touches = Footprint(
-                f"{step} on device {device}", frozenset(there), frozenset(words - mine[device])
-            )
+                change = ChangeWords(StreamName("control", device), opens, Cause(who))
+                self._append(queue, change, PLACELESS, apart=True)
+            there = touched(device, does.written, at_home=False)
+            sent[device] = self._outsider(queue, Footprint(who, there, words - mine[device]))
         for device, queue in queues.items():
             does = self._others[device]
             self._behind(queue, (sent[e] for e in sorted(does.feeds)))
-            there = {(t, r) for t, r in does.read if t in shared and placement.devices[r] != device}
-            ends[device] = self._append(queue, None, PLACELESS, apart=True)
-            ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there), mine[device])
+            there = touched(device, does.read, at_home=False)
+            ends[device] = self._outsider(queue, Footprint(f"{step} on device {device}", there, mine[device]))
         for device, queue in queues.items():
             points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
             exits = [point.number for point in points if point is not None and point.kind == "exit"]
             self._behind(queue, (ends[e] for e in exits))
-            through = self._append(queue, None, PLACELESS, apart=True)
             counts = {i for i, w in enumerate(plan.words) if w.counts_runs and w.device == device}
-            if not apart:
-                through.touches = Footprint(f"{step} on device {device}", frozenset(), frozenset(counts))
+            through = self._outsider(queue, None if apart else Footprint(f"{step} on device {device}", (), counts))
             self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
         for rank, device in enumerate(placement.devices) if step.called else ():
             self._behind(self._caller(rank, step.callers), self._freed(step, rank, device, queues))

@@ -107,24 +107,15 @@ class _Synchroniser:
             self.users[i] += FOREVER
 
     def run(self) -> Draft:
-        ops, order = self.graph.ops, self.draft.order
-        i = 0
-        while i < len(order):
-            v = order[i]
-            op = ops[v]
-            if isinstance(call := op.body, ir.Collective):
-                group = [v]
-                while i + 1 < len(order) and isinstance(n := ops[order[i + 1]].body, ir.Collective):
-                    if n.group != call.group:
-                        break
-                    i += 1
-                    group.append(order[i])
+        ops = self.graph.ops
+        for group in ir.by_call(self.draft.order, lambda v: ops[v].body):
+            v = group[0]
+            if isinstance(ops[v].body, ir.Collective):
                 self._collective(group)
             elif (key := self.draft.launch_of[v]) is not None:
                 self._work(v, key)
             else:
                 self._single(v)
-            i += 1
         return numbered(replace(self.draft, orders=tuple(self.orders)), self.needs)
 
     def _awaited(self) -> set[int]:
