@@ -8,18 +8,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic
 
-from ..errors import PlanError
-from ..geometry.region import BoxMap, Region
-from ..graph.budget import CHECKED, Budget
 from ..graph.ir import Gemm
-from ..kernels.family import LaunchRequest
-from ..kernels.occupancy import Limits
-from ..kernels.vendor import VENDOR
-from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import collectives_are_called_together
 from .contents import all_is_there, launches_are_asked_for, regions_lie_inside, works_fit
 from .ir import (
@@ -37,7 +29,6 @@ from .ir import (
     LaunchGraph,
     LaunchKernel,
     Meet,
-    Move,
     RecordEvent,
     ResetWords,
     StreamName,
@@ -48,9 +39,6 @@ from .nodes import nodes_share_messages_alone
 
 MOST_THREADS = 1024  # of a block
 _OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
-NOBODY = -1
-
-Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], ...]]  # of tensors, by name and rank
 
 
 def version_is_known(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -269,25 +257,15 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield launch.mistake(f"{c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors")
 
 
-def library_calls_are_the_works(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A call of the vendor's library multiplies what its work says. Its kernels know no flags, have their stream's
-    priority, and begin behind what stands before them. Taken on trust: they write nothing but the output and their
-    workspace, and begin where MOST_CLUSTER multiprocessors are free, as of a user's kernel one."""
-    look = symbolic(plan.tensors)
+def library_calls_know_no_flags(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Kernels of the vendor's library know no flags, have their stream's priority, and begin behind what stands before
+    them. Taken on trust: they write nothing but the output and their workspace, and begin where MOST_CLUSTER
+    multiprocessors are free, as of a user's kernel one."""
     for launch in plan.launches:
-        c = launch.config
-        if (c.family == VENDOR.name) != bool(c.matmuls):
-            yield Diagnostic(launch.origin, f"{c.entry} of the family {c.family}, with {len(c.matmuls)} library calls")
-        if not c.matmuls:
-            continue
-        works = [kernel_work(w.body, look, w.waits, w.signals) for w in launch.works]
-        asks = VENDOR.configure(
-            LaunchRequest(c.kernel, tuple(works), launch.sms, streamed=launch.spins), Limits.of(plan.device)
-        )
-        if isinstance(asks, str) or asks != (c,):
-            yield launch.mistake("its calls of the library are not what its work asks for")
-        if launch.early or launch.priority is not None or any(w.waits or w.signals for w in launch.works):
-            yield Diagnostic(launch.origin, f"{c.entry} knows no flags, no early start and no priority of its own")
+        knows = launch.early or launch.priority is not None or any(w.waits or w.signals for w in launch.works)
+        if launch.config.matmuls and knows:
+            text = f"{launch.config.entry} knows no flags, no early start and no priority of its own"
+            yield Diagnostic(launch.origin, text)
 
 
 def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -319,10 +297,9 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                 )
 
 
-def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """No member of a batch touches what another member writes; and batches occur only where the driver has them."""
-    shapes = {t.name: t.shapes for t in plan.tensors}
-    budget = Budget(CHECKED, PlanError)
+def batches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Batches of copies, and copies by kernels, occur only where the driver has them. That no member of a batch touches
+    what another one writes, the walk sees."""
     for action in plan.body:
         if not isinstance(action, CopyMemory):
             continue
@@ -335,37 +312,6 @@ def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield action.mistake("a kernel copies inside a device alone, and in a graph")
         if action.batch and any(move.pitched for move in action.moves):
             yield action.mistake("a copy of rows in a batch")
-        for i, j in sorted(_ordered(action.moves, shapes, budget)) if action.batch else ():
-            a, b = action.moves[i], action.moves[j]
-            yield action.mistake(f"a batch holds {a.dst} <- {a.src} and {b.dst} <- {b.src}, which need an order")
-
-
-def _ordered(moves: Sequence[Move], shapes: Shapes, budget: Budget) -> set[tuple[int, int]]:
-    """Pairs of moves of which one writes what the other one touches."""
-    writers: dict[tuple[str, int], BoxMap[int]] = {}
-    found: set[tuple[int, int]] = set()
-
-    def meet(i: int, region: Region) -> None:
-        written = writers.get((region.tensor, region.rank))
-        if written is None:
-            return
-        for box in region.boxes:
-            others = {j for _, j in written.items(box) if j not in (NOBODY, i)}
-            found.update((min(i, j), max(i, j)) for j in others)
-
-    for i, move in enumerate(moves):
-        meet(i, move.dst)
-        key = (move.dst.tensor, move.dst.rank)
-        if not 0 <= key[1] < len(shapes.get(key[0], ())):
-            continue
-        if key not in writers:
-            writers[key] = BoxMap(shapes[move.dst.tensor][move.dst.rank], NOBODY)
-        for box in move.dst.boxes:
-            budget.spend(writers[key].update(box, lambda _, i=i: i), move.origin)  # type: ignore[misc]
-    for i, move in enumerate(moves):
-        budget.spend(1, move.origin)
-        meet(i, move.src)
-    return found
 
 
 def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -593,10 +539,10 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     processes_share_no_events,
     launches_stand_once,
     launches_fit,
-    library_calls_are_the_works,
+    library_calls_know_no_flags,
     launches_are_asked_for,
     early_starts_are_safe,
-    batches_have_no_order,
+    batches_fit,
     copied_words_are_for_kernels_elsewhere,
     words_are_given_once,
     runs_are_counted,
