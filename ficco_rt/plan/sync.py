@@ -196,13 +196,16 @@ class _Synchroniser:
 
     def _single(self, v: int) -> None:
         s = self.draft.stream_of[v]
-        candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
-        ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
-        clock = self._wait(v, self.clocks[s], candidates, ends)
-        self.clocks[s] = clock
+        self.clocks[s] = clock = self._begun(v, s)
         self.length[s] += 1
         self._keep(v, _Stamp(clock, s, self.length[s]))
         self._release(v)
+
+    def _begun(self, v: int, s: int) -> Clock:
+        """What v, an op by itself, knows at its start on stream s."""
+        candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
+        ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
+        return self._wait(v, self.clocks[s], candidates, ends)
 
     def _wait(
         self, v: int, clock: Clock, candidates: dict[int, _Stamp], ends: dict[int, _Stamp], launch: bool = False
@@ -232,9 +235,7 @@ class _Synchroniser:
         begun: dict[int, Clock] = {}
         for v in group:
             s = self.draft.stream_of[v]
-            candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
-            ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
-            begun[self.graph.ops[v].where.rank] = self._wait(v, self.clocks[s], candidates, ends).at(s, self.length[s])
+            begun[self.graph.ops[v].where.rank] = self._begun(v, s).at(s, self.length[s])
         together = reduce(Clock.join, begun.values())
         for v in group:
             s, call = self.draft.stream_of[v], self.graph.ops[v].body
