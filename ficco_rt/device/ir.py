@@ -625,28 +625,9 @@ def crowded(placement: Placement, streams: Iterable[DeviceStream], features: Fea
     return {device: count for device, count in queues(placement, streams).items() if count > features.queues}
 
 
-def issued(when: When, *, behind: bool, timed: bool, others: bool, replays: bool) -> bool:
-    """Whether an action of a frame takes part in a run. `manners` lists the combinations that a driver makes."""
-    match when:
-        case "always":
-            return True
-        case "timed":
-            return timed
-        case "behind":
-            return behind
-        case "alone":
-            return not behind
-        case "timed or behind":
-            return timed or behind
-        case "behind others":
-            return behind and others
-        case "behind replays":
-            return replays
-
-
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a run is made: `called` among callers' streams, or on nobody's; the other fields are what `issued` asks."""
+    """How a run is made: `called` among callers' streams, or on nobody's; the other fields are what `takes` asks."""
 
     called: bool
     behind: bool
@@ -664,14 +645,27 @@ class Manner:
         }
         return ", ".join(text for text, holds in said.items() if holds)
 
+    def takes(self, when: When) -> bool:
+        """Whether an action of a frame takes part. `manners` lists the combinations that a driver makes."""
+        match when:
+            case "always":
+                return True
+            case "timed":
+                return self.timed
+            case "behind":
+                return self.behind
+            case "alone":
+                return not self.behind
+            case "timed or behind":
+                return self.timed or self.behind
+            case "behind others":
+                return self.behind and self.others
+            case "behind replays":
+                return self.replays
+
     def of(self, actions: Iterable[Action]) -> tuple[Action, ...]:
         """The actions of a frame that take part."""
-        return tuple(
-            action
-            for action in actions
-            if action.when == "always"
-            or issued(action.when, behind=self.behind, timed=self.timed, others=self.others, replays=self.replays)
-        )
+        return tuple(action for action in actions if action.when == "always" or self.takes(action.when))
 
 
 def manners(plan: DevicePlan) -> tuple[Manner, ...]:
