@@ -284,7 +284,7 @@ class _Builder:
 
     def _copies(self, s: int, p: int, command: CopyAsync, cause: Cause) -> list[tuple[Action, ...]]:
         name, stage = self.names[s], command.stage
-        moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, stage, t.origin) for t in command.transfers]
+        moves = [Move(t.dst, t.src, t.op, t.origin, self._pitched(t.dst, t.src), stage) for t in command.transfers]
         alone: list[tuple[Action, ...]] = [(self._copy(name, move, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
         words = self.side_streams.with_copy(s, p) if self.side_streams is not None else ()
@@ -378,8 +378,8 @@ class _Builder:
             cause = Cause(f"{command.kind} on rank {stream.rank} stream {stream.name}", command.origin)
             calls.append(
                 CallCollective(
-                    self.names[s], self.communicator[group], command.kind, group, command.dst, command.src,
-                    command.op, command.stage, cause, to=command.to, by=command.by,
+                    command.kind, group, command.dst, command.src, command.to, command.by, stream=self.names[s],
+                    communicator=self.communicator[group], op=command.op, stage=command.stage, cause=cause,
                 )
             )  # fmt: skip
         for actions in ([], calls, []):
@@ -418,9 +418,8 @@ class _Builder:
         part = part_of(stream.rank, self.calls[command.group])
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
         for pair in part.copies:
-            move = Move(
-                pair.dst, pair.src, self._pitched(pair.dst, pair.src), command.op, command.stage, command.origin
-            )
+            pitched = self._pitched(pair.dst, pair.src)
+            move = Move(pair.dst, pair.src, command.op, command.origin, pitched, command.stage)
             actions.append(self._copy(name, move, cause))
         yield from self._timed(s, [tuple(actions)], cause)
 

@@ -18,34 +18,27 @@ them. A graph has its chain instead.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 
 from ficco_dsl.diagnostics import Diagnostic, Note
 
 from ..errors import DeviceError, PlanError
-from ..geometry.region import Region
+from ..plan.walk import MOST_MISTAKES, Holder, Obstacle, Walk
 from .features import too_few_queues
 from .ir import (
     GRAPHS,
     AwaitEvent,
     CallCollective,
-    ChangeWords,
-    CopyMemory,
     DevicePlan,
     LaunchKernel,
     Manner,
-    Meet,
     RecordEvent,
-    ResetWords,
 )
 from .races import Races
 from .rules import RULES
-from .sequence import Holder, Node, Other, RunCase, RunSequence, Seen, Step
-
-MOST_MISTAKES = 20
+from .sequence import Node, Other, RunCase, RunSequence, Seen, Step
 
 _CALLED = RunCase(Manner(True, behind=False, timed=False), uses=(True, True))
 _LIKE = RunCase(Manner(True, behind=True, timed=False), uses=(True, True))
@@ -138,7 +131,7 @@ def _check_runs(runs: RunSequence) -> None:
     plan = runs.plan
     order = _Walk(runs).run()
     if plan.crowded and plan.mode not in GRAPHS:
-        _Walk(runs, crowded=frozenset(plan.crowded)).run()
+        _Walk(runs, crowded=plan.crowded).run()
     races = Races(runs)
     races.run(order)
     if races.mistakes:
@@ -147,179 +140,41 @@ def _check_runs(runs: RunSequence) -> None:
         _Walk(runs, races.holders).run()
 
 
-class _Walk:
-    """Goes through the queues in the abstract, in any order. The works of a kernel are taken one by one in their order,
-    as on a device with room for one block only: if this comes to an end, so does every device."""
+class _Walk(Walk[Node]):
+    """`crowded`: devices of one hardware queue."""
 
-    def __init__(
-        self, runs: RunSequence, holders: Sequence[Holder] = (), crowded: frozenset[int] = frozenset()
-    ) -> None:
-        """`crowded`: devices of one hardware queue."""
-        self.runs, self.plan = runs, runs.plan
+    def __init__(self, runs: RunSequence, holders: Iterable[Holder[Node]] = (), crowded: Iterable[int] = ()) -> None:
+        super().__init__(runs.queues, runs.devices, runs.plan.device.sms, holders)
+        self.runs = runs
         self.left = dict.fromkeys(crowded, 0)  # nodes that have left the device's hardware queue
-        self.at = [0] * len(runs.queues)
-        self.up: set[int] = set()
-        self.told: Counter[int] = Counter()  # by word that tells of runs
-        self.called: dict[tuple[int, int], int] = {}  # collectives of runs: how many ranks have begun
-        self.order: list[tuple[Node, int]] = []
-        self.sleepers: dict[object, list[int]] = {}
-        self.blocked: dict[int, object] = {}
-        self.holders: dict[int, list[Holder]] = defaultdict(list)  # by device
-        for holder in holders:
-            self.holders[runs.devices[holder.node.queue]].append(holder)
-        for node in chain.from_iterable(runs.queues):
-            node.over, node.done = False, 0
 
-    def run(self) -> list[tuple[Node, int]]:
-        """Nodes, and which word or work of each, in an order that can happen. Raises PlanError on a deadlock."""
-        ready = deque(range(len(self.runs.queues)))
-        while ready:
-            q = ready.popleft()
-            nodes = self.runs.queues[q]
-            while self.at[q] < len(nodes):
-                blocked = self._step(nodes[self.at[q]], ready)
-                if blocked is not None:
-                    self.sleepers.setdefault(blocked, []).append(q)
-                    self.blocked[q] = blocked
-                    break
-                nodes[self.at[q]].over = True
-                self._leave(nodes[self.at[q]], ready)
-                self._wake(nodes[self.at[q]], ready)
-                self.at[q] += 1
-        stuck = [q for q, nodes in enumerate(self.runs.queues) if self.at[q] < len(nodes)]
-        if stuck:  # NOTE what is outside of the plan is stuck behind what is in it
-            stuck.sort(
-                key=lambda q: (self.runs.queues[q][self.at[q]].action is None, self.runs.queues[q][self.at[q]].run)
-            )
-            raise PlanError(tuple(self._deadlock(q) for q in stuck[:MOST_MISTAKES]))
-        return self.order
+    def hindrance(self, node: Node) -> object | None:
+        device = self.places[node.queue]
+        first = node.awaits is None or self.over(node.awaits)
+        if first and node.place_of_issue > self.left.get(device, node.place_of_issue):
+            return Obstacle("hardware queue", device)
+        blocked = super().hindrance(node)
+        if blocked is None and isinstance(node.action, LaunchKernel):
+            self._leave(node)
+        return blocked
 
-    def _step(self, node: Node, ready: deque[int]) -> object | None:
-        """Do a node, or say what it waits for: another node, a word, or the multiprocessors of a device."""
-        if node.awaits is not None and not node.awaits.over:
-            return node.awaits
-        device = self.runs.devices[node.queue]
-        if node.place_of_issue > self.left.get(device, node.place_of_issue):
-            return ("hardware queue", device)
-        match node.action:
-            case LaunchKernel(launch=launch):
-                return self._launch(node, launch, ready)
-            case ChangeWords(changes=changes):
-                while node.done < len(changes):
-                    change = changes[node.done]
-                    word = self.runs.word(node, change.word)
-                    if change.raises:
-                        self._raise(word, ready)
-                    elif word not in self.up:
-                        return ("word", word)
-                    elif change.takes:
-                        self.up.discard(word)
-                    self._did(node)
-                return None
-            case Meet():
-                return self._meet(node, node.action, ready)
-            case CallCollective():
-                return self._call(node, node.action, ready)
-            case CopyMemory(words=words):
-                if any(self._local(move.dst, move.src) for move in node.action.moves) and self._kept_out(node, 1):
-                    return ("processors", self.runs.devices[node.queue])
-                for word in words:
-                    self._raise(self.runs.word(node, word), ready)
-            case ResetWords():
-                self.up.difference_update(self.runs.reset(node, node.action))
-        self.order.append((node, 0))
-        return None
+    def ended(self, node: Node) -> None:
+        super().ended(node)
+        self._leave(node)
 
-    def _meet(self, node: Node, meet: Meet, ready: deque[int]) -> object | None:
-        if node.done == 0 and self._kept_out(node, 1):
-            return ("processors", self.runs.devices[node.queue])
-        while node.done < len(meet.steps):
-            step = meet.steps[node.done]
-            runs = self.told[self.runs.word(node, meet.runs)]
-            for word in (self.runs.word(node, number) for number in step.words):
-                if step.does == "raise":
-                    self.told[word] = runs
-                    self._wake(("word", word), ready)
-                elif step.does == "count":
-                    self.told[word] += 1
-                elif step.does == "reset":
-                    self.up.discard(word)
-                elif self.told[word] < runs:
-                    return ("word", word)
-            self._did(node)
-        self._wake(("processors", self.runs.devices[node.queue]), ready)
-        return None
-
-    def _launch(self, node: Node, number: int, ready: deque[int]) -> object | None:
-        launch = self.plan.launches[number]
-        if node.done == 0 and self._kept_out(node, launch.config.together):
-            return ("processors", self.runs.devices[node.queue])
-        self._leave(node, ready)
-        groups = self.runs.groups[number]
-        while node.done < len(groups):
-            group = groups[node.done]
-            for word in self.runs.words(node, group.waits):
-                if word not in self.up:
-                    return ("word", word)
-            for word in self.runs.words(node, group.signals):
-                self._raise(word, ready)
-            self._did(node)
-        self.up.difference_update(self.runs.words(node, launch.config.resets))
-        self._wake(("processors", self.runs.devices[node.queue]), ready)
-        return None
-
-    def _call(self, node: Node, call: CallCollective, ready: deque[int]) -> object | None:
-        """It begins where it finds its multiprocessors, and ends when it has begun on all ranks."""
-        key = (node.run, call.group)
-        if node.done == 0:
-            if self._kept_out(node, self.plan.communicators[call.communicator].blocks):
-                return ("processors", self.runs.devices[node.queue])
-            self.called[key] = self.called.get(key, 0) + 1
-            self._did(node)
-        if self.called[key] < len(self.plan.placement.devices):
-            return ("collective", key)
-        self._wake(("collective", key), ready)
-        self._did(node)
-        self._wake(("processors", self.runs.devices[node.queue]), ready)
-        return None
-
-    def _leave(self, node: Node, ready: deque[int]) -> None:
+    def _leave(self, node: Node) -> None:
         """Take the node out of its hardware queue, if it is still there."""
-        device = self.runs.devices[node.queue]
+        device = self.places[node.queue]
         if self.left.get(device) == node.place_of_issue:
             self.left[device] += 1
-            self._wake(("hardware queue", device), ready)
+            self.wake(Obstacle("hardware queue", device))
 
-    def _did(self, node: Node) -> None:
-        self.order.append((node, node.done))
-        node.done += 1
+    def deadlocks(self, stuck: list[Node]) -> Iterator[Diagnostic]:
+        """NOTE what is outside of the plan is stuck behind what is in it."""
+        return map(self._deadlock, sorted(stuck, key=lambda node: (node.action is None, node.run)))
 
-    def _raise(self, word: int, ready: deque[int]) -> None:
-        self.up.add(word)
-        self._wake(("word", word), ready)
-
-    def _wake(self, what: object, ready: deque[int]) -> None:
-        ready.extend(self.sleepers.pop(what, ()))
-
-    def _local(self, dst: Region, src: Region) -> bool:
-        """Inside a device, where multiprocessors may make a copy."""
-        devices = self.plan.placement.devices
-        return devices[dst.rank] == devices[src.rank]
-
-    def _kept_out(self, node: Node, needed: int) -> list[Holder]:
-        """The launches that may hold so many multiprocessors that `needed` are not left; none: the node can begin."""
-        found: dict[int, Holder] = {}  # by queue, the one that may hold most
-        for holder in self.holders.get(self.runs.devices[node.queue], ()):
-            other = holder.node.queue
-            began = other != node.queue and holder.start.done[node.queue] < node.position
-            most = found[other].sms if other in found else 0
-            if began and not holder.node.over and holder.sms > most:
-                found[other] = holder
-        left = self.plan.device.sms - sum(holder.sms for holder in found.values())
-        return list(found.values()) if left < needed else []
-
-    def _deadlock(self, q: int) -> Diagnostic:
-        node, what = self.runs.queues[q][self.at[q]], self.blocked[q]
+    def _deadlock(self, node: Node) -> Diagnostic:
+        what = self.blocked[node.queue]
         notes: list[Note] = []
         match what:
             case Node():
@@ -330,27 +185,22 @@ class _Walk:
                     text = what.touches.who
                 elif node.begins or node.action is None:
                     text = "a graph"
-            case ("word", int(word)):
+            case int(word) | (int(word), _):
                 text = self.runs.purpose(word)
-            case ("collective", _):
+            case Obstacle("collective"):
                 assert isinstance(node.action, CallCollective)
                 text = f"the other ranks' calls of collective {node.action.group}"
-            case ("hardware queue", int(device)):
+            case Obstacle("hardware queue", int(device)):
                 text = f"a hardware queue of device {device}"
                 first = self.runs.issued[device][self.left[device]]
                 notes.append(Note(f"{self.runs.names[first.queue][0]} stands before it there", first.place))
             case _:
-                device = self.runs.devices[q]
-                text = f"the multiprocessors of device {device}"
-                needed = 1
-                if isinstance(node.action, LaunchKernel):
-                    needed = self.plan.launches[node.action.launch].config.together
-                elif isinstance(node.action, CallCollective):
-                    needed = self.plan.communicators[node.action.communicator].blocks
-                for holder in self._kept_out(node, needed):
-                    name = self.runs.names[holder.node.queue][0]
-                    notes.append(
-                        Note(f"a kernel on {name} may hold {holder.sms} of them while it waits", holder.node.place)
+                text = f"the multiprocessors of device {self.places[node.queue]}"
+                for holder in self.keepers(node):
+                    other = holder.node
+                    text_of = (
+                        f"a kernel on {self.runs.names[other.queue][0]} may hold {other.holds} of them while it waits"
                     )
-        stream = self.runs.names[q][0]
+                    notes.append(Note(text_of, other.place))
+        stream = self.runs.names[node.queue][0]
         return Diagnostic(node.place, f"deadlock: {stream} waits for {text}", tuple(notes))

@@ -15,7 +15,7 @@ from ..geometry.region import Region
 from ..graph.ir import CollectiveSettings, Reduce
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
-from .ir import PLACELESS, CallCollective, Communicator, DevicePlan, Features, Placement
+from .ir import CallCollective, Communicator, DevicePlan, Features, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +166,13 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
         return
     first, ranks = calls[0], len(plan.placement.devices)
     if not plan.features.collectives:
-        yield _wrong(first, "a call of the vendor's library, and there is none")
+        yield first.mistake("a call of the vendor's library, and there is none")
     if len(set(plan.placement.devices)) < ranks:
-        yield _wrong(first, "the vendor's library takes one rank a device")
+        yield first.mistake("the vendor's library takes one rank a device")
     if plan.crowded:
-        yield _wrong(first, "the vendor's library has no part on crowded devices")
+        yield first.mistake("the vendor's library has no part on crowded devices")
     if plan.mode == "embedded" and not plan.placement.each_alone:
-        yield _wrong(first, ONE_EACH)
+        yield first.mistake(ONE_EACH)
     places: dict[int, list[int]] = defaultdict(list)
     for place, action in enumerate(plan.body):
         if isinstance(action, CallCollective):
@@ -184,39 +184,35 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
         head = members[0]
         callers = [rank for m in members if (rank := owners[m.stream]) is not None]
         if callers != list(range(ranks)) or at[-1] - at[0] != ranks - 1:
-            yield _wrong(head, f"collective {group} is called by ranks {callers}; all call it in order, side by side")
+            yield head.mistake(f"collective {group} is called by ranks {callers}; all call it in order, side by side")
         pairs = head.kind == "send_recv"
         if pairs and callers == list(range(ranks)):
             yield from _pairs(members)
         for m in members:
             alike = pairs or m.src.shape == head.src.shape
             if (m.kind, m.communicator) != (head.kind, head.communicator) or not alike:
-                yield _wrong(m, f"collective {group} is another one on rank {owners[m.stream]}")
+                yield m.mistake(f"collective {group} is another one on rank {owners[m.stream]}")
             if not 0 <= m.communicator < len(plan.communicators):
-                yield _wrong(m, f"there is no communicator {m.communicator}")
+                yield m.mistake(f"there is no communicator {m.communicator}")
             if m.stream.kind != "plan" or not owners[m.stream] == m.dst.rank == m.src.rank:
-                yield _wrong(m, f"{m.stream} calls it on another rank's memory")
+                yield m.mistake(f"{m.stream} calls it on another rank's memory")
             given, made = _SIZES.get(m.kind, (1, 1))
             sizes = m.src.elements * (ranks if made > given else 1), m.dst.elements * (ranks if given > made else 1)
             if not pairs and sizes[0] != sizes[1]:
-                yield _wrong(m, f"{m.kind} of {m.src.elements} elements gives {m.dst.elements}")
+                yield m.mistake(f"{m.kind} of {m.src.elements} elements gives {m.dst.elements}")
             for region in (*m.writes, *m.reads):
                 found = list(cells([region], [shapes[region.tensor][region.rank]]))
                 if len(found) != 1 or found[0].rows != 1:
-                    yield _wrong(m, f"{region} is not one run of memory")
+                    yield m.mistake(f"{region} is not one run of memory")
 
 
 def _pairs(calls: Sequence[CallCollective]) -> Iterator[Diagnostic]:
     """`calls` are those of all ranks, in order."""
     for rank, m in enumerate(calls):
         if not (0 <= m.to < len(calls) and calls[m.to].by == rank and 0 <= m.by < len(calls)):
-            yield _wrong(m, f"rank {rank} sends to rank {m.to}, which does not receive from it")
+            yield m.mistake(f"rank {rank} sends to rank {m.to}, which does not receive from it")
         elif m.src.elements != calls[m.to].dst.elements:
-            yield _wrong(m, f"{m.src.elements} elements are sent, and {calls[m.to].dst.elements} received")
+            yield m.mistake(f"{m.src.elements} elements are sent, and {calls[m.to].dst.elements} received")
 
 
 _SIZES = {"all_gather": (1, 2), "reduce_scatter": (2, 1)}  # which side has the parts of all ranks: the one with 2
-
-
-def _wrong(call: CallCollective, message: str) -> Diagnostic:
-    return Diagnostic(call.cause.origin or PLACELESS, f"{call.cause.text}: {message}")

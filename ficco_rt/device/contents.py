@@ -13,7 +13,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..geometry.cells import cells
 from ..geometry.region import Region
-from ..graph.ir import Copy, KernelCall
+from ..graph.ir import KernelCall
 from ..graph.kinds import settings
 from ..graph.ops.kind import Look
 from ..graph.rules import fits
@@ -23,7 +23,7 @@ from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import kernel_work, symbolic
 from ..plan.rules import inside
-from .ir import PLACELESS, Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
+from .ir import PLACELESS, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
 
@@ -57,7 +57,7 @@ def all_is_there(plan: DevicePlan) -> Iterator[Diagnostic]:
                 yield Diagnostic(launch.origin, f"{text}; it has {len(launch.works)}, counted from 0")
     for action in plan.actions:
         if isinstance(action, CallCollective) and action.op < 0:
-            yield _at(action, f"a call for op {action.op}")
+            yield action.mistake(f"a call for op {action.op}")
 
 
 def _streams(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -80,22 +80,11 @@ def _streams(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield _wrong(f"rank {rank} has no stream of its caller")
 
 
-def _regions(plan: DevicePlan) -> Iterator[tuple[Region, Span]]:
-    for launch in plan.launches:
-        for work in launch.works:
-            yield from ((region, work.origin) for region in (*work.reads, *work.writes))
-    for action in plan.body:
-        if isinstance(action, CopyMemory):
-            yield from ((region, move.origin) for move in action.moves for region in (move.dst, move.src))
-        elif isinstance(action, CallCollective):
-            yield from ((region, _place(action)) for region in (action.dst, action.src))
-
-
 def regions_lie_inside(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Every region lies inside a tensor of the plan."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[int] = set()  # by identity, as `plan.rules` has it
-    for region, origin in _regions(plan):
+    for region, origin in ((r, part.origin) for _, part in plan.parts for r in (*part.writes, *part.reads)):
         if id(region) in seen:
             continue
         seen.add(id(region))
@@ -132,7 +121,7 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             rank = ranks[action.stream]
             message = None
             if rank is not None:
-                message = fits(Copy(move.dst, move.src), rank, tensors)
+                message = fits(move, rank, tensors)
             if message is not None:
                 yield Diagnostic(move.origin, message)
                 continue
@@ -262,7 +251,3 @@ def _place(action: object) -> Span:
 
 def _wrong(message: str) -> Diagnostic:
     return Diagnostic(PLACELESS, f"{message}; {COMPILE}")
-
-
-def _at(action: Action, message: str) -> Diagnostic:
-    return Diagnostic(_place(action), f"{action.cause.text}: {message}")

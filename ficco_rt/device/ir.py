@@ -24,16 +24,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import product
+from itertools import compress, product
 from typing import Literal, TypeAlias
 
-from ficco_dsl.diagnostics import Span
+from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import Region
-from ..graph.ir import CallKind, CollectiveSettings, Leave, Priority, Tensor
+from ..graph.ir import Collective, CollectiveSettings, Gemm, Leave, Priority, Tensor
 from ..kernels.family import KernelConfig
 from ..machine.model import Device
-from ..plan.ir import Work
+from ..plan.ir import Transfer, Work
 
 VERSION = 6
 
@@ -210,24 +210,12 @@ class EventName:
                 return f"chain {self.number}"
             case "start":
                 return "start of the run"
-            case (
-                "begin"
-                | "end"
-                | "completion"
-                | "captured"
-                | "entry"
-                | "exit"
-                | "ready"
-                | "open"
-                | "embedded"
-                | "begun"
-                | "replayed"
-            ):
-                return f"{self.kind} of device {self.number}"
             case "caller":
                 return f"caller {self.number}"
-            case _:
+            case "raise" | "wait" | "tail":
                 return f"{self.kind} of stream {self.number}"
+            case _:
+                return f"{self.kind} of device {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +275,37 @@ class Cause:
     origin: Span | None = field(default=None, compare=False)
 
 
+class _Action:
+    """What every action can say of itself."""
+
+    __slots__ = ()
+    cause: Cause
+
+    @property
+    def origin(self) -> Span:
+        return self.cause.origin or PLACELESS
+
+    @property
+    def raises(self) -> tuple[int, ...]:
+        """The words that it raises; a kernel's stand in its launch."""
+        return ()
+
+    @property
+    def awaits(self) -> tuple[int, ...]:
+        """The words that it waits for."""
+        return ()
+
+    @property
+    def parts(self) -> tuple[Move | CallCollective, ...]:
+        """What it carries out of ops; a kernel's works stand in its launch."""
+        return ()
+
+    def mistake(self, message: str) -> Diagnostic:
+        return Diagnostic(self.origin, f"{self.cause.text}: {message}")
+
+
 @dataclass(frozen=True, slots=True)
-class RecordEvent:
+class RecordEvent(_Action):
     stream: StreamName
     event: EventName
     cause: Cause
@@ -296,7 +313,7 @@ class RecordEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitEvent:
+class AwaitEvent(_Action):
     stream: StreamName
     event: EventName
     cause: Cause
@@ -313,7 +330,7 @@ class WordChange:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeWords:
+class ChangeWords(_Action):
     """A stream raises words, or waits for words, one after another, in one call where `word_batches` are there."""
 
     stream: StreamName
@@ -321,21 +338,25 @@ class ChangeWords:
     cause: Cause
     when: When = "always"
 
+    @property
+    def raises(self) -> tuple[int, ...]:
+        return tuple(c.word for c in self.changes if c.raises)
+
+    @property
+    def awaits(self) -> tuple[int, ...]:
+        return tuple(c.word for c in self.changes if not c.raises)
+
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Move(Transfer):
     """dst <- src by a copy engine. `pitched`: rows of one pitch, not one run of bytes on both sides."""
 
-    dst: Region
-    src: Region
     pitched: bool
-    op: int  # of the plan
     stage: str
-    origin: Span = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class CopyMemory:
+class CopyMemory(_Action):
     """Copies, and `words` that are raised by copying a 1 to each. `batch`: all in one call, without order among them;
     otherwise one after another, words first. `by_kernel`: inside the device, by a kernel of the stream's priority."""
 
@@ -347,9 +368,17 @@ class CopyMemory:
     when: When = "always"
     by_kernel: bool = False
 
+    @property
+    def raises(self) -> tuple[int, ...]:
+        return self.words
+
+    @property
+    def parts(self) -> tuple[Move, ...]:
+        return self.moves
+
 
 @dataclass(frozen=True, slots=True)
-class LaunchKernel:
+class LaunchKernel(_Action):
     """The launch at this place of the device plan's table."""
 
     stream: StreamName
@@ -359,7 +388,7 @@ class LaunchKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetWords:
+class ResetWords(_Action):
     """Words `first` … `first + count - 1` of the stream's device are 0 again."""
 
     stream: StreamName
@@ -384,7 +413,7 @@ class MeetStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class Meet(_Action):
     """A kernel of one warp takes these steps one after another; steps of one kind side by side have no order. What it
     raises and waits for are words that tell of runs, by the count in its device's word `runs`. In a graph that costs
     the host less than the same steps by streams."""
@@ -395,37 +424,38 @@ class Meet:
     cause: Cause
     when: When = "always"
 
+    @property
+    def raises(self) -> tuple[int, ...]:
+        return self.words("raise")
 
-@dataclass(frozen=True, slots=True)
-class CallCollective:
+    @property
+    def awaits(self) -> tuple[int, ...]:
+        return self.words("wait")
+
+    def words(self, does: str) -> tuple[int, ...]:
+        """The words of all steps of a kind."""
+        return tuple(word for step in self.steps if step.does == does for word in step.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCollective(Collective, _Action):
     """A rank's call of collective `group` by the vendor's library. The calls of all ranks stand side by side, and are
-    made together. The call reads and writes memory of its own rank alone. `to`, `by`: of a send_recv, the ranks that it
-    sends to and receives from; a side of no elements is left out."""
+    made together. The call reads and writes memory of its own rank alone."""
 
     stream: StreamName
     communicator: int  # of the device plan's table
-    kind: CallKind
-    group: int
-    dst: Region
-    src: Region
     op: int  # of the plan
     stage: str
     cause: Cause
     when: When = "always"
-    to: int = -1
-    by: int = -1
 
     @property
-    def reads(self) -> tuple[Region, ...]:
-        return (self.src,) if self.src.elements else ()
-
-    @property
-    def writes(self) -> tuple[Region, ...]:
-        return (self.dst,) if self.dst.elements else ()
+    def parts(self) -> tuple[CallCollective, ...]:
+        return (self,)
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchGraph:
+class LaunchGraph(_Action):
     """The actions of the body that belong to a device, as its graph: launched, or as a part of the caller's graph."""
 
     stream: StreamName
@@ -477,6 +507,14 @@ class DeviceLaunch:
     stages: tuple[str, ...]
     origin: Span = field(compare=False)
     leave: Leave | None = None  # what its blocks leave room for
+
+    def early_reads(self, work: Work) -> tuple[Region, ...]:
+        """What a work reads before the words that it waits for are up: read-only operands."""
+        sides = (work.body.left, work.body.right) if isinstance(work.body, Gemm) else ()
+        return tuple(compress(sides, self.config.read_only))
+
+    def mistake(self, message: str) -> Diagnostic:
+        return Diagnostic(self.origin, f"{self.config.entry}: {message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -534,6 +572,25 @@ class DevicePlan:
         yield from (*self.own.begin, *self.called.begin, *self.body, *self.own.end, *self.called.end)
         yield from (*self.between.begin, *self.between.end)
 
+    @property
+    def parts(self) -> Iterator[tuple[StreamName, Work | Move | CallCollective]]:
+        """All that a run carries out of ops, with the stream of each."""
+        for launch in self.launches:
+            for work in launch.works:
+                yield StreamName("plan", launch.stream), work
+        for action in self.body:
+            for part in action.parts:
+                yield action.stream, part
+
+    @property
+    def device_of(self) -> dict[StreamName, int]:
+        return {stream.name: stream.device for stream in self.streams}
+
+    @property
+    def word_of(self) -> dict[int, int]:
+        """The word of each flag that has one."""
+        return {word.flag: i for i, word in enumerate(self.words) if word.flag is not None}
+
     def frame(self, manner: Manner) -> Frame:
         """What a run of a manner issues before the body and after it."""
         frame = self.called if manner.called else self.own
@@ -568,28 +625,9 @@ def crowded(placement: Placement, streams: Iterable[DeviceStream], features: Fea
     return {device: count for device, count in queues(placement, streams).items() if count > features.queues}
 
 
-def issued(when: When, *, behind: bool, timed: bool, others: bool, replays: bool) -> bool:
-    """Whether an action of a frame takes part in a run. `manners` lists the combinations that a driver makes."""
-    match when:
-        case "always":
-            return True
-        case "timed":
-            return timed
-        case "behind":
-            return behind
-        case "alone":
-            return not behind
-        case "timed or behind":
-            return timed or behind
-        case "behind others":
-            return behind and others
-        case "behind replays":
-            return replays
-
-
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a run is made: `called` among callers' streams, or on nobody's; the other fields are what `issued` asks."""
+    """How a run is made: `called` among callers' streams, or on nobody's; the other fields are what `takes` asks."""
 
     called: bool
     behind: bool
@@ -607,14 +645,27 @@ class Manner:
         }
         return ", ".join(text for text, holds in said.items() if holds)
 
+    def takes(self, when: When) -> bool:
+        """Whether an action of a frame takes part. `manners` lists the combinations that a driver makes."""
+        match when:
+            case "always":
+                return True
+            case "timed":
+                return self.timed
+            case "behind":
+                return self.behind
+            case "alone":
+                return not self.behind
+            case "timed or behind":
+                return self.timed or self.behind
+            case "behind others":
+                return self.behind and self.others
+            case "behind replays":
+                return self.replays
+
     def of(self, actions: Iterable[Action]) -> tuple[Action, ...]:
         """The actions of a frame that take part."""
-        return tuple(
-            action
-            for action in actions
-            if action.when == "always"
-            or issued(action.when, behind=self.behind, timed=self.timed, others=self.others, replays=self.replays)
-        )
+        return tuple(action for action in actions if action.when == "always" or self.takes(action.when))
 
 
 def manners(plan: DevicePlan) -> tuple[Manner, ...]:

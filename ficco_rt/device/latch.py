@@ -79,7 +79,7 @@ def latches_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:
     for frame in dict.fromkeys(map(plan.frame, manners(plan))):
         actions = (*frame.begin, *plan.body, *frame.end)
         last = actions[-1] if actions else None
-        if not isinstance(last, ChangeWords) or {c.word for c in last.changes if c.raises} != latches:
+        if not isinstance(last, ChangeWords) or set(last.raises) != latches:
             yield _at(last, "the last action of the run does not raise the latch")
         for action in actions[:-1]:
             waits = isinstance(action, AwaitEvent) and action.event.kind == "completion" and action in frame.begin
@@ -96,9 +96,8 @@ def latches_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def _waits(action: Action | None, words: set[int]) -> bool:
-    return isinstance(action, ChangeWords) and {c.word for c in action.changes if not c.raises} == words
+    return isinstance(action, ChangeWords) and set(action.awaits) == words
 
 
 def _at(action: Action | None, message: str) -> Diagnostic:
-    cause = LATCH if action is None else action.cause
-    return Diagnostic(cause.origin or PLACELESS, f"{cause.text}: {message}")
+    return Diagnostic(PLACELESS, f"{LATCH.text}: {message}") if action is None else action.mistake(message)

@@ -15,7 +15,7 @@ from math import lcm
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import Region
-from .ir import PLACELESS, ChangeWords, CopyMemory, DevicePlan, Meet
+from .ir import PLACELESS, DevicePlan, StreamName
 
 
 def nodes_of(processes: Sequence[int], node: int) -> tuple[int, ...]:
@@ -41,8 +41,7 @@ def nodes_share_messages_alone(plan: DevicePlan) -> Iterator[Diagnostic]:
         found = sorted({n for p, n in zip(placement.processes, placement.nodes, strict=True) if p == process})
         if len(found) > 1:
             yield Diagnostic(PLACELESS, f"process {process} is on the nodes {' and '.join(map(str, found))}")
-    devices = {stream.name: stream.device for stream in plan.streams}
-    of_flags = {word.flag: i for i, word in enumerate(plan.words) if word.flag is not None}
+    devices, of_flags = plan.device_of, plan.word_of
 
     def away(
         device: int, words: Iterable[int], regions: Iterable[Region], place: Span, who: str
@@ -55,20 +54,11 @@ def nodes_share_messages_alone(plan: DevicePlan) -> Iterator[Diagnostic]:
             if placement.nodes[region.rank] != mine:
                 yield Diagnostic(place, f"{who}: it touches {region.tensor}@{region.rank} on another node")
 
-    streams = {name.number: device for name, device in devices.items() if name.kind == "plan"}
     for launch in plan.launches:
+        device = devices[StreamName("plan", launch.stream)]
         for work in launch.works:
             words = [of_flags[flag] for flag in work.signals if flag in of_flags]
-            regions = (*work.reads, *work.writes)
-            yield from away(streams[launch.stream], words, regions, work.origin, launch.config.entry)
+            yield from away(device, words, (*work.reads, *work.writes), work.origin, launch.config.entry)
     for action in plan.actions:
-        place, who, device = action.cause.origin or PLACELESS, action.cause.text, devices[action.stream]
-        match action:
-            case CopyMemory(moves=moves, words=raised):
-                sides = [region for move in moves for region in (move.dst, move.src)]
-                yield from away(device, raised, sides, place, who)
-            case ChangeWords(changes=changes):
-                yield from away(device, [c.word for c in changes if c.raises], (), place, who)
-            case Meet(steps=steps):
-                raised = tuple(word for step in steps if step.does == "raise" for word in step.words)
-                yield from away(device, raised, (), place, who)
+        sides = [region for part in action.parts for region in (*part.writes, *part.reads)]
+        yield from away(devices[action.stream], action.raises, sides, action.origin, action.cause.text)

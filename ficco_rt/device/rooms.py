@@ -60,7 +60,7 @@ def rooms(plan: DevicePlan) -> Rooms:
     holds: dict[int, dict[StreamName, set[Held]]] = {device: {} for device in plan.placement.ordinals}
     needs = dict.fromkeys(holds, 0)
     clusters = dict.fromkeys(holds, 1)
-    devices = {stream.name: stream.device for stream in plan.streams}
+    devices = plan.device_of
     owner = plan.placement.devices
     for action in plan.actions:
         device = devices[action.stream]

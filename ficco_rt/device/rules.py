@@ -8,19 +8,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic
 
-from ..errors import PlanError
-from ..geometry.region import BoxMap, Region
-from ..graph.budget import CHECKED, Budget
 from ..graph.ir import Gemm
-from ..kernels.family import LaunchRequest
-from ..kernels.occupancy import Limits
-from ..kernels.vendor import VENDOR
-from ..plan.ir import Work
-from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import collectives_are_called_together
 from .contents import all_is_there, launches_are_asked_for, regions_lie_inside, works_fit
 from .ir import (
@@ -30,7 +21,6 @@ from .ir import (
     VERSION,
     Action,
     AwaitEvent,
-    CallCollective,
     ChangeWords,
     CopyMemory,
     DevicePlan,
@@ -39,7 +29,6 @@ from .ir import (
     LaunchGraph,
     LaunchKernel,
     Meet,
-    Move,
     RecordEvent,
     ResetWords,
     StreamName,
@@ -50,9 +39,6 @@ from .nodes import nodes_share_messages_alone
 
 MOST_THREADS = 1024  # of a block
 _OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
-NOBODY = -1
-
-Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], ...]]  # of tensors, by name and rank
 
 
 def version_is_known(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -89,15 +75,17 @@ def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield Diagnostic(PLACELESS, f"{stream.name} of rank {stream.rank} is on device {stream.device}")
     for action in plan.actions:
         if action.stream not in names:
-            yield _at(action, f"there is no {action.stream}")
+            yield action.mistake(f"there is no {action.stream}")
     for action in plan.body:
         if action.stream.kind == "caller" or action.when != "always":
-            yield _at(action, f"{action.stream}, {action.when}: the body of a run knows neither callers nor conditions")
+            yield action.mistake(
+                f"{action.stream}, {action.when}: the body of a run knows neither callers nor conditions"
+            )
 
 
 def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
     """The words of a device have places of their own, from 0 on, and every action changes words that there are."""
-    devices = _devices(plan)
+    devices = plan.device_of
     places = Counter((w.device, w.index) for w in plan.words)
     sizes = Counter(w.device for w in plan.words)
     for word in plan.words:
@@ -106,30 +94,32 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
                 PLACELESS, f"the place {word.index} of a word on device {word.device} is taken or no place"
             )
     for action in plan.actions:
-        for number in (*_raised(action), *_awaited(action)):
+        for number in (*action.raises, *action.awaits):
             if not 0 <= number < len(plan.words):
-                yield _at(action, f"there is no word {number}")
+                yield action.mistake(f"there is no word {number}")
         if isinstance(action, ChangeWords):
             for change in action.changes:
                 if change.raises and change.takes:
-                    yield _at(action, f"word {change.word} is raised, and taken by who raises it")
+                    yield action.mistake(f"word {change.word} is raised, and taken by who raises it")
             device = devices[action.stream]
-            for number in _awaited(action):
+            for number in action.awaits:
                 if 0 <= number < len(plan.words) and plan.words[number].device != device:
-                    yield _at(action, f"{action.stream} of device {device} waits for word {number} of another device")
+                    yield action.mistake(
+                        f"{action.stream} of device {device} waits for word {number} of another device"
+                    )
         if isinstance(action, ResetWords):
             size = sizes[devices[action.stream]]
             if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:
-                yield _at(action, f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
+                yield action.mistake(f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
         for step in action.steps if isinstance(action, Meet) else ():
             if step.count < 1 or not 0 <= step.first <= step.first + step.count <= len(plan.words):
-                yield _at(action, f"a meeting over words {step.first} to {step.first + step.count - 1}")
+                yield action.mistake(f"a meeting over words {step.first} to {step.first + step.count - 1}")
                 continue
             found = [plan.words[i] for i in step.words]
             if any(b.device != a.device or b.index != a.index + 1 for a, b in pairwise(found)):
-                yield _at(action, f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
+                yield action.mistake(f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
             if step.does != "raise" and found[0].device != devices[action.stream]:
-                yield _at(action, f"{action.stream} does not own word {step.first}, which it does not raise")
+                yield action.mistake(f"{action.stream} does not own word {step.first}, which it does not raise")
 
 
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -154,7 +144,7 @@ def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def _before_it(action: AwaitEvent) -> Diagnostic:
-    return _at(action, f"{action.stream} waits for {action.event}, which nothing records before it")
+    return action.mistake(f"{action.stream} waits for {action.event}, which nothing records before it")
 
 
 def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> Iterator[AwaitEvent]:
@@ -168,15 +158,15 @@ def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> I
 
 def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A run on nobody's streams uses no caller's. What completes a run is recorded by a stream of its device."""
-    devices = _devices(plan)
+    devices = plan.device_of
     for action in (*plan.own.begin, *plan.own.end):
         if action.stream.kind == "caller":
-            yield _at(action, f"{action.stream} in a run that nobody calls")
+            yield action.mistake(f"{action.stream} in a run that nobody calls")
     for action in plan.actions:
         if not isinstance(action, RecordEvent) or action.event.kind not in _OF_DEVICES:
             continue
         if devices[action.stream] != action.event.number:
-            yield _at(action, f"{action.event} is recorded by {action.stream}, of another device")
+            yield action.mistake(f"{action.event} is recorded by {action.stream}, of another device")
     kind: EventKind = "replayed" if plan.mode == "embedded" else "completion"
     for ends in [plan.body] if plan.mode == "embedded" else [plan.own.end, plan.called.end]:
         last = Counter(
@@ -193,41 +183,37 @@ def ends_are_alike(plan: DevicePlan) -> Iterator[Diagnostic]:
         timed = action.when == "timed" and isinstance(action, RecordEvent) and action.event.kind in ("begin", "end")
         replays = action.when == "behind replays" and isinstance(action, AwaitEvent)
         if action.when != "always" and not timed and not replays:
-            yield _at(action, f"{action.stream}, {action.when}: a run ends in one way, however it is made")
+            yield action.mistake(f"{action.stream}, {action.when}: a run ends in one way, however it is made")
 
 
 def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
     """What waits for an event is on a device of the process that records it."""
     by: dict[EventName, set[int]] = defaultdict(set)
-    devices = _devices(plan)
+    devices = plan.device_of
     for action in plan.actions:
         if isinstance(action, RecordEvent):
             by[action.event].add(devices[action.stream])
     for action in (*plan.called.begin, *plan.called.end) if plan.mode == "embedded" else ():
         if isinstance(action, AwaitEvent) and by[action.event] - {devices[action.stream]}:
-            yield _at(action, f"{action.stream} waits for {action.event} of another device, whose graph is another one")
+            yield action.mistake(
+                f"{action.stream} waits for {action.event} of another device, whose graph is another one"
+            )
     for action in plan.actions:
         if isinstance(action, AwaitEvent):
             waiter = plan.placement.process(devices[action.stream])
             for recorder in sorted({plan.placement.process(device) for device in by[action.event]} - {waiter}):
-                yield _at(action, f"{action.stream} of process {waiter} waits for {action.event} of process {recorder}")
+                yield action.mistake(
+                    f"{action.stream} of process {waiter} waits for {action.event} of process {recorder}"
+                )
 
 
 def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Every op of the plan writes as much as it should, all of it on one stream."""
     written: Counter[int] = Counter()
     places: dict[int, set[str]] = defaultdict(set)
-    for launch in plan.launches:
-        for work in launch.works:
-            written[work.op] += sum(region.elements for region in work.writes)
-            places[work.op].add(str(StreamName("plan", launch.stream)))
-    for action in plan.body:
-        for move in action.moves if isinstance(action, CopyMemory) else ():
-            written[move.op] += move.dst.elements
-            places[move.op].add(str(action.stream))
-        if isinstance(action, CallCollective):
-            written[action.op] += action.dst.elements
-            places[action.op].add(str(action.stream))
+    for stream, part in plan.parts:
+        written[part.op] += sum(region.elements for region in part.writes)
+        places[part.op].add(str(stream))
     for op, where in places.items():
         if len(where) > 1:
             yield Diagnostic(PLACELESS, f"op {op} stands in {' and '.join(sorted(where))}")
@@ -243,9 +229,9 @@ def launches_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     for action in plan.body:
         if isinstance(action, LaunchKernel):
             if not 0 <= action.launch < len(plan.launches):
-                yield _at(action, f"there is no launch {action.launch}")
+                yield action.mistake(f"there is no launch {action.launch}")
             elif action.stream != StreamName("plan", plan.launches[action.launch].stream):
-                yield _at(action, f"launch {action.launch} is issued to {action.stream}")
+                yield action.mistake(f"launch {action.launch} is issued to {action.stream}")
     for i, launch in enumerate(plan.launches):
         if found[i] != 1:
             yield Diagnostic(launch.origin, f"launch {i} is issued {found[i]} times")
@@ -257,51 +243,35 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
     for launch in plan.launches:
         c = launch.config
         if c.blocks < 1 or c.cluster < 1 or c.blocks % c.cluster:
-            yield Diagnostic(launch.origin, f"{c.entry}: {c.blocks} blocks in clusters of {c.cluster}")
+            yield launch.mistake(f"{c.blocks} blocks in clusters of {c.cluster}")
         if c.smem < 0 or c.smem + c.static_smem > device.smem_per_block:
-            yield Diagnostic(
-                launch.origin,
-                f"{c.entry}: a block takes {c.smem} + {c.static_smem} bytes of shared memory, and has at most "
-                f"{device.smem_per_block}",
-            )
+            takes = f"{c.smem} + {c.static_smem} bytes of shared memory"
+            yield launch.mistake(f"a block takes {takes}, and has at most {device.smem_per_block}")
         if not 1 <= c.threads <= MOST_THREADS or c.resident < 1:
-            yield Diagnostic(launch.origin, f"{c.entry}: a block of {c.threads} threads does not fit {device.name}")
+            yield launch.mistake(f"a block of {c.threads} threads does not fit {device.name}")
         if not 1 <= launch.sms <= device.sms:
-            yield Diagnostic(launch.origin, f"{c.entry}: a share of {launch.sms} of {device.sms} multiprocessors")
+            yield launch.mistake(f"a share of {launch.sms} of {device.sms} multiprocessors")
         if not launch.spins and any(flag not in c.unraised for work in launch.works for flag in work.waits):
             yield Diagnostic(launch.origin, f"{c.entry} waits for flags, and is not said to hold its share meanwhile")
         if launch.spins and c.blocks > launch.sms:
-            yield Diagnostic(
-                launch.origin,
-                f"{c.entry}: {c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors",
-            )
+            yield launch.mistake(f"{c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors")
 
 
-def library_calls_are_the_works(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A call of the vendor's library multiplies what its work says. Its kernels know no flags, have their stream's
-    priority, and begin behind what stands before them. Taken on trust: they write nothing but the output and their
-    workspace, and begin where MOST_CLUSTER multiprocessors are free, as of a user's kernel one."""
-    look = symbolic(plan.tensors)
+def library_calls_know_no_flags(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Kernels of the vendor's library know no flags, have their stream's priority, and begin behind what stands before
+    them. Taken on trust: they write nothing but the output and their workspace, and begin where MOST_CLUSTER
+    multiprocessors are free, as of a user's kernel one."""
     for launch in plan.launches:
-        c = launch.config
-        if (c.family == VENDOR.name) != bool(c.matmuls):
-            yield Diagnostic(launch.origin, f"{c.entry} of the family {c.family}, with {len(c.matmuls)} library calls")
-        if not c.matmuls:
-            continue
-        works = [kernel_work(w.body, look, w.waits, w.signals) for w in launch.works]
-        asks = VENDOR.configure(
-            LaunchRequest(c.kernel, tuple(works), launch.sms, streamed=launch.spins), Limits.of(plan.device)
-        )
-        if isinstance(asks, str) or asks != (c,):
-            yield Diagnostic(launch.origin, f"{c.entry}: its calls of the library are not what its work asks for")
-        if launch.early or launch.priority is not None or any(w.waits or w.signals for w in launch.works):
-            yield Diagnostic(launch.origin, f"{c.entry} knows no flags, no early start and no priority of its own")
+        knows = launch.early or launch.priority is not None or any(w.waits or w.signals for w in launch.works)
+        if launch.config.matmuls and knows:
+            text = f"{launch.config.entry} knows no flags, no early start and no priority of its own"
+            yield Diagnostic(launch.origin, text)
 
 
 def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A launch may begin while the one before it ends only right behind that one, with a kernel that waits itself; and
     what it reads before it waits, nothing of the run writes."""
-    written = {(r.tensor, r.rank) for r in writes(plan)}
+    written = {(r.tensor, r.rank) for _, part in plan.parts for r in part.writes}
     last: dict[StreamName, Action] = {}
     for action in plan.body:
         if isinstance(action, LaunchKernel):
@@ -309,17 +279,17 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
             if launch.early:
                 before = last.get(action.stream)
                 if not launch.config.chained or not plan.features.early_starts:
-                    yield _at(
-                        action, f"{launch.config.entry} may not begin early: it does not wait for the kernel before"
+                    yield action.mistake(
+                        f"{launch.config.entry} may not begin early: it does not wait for the kernel before"
                     )
                 elif not isinstance(before, LaunchKernel):
-                    yield _at(action, f"{launch.config.entry} may begin early, and no kernel stands right before it")
+                    yield action.mistake(f"{launch.config.entry} may begin early, and no kernel stands right before it")
         if not (isinstance(action, RecordEvent) and action.event.kind == "timestamp"):
             last[action.stream] = action
     for launch in plan.launches:
         if any(launch.config.read_only) and not all(isinstance(work.body, Gemm) for work in launch.works):
             yield Diagnostic(launch.origin, f"{launch.config.entry} has no operands that are read-only")
-        for region in read_only(launch.config.read_only, launch.works):
+        for region in (region for work in launch.works for region in launch.early_reads(work)):
             if (region.tensor, region.rank) in written:
                 yield Diagnostic(
                     launch.origin,
@@ -327,75 +297,34 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                 )
 
 
-def read_only(operands: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
-    """The operands that a launch reads before it waits."""
-    for work in works:
-        if isinstance(work.body, Gemm):
-            left, right = operands
-            yield from (work.body.left,) if left else ()
-            yield from (work.body.right,) if right else ()
-
-
-def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """No member of a batch touches what another member writes; and batches occur only where the driver has them."""
-    shapes = {t.name: t.shapes for t in plan.tensors}
-    budget = Budget(CHECKED, PlanError)
+def batches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Batches of copies, and copies by kernels, occur only where the driver has them. That no member of a batch touches
+    what another one writes, the walk sees."""
     for action in plan.body:
         if not isinstance(action, CopyMemory):
             continue
         if action.batch and (plan.mode not in PLAIN or not plan.features.copy_batches):
-            yield _at(action, "a batch of copies where there are none")
+            yield action.mistake("a batch of copies where there are none")
         if not action.batch and len(action.moves) + len(action.words) != 1:
-            yield _at(action, f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
+            yield action.mistake(f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
         homes = {plan.placement.devices[region.rank] for move in action.moves for region in (move.dst, move.src)}
         if action.by_kernel and (len(homes) != 1 or action.words or plan.mode not in GRAPHS):
-            yield _at(action, "a kernel copies inside a device alone, and in a graph")
+            yield action.mistake("a kernel copies inside a device alone, and in a graph")
         if action.batch and any(move.pitched for move in action.moves):
-            yield _at(action, "a copy of rows in a batch")
-        for i, j in sorted(_ordered(action.moves, shapes, budget)) if action.batch else ():
-            a, b = action.moves[i], action.moves[j]
-            yield _at(action, f"a batch holds {a.dst} <- {a.src} and {b.dst} <- {b.src}, which need an order")
-
-
-def _ordered(moves: Sequence[Move], shapes: Shapes, budget: Budget) -> set[tuple[int, int]]:
-    """Pairs of moves of which one writes what the other one touches."""
-    writers: dict[tuple[str, int], BoxMap[int]] = {}
-    found: set[tuple[int, int]] = set()
-
-    def meet(i: int, region: Region) -> None:
-        written = writers.get((region.tensor, region.rank))
-        if written is None:
-            return
-        for box in region.boxes:
-            others = {j for _, j in written.items(box) if j not in (NOBODY, i)}
-            found.update((min(i, j), max(i, j)) for j in others)
-
-    for i, move in enumerate(moves):
-        meet(i, move.dst)
-        key = (move.dst.tensor, move.dst.rank)
-        if not 0 <= key[1] < len(shapes.get(key[0], ())):
-            continue
-        if key not in writers:
-            writers[key] = BoxMap(shapes[move.dst.tensor][move.dst.rank], NOBODY)
-        for box in move.dst.boxes:
-            budget.spend(writers[key].update(box, lambda _, i=i: i), move.origin)  # type: ignore[misc]
-    for i, move in enumerate(moves):
-        budget.spend(1, move.origin)
-        meet(i, move.src)
-    return found
+            yield action.mistake("a copy of rows in a batch")
 
 
 def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A word that a copy raises is one of another device, since a copy inside a device may need a multiprocessor; and
     kernels wait for it, since a stream's wait might be issued before the copy."""
-    devices = _devices(plan)
-    awaited = {word for action in plan.body for word in _awaited(action)}
+    devices = plan.device_of
+    awaited = {word for action in plan.body for word in action.awaits}
     for action in plan.body:
         for word in action.words if isinstance(action, CopyMemory) else ():
             if plan.words[word].device == devices[action.stream]:
-                yield _at(action, f"word {word} of the same device is raised by a copy")
+                yield action.mistake(f"word {word} of the same device is raised by a copy")
             if word in awaited:
-                yield _at(action, f"word {word}, for which a stream waits, is raised by a copy")
+                yield action.mistake(f"word {word}, for which a stream waits, is raised by a copy")
 
 
 def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -403,7 +332,7 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     raised: Counter[int] = Counter()
     awaited: set[int] = set()
     resets: Counter[int] = Counter()
-    flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+    flags = plan.word_of
     waits: dict[tuple[int, int], set[int]] = defaultdict(set)  # of the kernels that do a command's works
     for launch in plan.launches:
         waits[launch.stream, launch.command].update(flag for work in launch.works for flag in work.waits)
@@ -420,9 +349,9 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
                 resets[flags[flag]] += 1
             if flag not in waits[launch.stream, launch.command]:
                 yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
-    places, devices = words_in_order(plan), _devices(plan)
-    raised.update(word for action in plan.body for word in _raised(action))
-    awaited.update(word for action in plan.body for word in _awaited(action))
+    places, devices = words_in_order(plan), plan.device_of
+    raised.update(word for action in plan.body for word in action.raises)
+    awaited.update(word for action in plan.body for word in action.awaits)
     resets.update(word for action in plan.body for word in _reset(action, places, devices))
     wrong: set[tuple[int, str]] = set()  # each is told of one manner
     looked_at: set[tuple[int, ...]] = set()  # by what a manner does with words: most do the same
@@ -433,8 +362,8 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         if key in looked_at:
             continue
         looked_at.add(key)
-        ups = raised + Counter(word for action in actions for word in _raised(action))
-        waiters = awaited | {word for action in actions for word in _awaited(action)}
+        ups = raised + Counter(word for action in actions for word in action.raises)
+        waiters = awaited | {word for action in actions for word in action.awaits}
         downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
         for i, word in enumerate(plan.words):
             used = word.used_in(plan.mode)
@@ -454,28 +383,32 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
 def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A device that meets others counts each run once, in its own word, before it tells or awaits anything of the run.
     Nothing but meetings raises, awaits or counts in words that tell of runs, and meetings do so in no other words."""
-    devices = _devices(plan)
+    devices = plan.device_of
     body = [action for action in plan.body if isinstance(action, Meet)]
     for action in plan.actions:
-        for number in (*_raised(action), *_awaited(action)) if not isinstance(action, Meet) else ():
+        for number in (*action.raises, *action.awaits) if not isinstance(action, Meet) else ():
             if plan.words[number].tells_runs:
-                yield _at(action, f"word {number} ({plan.words[number].purpose}) outside of a meeting")
+                yield action.mistake(f"word {number} ({plan.words[number].purpose}) outside of a meeting")
     for manner in manners(plan):
         frame = plan.frame(manner)
         counted: Counter[int] = Counter()
         for action in (a for a in (*frame.begin, *body, *frame.end) if isinstance(a, Meet)):
             mine = {i for i in (action.runs,) if 0 <= i < len(plan.words) and plan.words[i].counts_runs}
             if {plan.words[i].device for i in mine} != {devices[action.stream]}:
-                yield _at(action, f"{action.stream} meets others by word {action.runs}, not by its own count of runs")
+                yield action.mistake(
+                    f"{action.stream} meets others by word {action.runs}, not by its own count of runs"
+                )
             for step in action.steps:
                 counts = step.does == "count"
                 for number in step.words:
                     word = plan.words[number]
                     if word.counts_runs != counts or word.tells_runs != (step.does != "reset"):
-                        yield _at(action, f"a meeting cannot {step.does} word {number} ({word.purpose})")
+                        yield action.mistake(f"a meeting cannot {step.does} word {number} ({word.purpose})")
                 counted.update(step.words if counts else ())
                 if counted[action.runs] != 1:
-                    yield _at(action, f"{action.stream} meets others before it has counted the run, or counts it twice")
+                    yield action.mistake(
+                        f"{action.stream} meets others before it has counted the run, or counts it twice"
+                    )
         for i, word in enumerate(plan.words):
             if word.counts_runs and counted[i] != word.used_in(plan.mode):
                 yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) counts {counted[i]} times in a run ({manner})")
@@ -484,7 +417,7 @@ def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
     """With graphs each run launches every device's graph once, all before the end; else there are none. Embedded
     graphs are replayed by callers alone."""
-    devices = _devices(plan)
+    devices = plan.device_of
     if plan.mode == "embedded" and not plan.features.embeds:
         yield Diagnostic(PLACELESS, "graphs in callers' graphs, and the driver has no such")
     if plan.mode == "embedded" and (plan.own.begin or plan.own.end):
@@ -500,7 +433,7 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
             return
         for action in launches:
             if devices[action.stream] != action.device:
-                yield _at(action, f"the graph of device {action.device} on a stream of another one")
+                yield action.mistake(f"the graph of device {action.device} on a stream of another one")
 
 
 def replays_are_awaited(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -510,7 +443,7 @@ def replays_are_awaited(plan: DevicePlan) -> Iterator[Diagnostic]:
     for side, kind, stream in ((plan.between.begin, "replayed", "control"), (plan.between.end, "completion", "caller")):
         for action in side:
             if not isinstance(action, AwaitEvent) or action.event.kind != kind or action.stream.kind != stream:
-                yield _at(action, f"{action.stream} between runs and replays does not wait for the event '{kind}'")
+                yield action.mistake(f"{action.stream} between runs and replays does not wait for the event '{kind}'")
 
 
 def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -523,24 +456,24 @@ def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
     last: dict[StreamName, Action] = {}
     awaited: dict[StreamName, set[Action]] = defaultdict(set)  # by control streams: records
     records: dict[EventName, Action] = {}
-    devices = {stream.name: stream.device for stream in plan.streams}
+    devices = plan.device_of
     for action in plan.body:
         if isinstance(action, AwaitEvent) and action.event in by:
             other = by[action.event]
             if other in joined and devices[other] == devices[action.stream]:
                 joined.add(action.stream)
             elif devices[other] != devices[action.stream]:
-                yield _at(action, f"{action.stream} waits for {action.event} of another device's graph")
+                yield action.mistake(f"{action.stream} waits for {action.event} of another device's graph")
             awaited[action.stream].add(records[action.event])
         if action.stream not in joined:
-            yield _at(action, f"{action.stream} does something before it has joined its device's graph")
+            yield action.mistake(f"{action.stream} does something before it has joined its device's graph")
         if isinstance(action, RecordEvent):
             by[action.event], records[action.event] = action.stream, action
         last[action.stream] = action
     for stream, action in last.items():
         control = StreamName("control", devices[stream])
         if stream != control and action not in awaited[control]:
-            yield _at(action, f"{control} does not wait for the end of {stream}")
+            yield action.mistake(f"{control} does not wait for the end of {stream}")
 
 
 def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -549,7 +482,7 @@ def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
     crowded = plan.crowded
     if plan.mode not in GRAPHS or not crowded:
         return
-    devices = {stream.name: stream.device for stream in plan.streams}
+    devices = plan.device_of
     last: dict[int, StreamName] = {}
     points: dict[int, set[EventName]] = defaultdict(set)  # recorded behind the last node of a device
     behind: dict[int, set[StreamName]] = defaultdict(set)  # streams that wait for one of these
@@ -564,31 +497,12 @@ def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
                 behind[device].add(action.stream)
         else:
             if device in crowded and device in last and action.stream not in behind[device]:
-                yield _at(
-                    action,
+                yield action.mistake(
                     f"{action.stream} does not wait for {last[device]}, and device {device} has "
                     f"{plan.features.queues} hardware queues for {crowded[device]} streams",
                 )
             last[device] = action.stream
             points[device], behind[device] = set(), {action.stream}
-
-
-def _raised(action: Action) -> Iterator[int]:
-    match action:
-        case ChangeWords(changes=changes):
-            yield from (c.word for c in changes if c.raises)
-        case CopyMemory(words=words):
-            yield from words
-        case Meet(steps=steps):
-            yield from (word for step in steps if step.does == "raise" for word in step.words)
-
-
-def _awaited(action: Action) -> Iterator[int]:
-    match action:
-        case ChangeWords(changes=changes):
-            yield from (c.word for c in changes if not c.raises)
-        case Meet(steps=steps):
-            yield from (word for step in steps if step.does == "wait" for word in step.words)
 
 
 def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping[StreamName, int]) -> Iterator[int]:
@@ -597,8 +511,8 @@ def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping
             yield from (c.word for c in changes if c.takes)
         case ResetWords(first=first, count=count):
             yield from places[devices[action.stream]][first : first + count]
-        case Meet(steps=steps):
-            yield from (word for step in steps if step.does == "reset" for word in step.words)
+        case Meet():
+            yield from action.words("reset")
 
 
 def words_in_order(plan: DevicePlan) -> dict[int, list[int]]:
@@ -607,26 +521,6 @@ def words_in_order(plan: DevicePlan) -> dict[int, list[int]]:
     for i in sorted(range(len(plan.words)), key=lambda i: plan.words[i].index):
         found[plan.words[i].device].append(i)
     return found
-
-
-def _devices(plan: DevicePlan) -> dict[StreamName, int]:
-    return {stream.name: stream.device for stream in plan.streams}
-
-
-def writes(plan: DevicePlan) -> Iterator[Region]:
-    """Every region that a run writes."""
-    for launch in plan.launches:
-        for work in launch.works:
-            yield from work.writes
-    for action in plan.body:
-        if isinstance(action, CopyMemory):
-            yield from (move.dst for move in action.moves)
-        elif isinstance(action, CallCollective):
-            yield from action.writes
-
-
-def _at(action: Action, message: str) -> Diagnostic:
-    return Diagnostic(action.cause.origin or PLACELESS, f"{action.cause.text}: {message}")
 
 
 RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier
@@ -645,10 +539,10 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     processes_share_no_events,
     launches_stand_once,
     launches_fit,
-    library_calls_are_the_works,
+    library_calls_know_no_flags,
     launches_are_asked_for,
     early_starts_are_safe,
-    batches_have_no_order,
+    batches_fit,
     copied_words_are_for_kernels_elsewhere,
     words_are_given_once,
     runs_are_counted,

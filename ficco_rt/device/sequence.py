@@ -10,6 +10,7 @@ behind an `Other` holds before and behind a run of any mode.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,8 +19,10 @@ from ficco_dsl.diagnostics import Span
 
 from ..errors import PlanError
 from ..graph.budget import NODES, Budget
-from ..plan.clock import Clock
+from ..graph.ir import heard
+from ..plan import walk
 from ..plan.ir import Work
+from ..plan.walk import PASSES, TOUCHES, Call, Part, Signal
 from .ir import (
     GRAPHS,
     PLACELESS,
@@ -36,6 +39,7 @@ from .ir import (
     LaunchGraph,
     LaunchKernel,
     Manner,
+    Meet,
     Mode,
     RecordEvent,
     ResetWords,
@@ -86,26 +90,18 @@ _OUTSIDE, _OTHER, _REPLAY, _HOST = -1, -2, -3, -4
 _GRAPHS = (-5, -6)  # by turns: nothing orders two launches of a graph but what their streams know
 
 
-@dataclass(slots=True, eq=False)
-class Node:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Node(walk.Node):
     """An action of a run in its queue; without one something outside of the plan: the caller's own work (`uses` the
-    tensors of a rank), what an `Other` or the host may touch, a wait, or the begin or the end of a graph. It waits for
-    the node `awaits`; at the begin of a graph that is all that is known."""
+    tensors of a rank), what an `Other` or the host may touch, a wait, or the begin or the end of a graph. What the
+    begin of a graph awaits is all that is known there. Signals are words, by number, and counts of runs in a word."""
 
-    queue: int
-    position: int  # in its queue, from 1
     place_of_issue: int  # on its device, from 0; -1: it takes no place in a hardware queue
     run: int
     action: Action | None
-    place: Span
-    awaits: Node | None = None
     begins: bool = False
     uses: int | None = None
     touches: Footprint | None = None
-    awaited: bool = False
-    done: int = 0  # words or works, while the queue stands here
-    over: bool = False
-    clock: Clock | None = None  # what its end knows, if somebody awaits it
 
     def wait_for(self, other: Node | None) -> None:
         if other is not None:
@@ -118,9 +114,9 @@ class Footprint:
     it back, so that nobody touches it later."""
 
     who: str
-    tensors: frozenset[tuple[str, int]]
-    words: frozenset[int] = frozenset()
-    launches: frozenset[int] = frozenset()
+    tensors: Collection[tuple[str, int]]
+    words: Collection[int] = ()
+    launches: Collection[int] = ()
     last: bool = False
 
 
@@ -150,7 +146,9 @@ class RunSequence:
         self._numbers: dict[QueueName, int] = {}
         self._recorded: dict[EventName, Node] = {}  # the record that was issued last
         self._in_order = words_in_order(plan)
-        self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+        self._counts: Counter[int] = Counter()  # runs, by word that counts them
+        self._does: dict[tuple[int, int], tuple[Sequence[Part], int, int]] = {}  # by id of an action, and set
+        self._of_flags = plan.word_of
         # whether runs in callers' graphs have a set of words and scratch of their own (`double`)
         self._apart = plan.sets > 1 or any(
             w.used == "embedded"
@@ -186,13 +184,12 @@ class RunSequence:
         """A word of the plan, in the set that the node's run takes."""
         return number + self.turn(node) * len(self.plan.words)
 
-    def words(self, node: Node, flags: Sequence[int]) -> list[int]:
-        """Of flags; those between works that are made as one have none."""
-        return [self.word(node, self._of_flags[flag]) for flag in flags if flag in self._of_flags]
+    def _in_set(self, node: Node, numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(self.word(node, number) for number in numbers)
 
-    def reset(self, node: Node, action: ResetWords) -> list[int]:
-        numbers = self._in_order[self.devices[node.queue]][action.first : action.first + action.count]
-        return [self.word(node, number) for number in numbers]
+    def _words(self, node: Node, flags: Sequence[int]) -> tuple[int, ...]:
+        """Of flags; those between works that are made as one have none."""
+        return self._in_set(node, (self._of_flags[flag] for flag in flags if flag in self._of_flags))
 
     def purpose(self, word: int) -> str:
         """`word 3 (flag 1)`, for people."""
@@ -253,7 +250,7 @@ class RunSequence:
         return self._queue((stream.name, among), stream.device)
 
     def _node(self, queue: int, action: Action) -> Node:
-        node = self._append(queue, action, action.cause.origin or PLACELESS)
+        node = self._append(queue, action, action.origin)
         if isinstance(action, RecordEvent):
             self._recorded[action.event] = node
         elif isinstance(action, AwaitEvent):
@@ -266,23 +263,95 @@ class RunSequence:
         device, nodes = self.devices[queue], self.queues[queue]
         if self._seen and queue not in self._behind_host:
             self._behind_host.add(queue)
-            nodes.append(Node(queue, len(nodes) + 1, -1, self._run, None, place))
+            nodes.append(Node(queue, len(nodes) + 1, place, place_of_issue=-1, run=self._run, action=None))
             nodes[-1].wait_for(self._seen[self.plan.placement.process(device)])
         issued = self.issued[device]
-        node = Node(queue, len(nodes) + 1, -1 if apart else len(issued), self._run, action, place)
+        number = -1 if apart else len(issued)
+        node = Node(queue, len(nodes) + 1, place, TOUCHES, place_of_issue=number, run=self._run, action=action)
         nodes.append(node)
+        if action is not None:
+            self._act(node, action)
         if not apart:
             issued.append(node)
         return node
+
+    def _act(self, node: Node, action: Action) -> None:
+        """What the action of a node does."""
+        key = (id(action), self.turn(node))
+        if isinstance(action, Meet):
+            node.parts, node.needs, node.holds = self._steps(node, action), 1, 1
+            return
+        if isinstance(action, CallCollective):
+            ranks, rank = len(self.plan.placement.devices), action.dst.rank
+            node.call = Call((node.run, action.group), rank, ranks, heard(action, rank, ranks))
+        if key not in self._does:
+            self._does[key] = self._parts(node, action)
+        node.parts, node.needs, node.holds = self._does[key]
+
+    def _parts(self, node: Node, action: Action) -> tuple[Sequence[Part], int, int]:
+        """The parts of an action, the multiprocessors that it needs, and those that it may hold."""
+        match action:
+            case ChangeWords(changes=changes):
+                return [self._change(self._in_set(node, (c.word,)), c) for c in changes], 0, 0
+            case CopyMemory(moves=moves, words=words):
+                devices = self.plan.placement.devices
+                local = any(devices[move.dst.rank] == devices[move.src.rank] for move in moves)
+                return (Part(gives=self._in_set(node, words), single=bool(words)),), int(local), 0
+            case ResetWords(first=first, count=count):
+                numbers = self._in_order[self.devices[node.queue]][first : first + count]
+                return (Part(drops=self._in_set(node, numbers)),), 0, 0
+            case LaunchKernel(launch=number):
+                launch = self.plan.launches[number]
+                parts = [
+                    Part(self._words(node, group.waits), self._words(node, group.signals), apart=True, single=True)
+                    for group in self.groups[number]
+                ]
+                resets = self._words(node, launch.config.resets)
+                if resets:
+                    parts.append(Part(drops=resets))
+                return parts, launch.config.together, launch.sms if launch.spins else 0
+            case CallCollective(communicator=communicator):
+                blocks = self.plan.communicators[communicator].blocks
+                return TOUCHES + PASSES, blocks, blocks
+            case _:
+                return PASSES, 0, 0
+
+    def _change(self, word: tuple[Signal, ...], change: WordChange) -> Part:
+        if change.raises:
+            return Part(gives=word, single=True)
+        return Part(word, drops=word if change.takes else (), single=True)
+
+    def _steps(self, node: Node, meet: Meet) -> Sequence[Part]:
+        parts, runs = [], self.word(node, meet.runs)
+        for step in meet.steps:
+            words = self._in_set(node, step.words)
+            counted = tuple((word, self._counts[runs]) for word in words)
+            match step.does:
+                case "raise":
+                    parts.append(Part(gives=counted, single=True))
+                case "wait":
+                    parts.append(Part(counted, single=True))
+                case "reset":
+                    parts.append(Part(drops=words, single=True))
+                case "count":
+                    parts.append(Part(single=True))
+                    self._counts.update(words)
+        return parts
 
     def _behind(self, queue: int, others: Iterable[Node | None]) -> Node:
         """Nodes outside of the plan that wait for others."""
         node = None
         for other in others:
             if other is not None:
-                node = self._append(queue, None, PLACELESS, apart=True)
+                node = self._outsider(queue)
                 node.wait_for(other)
-        return node or self._append(queue, None, PLACELESS, apart=True)
+        return node or self._outsider(queue)
+
+    def _outsider(self, queue: int, touches: Footprint | None = None) -> Node:
+        """A node outside of the plan, in no hardware queue."""
+        node = self._append(queue, None, PLACELESS, apart=True)
+        node.touches = touches
+        return node
 
     def _last(self, queue: int) -> Node | None:
         return self.queues[queue][-1] if self.queues[queue] else None
@@ -308,10 +377,9 @@ class RunSequence:
                 if frees and tensor.kind == "scratch"
             }
             words = {i for i, w in enumerate(plan.words) if frees and w.device in mine and not w.tells_runs}
-            node = self._append(queue, None, PLACELESS, apart=True)
-            node.touches = Footprint(f"the host of process {process}", frozenset(touches), frozenset(words), last=True)
+            self._outsider(queue, Footprint(f"the host of process {process}", touches, words, last=True))
             for rank in (rank for device in mine for rank in placement.ranks(device)):
-                self._append(queue, None, PLACELESS, apart=True).uses = rank
+                self._outsider(queue).uses = rank
             seen[process] = self.queues[queue][-1]
         self._seen, self._behind_host = seen, set()
 
@@ -325,29 +393,29 @@ class RunSequence:
         apart = self._apart and (step.replay or plan.mode == "embedded")
         # runs in callers' graphs have a set of their own, where there are several
         shared = made & self.bound if apart else made
-        ends: dict[int, Node] = {}
-        sent: dict[int, Node] = {}
-        mine: dict[int, frozenset[int]] = {}  # a device's own words: reset at its end
-        queues = {
-            device: self._queue((StreamName("control", device), _REPLAY if step.replay else _OTHER), device)
-            for device in placement.ordinals
-        }
+        control = _REPLAY if step.replay else _OTHER
+        queues = {d: self._queue((StreamName("control", d), control), d) for d in placement.ordinals}
         begun: dict[int, Node] = {}
+        sent: dict[int, Node] = {}
+        ends: dict[int, Node] = {}
+        mine: dict[int, set[int]] = {}  # a device's own words: reset at its end
+
+        def touched(device: int, tensors: Iterable[tuple[str, int]], at_home: bool) -> set[tuple[str, int]]:
+            return {(t, r) for t, r in tensors if t in shared and (placement.devices[r] == device) == at_home}
+
         for device, queue in queues.items():
             ranks = self._needed(device, placement.others(device) if not step.replay else placement.ordinals)
-            before = [
-                self._append(self._caller(r, step.callers), None, PLACELESS, apart=True) for r in ranks if step.called
-            ]
+            before = [self._outsider(self._caller(rank, step.callers)) for rank in ranks if step.called]
             for rank, node in zip(ranks, before, strict=False):
                 node.uses = rank if step.replay else None  # a callers' graph makes its inputs itself
             begun[device] = self._behind(queue, [*(() if step.replay else self._known(step, device)), *before])
         for device, queue in queues.items():  # entries
             near = () if step.replay else self._mine(device)
-            touched = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
-            self._behind(queue, (begun[e] for e in sorted(touched)))
+            others = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
+            self._behind(queue, (begun[e] for e in sorted(others)))
         for device, queue in queues.items():
-            does = self._others[device]
-            words = frozenset(
+            does, who = self._others[device], f"{step} on device {device}"
+            words = {
                 i
                 for i, word in enumerate(plan.words)
                 if (word.device == device or i in does.raised)
@@ -355,36 +423,27 @@ class RunSequence:
                 and word.reset != "taken"
                 and (not word.tells_runs or word.counts_runs)
                 and not apart
-            )
-            here = {(t, r) for t, r in does.written if t in shared and placement.devices[r] == device}
-            here |= {(t, r) for t, r in does.read if t in shared and placement.devices[r] == device}
-            there = {(t, r) for t, r in does.written if t in shared and placement.devices[r] != device}
-            mine[device] = frozenset(i for i in words if plan.words[i].device == device)
-            launches = frozenset() if apart else frozenset(does.launches)
-            node = self._append(queue, None, PLACELESS, apart=True)
-            node.touches = Footprint(f"{step} on device {device}", frozenset(here), mine[device], launches)
+            }
+            mine[device] = {i for i in words if plan.words[i].device == device}
+            here = touched(device, does.written | does.read, at_home=True)
+            self._outsider(queue, Footprint(who, here, mine[device], () if apart else does.launches))
             opens = self._opens(device, mode)
             if opens and not apart:
-                cause = Cause(f"{step} on device {device}")
-                self._append(queue, ChangeWords(StreamName("control", device), opens, cause), PLACELESS, apart=True)
-            sent[device] = self._append(queue, None, PLACELESS, apart=True)
-            sent[device].touches = Footprint(
-                f"{step} on device {device}", frozenset(there), frozenset(words - mine[device])
-            )
+                change = ChangeWords(StreamName("control", device), opens, Cause(who))
+                self._append(queue, change, PLACELESS, apart=True)
+            there = touched(device, does.written, at_home=False)
+            sent[device] = self._outsider(queue, Footprint(who, there, words - mine[device]))
         for device, queue in queues.items():
             does = self._others[device]
             self._behind(queue, (sent[e] for e in sorted(does.feeds)))
-            there = {(t, r) for t, r in does.read if t in shared and placement.devices[r] != device}
-            ends[device] = self._append(queue, None, PLACELESS, apart=True)
-            ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there), mine[device])
+            there = touched(device, does.read, at_home=False)
+            ends[device] = self._outsider(queue, Footprint(f"{step} on device {device}", there, mine[device]))
         for device, queue in queues.items():
             points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
             exits = [point.number for point in points if point is not None and point.kind == "exit"]
             self._behind(queue, (ends[e] for e in exits))
-            through = self._append(queue, None, PLACELESS, apart=True)
             counts = {i for i, w in enumerate(plan.words) if w.counts_runs and w.device == device}
-            if not apart:
-                through.touches = Footprint(f"{step} on device {device}", frozenset(), frozenset(counts))
+            through = self._outsider(queue, None if apart else Footprint(f"{step} on device {device}", (), counts))
             self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
         for rank, device in enumerate(placement.devices) if step.called else ():
             self._behind(self._caller(rank, step.callers), self._freed(step, rank, device, queues))
@@ -441,28 +500,23 @@ class RunSequence:
         plan = self.plan
         found = {device: _Device(set(), set(), set(), set(), set()) for device in plan.placement.ordinals}
         waits: dict[int, set[int]] = {device: set() for device in found}
+        for stream, part in plan.parts:
+            does = found[self.of_streams[stream].device]
+            does.written |= {(r.tensor, r.rank) for r in part.writes}
+            does.read |= {(r.tensor, r.rank) for r in part.reads}
         for action in plan.body:
             device = self.of_streams[action.stream].device
             does = found[device]
+            does.raised |= set(action.raises)
             match action:
-                case CopyMemory(moves=moves, words=words):
-                    does.written |= {(m.dst.tensor, m.dst.rank) for m in moves}
-                    does.read |= {(m.src.tensor, m.src.rank) for m in moves}
-                    does.raised |= set(words)
                 case CallCollective():
-                    does.written |= {(r.tensor, r.rank) for r in action.writes}
-                    does.read |= {(r.tensor, r.rank) for r in action.reads}
                     does.feeds |= found.keys() - {device}
                 case LaunchKernel(launch=number):
                     does.launches.add(number)
-                    for work in plan.launches[number].works:
-                        does.written |= {(r.tensor, r.rank) for r in work.writes}
-                        does.read |= {(r.tensor, r.rank) for r in work.reads}
                     for group in self.groups[number]:
                         does.raised |= {self._of_flags[f] for f in group.signals if f in self._of_flags}
                         waits[device] |= {self._of_flags[f] for f in group.waits if f in self._of_flags}
                 case ChangeWords(changes=changes):
-                    does.raised |= {c.word for c in changes if c.raises}
                     waits[device] |= {c.word for c in changes if not c.raises and not c.takes}
         for device, does in found.items():
             for other, theirs in found.items():
@@ -496,13 +550,3 @@ def groups_of(launch: DeviceLaunch) -> list[Group]:
         waits = dict.fromkeys(flag for work in works for flag in work.waits if flag not in launch.config.unraised)
         found.append(Group(works, tuple(waits), works[-1].signals))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A launch that may hold its share of a device's multiprocessors while it waits. `start` is what it knows then:
-    what is done by that time cannot be kept out."""
-
-    node: Node
-    sms: int
-    start: Clock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..kernels.family import Operand
-from ..plan.text import settings_words, work_text
+from ..plan.text import flags_text, settings_words, work_text
 from .ir import (
     Action,
     AwaitEvent,
@@ -138,9 +138,7 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
     for group in groups:
         for place, i in enumerate(group):
             work = launch.works[i]
-            waits = "".join(f" wait flag {flag}" for flag in work.waits)
-            signals = "".join(f" signal flag {flag}" for flag in work.signals)
-            yield f"  {'+ ' if place else ''}{work_text(work)}{waits}{signals}"
+            yield f"  {'+ ' if place else ''}{work_text(work)}{flags_text(work)}"
 
 
 def _operand(operand: Operand) -> str:

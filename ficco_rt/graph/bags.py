@@ -125,13 +125,14 @@ def _sum(a: Amount, b: Amount) -> Amount:
     return joined((*a, *b))
 
 
-def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Sorted, with intervals that touch joined. Overlapping ones are cut where they overlap, and the
-    part that is there n times stands n times: a sum taken twice must stay visible."""
+def joined(intervals: Iterable[Interval], without: Iterable[Interval] = ()) -> tuple[Interval, ...]:
+    """Sorted, with intervals that touch joined, less as many of `without`. Overlapping ones are cut where they overlap,
+    and the part that is there n times stands n times: a sum taken twice must stay visible."""
     marks: dict[int, int] = {}
-    for i in intervals:
-        marks[i.start] = marks.get(i.start, 0) + 1
-        marks[i.stop] = marks.get(i.stop, 0) - 1
+    for sign, some in ((1, intervals), (-1, without)):
+        for i in some:
+            marks[i.start] = marks.get(i.start, 0) + sign
+            marks[i.stop] = marks.get(i.stop, 0) - sign
     out: list[Interval] = []
     depth, begin = 0, 0
     for at in sorted(marks):

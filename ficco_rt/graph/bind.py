@@ -24,6 +24,7 @@ from .evaluate import (
     base_scope,
     compile_condition,
     compile_expr,
+    nodes_of,
     number,
     refuse,
     show,
@@ -134,17 +135,7 @@ def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0
 
 def names_in(e: object) -> set[str]:
     """Names that an expression uses, bound ones included (harmless: they are then looked up early)."""
-    found: set[str] = set()
-    todo = [e]
-    while todo:
-        x = todo.pop()
-        if isinstance(x, n.Name):
-            found.add(x.id)
-        elif isinstance(x, tuple):
-            todo.extend(x)
-        elif hasattr(x, "__dataclass_fields__") and not isinstance(x, Span):
-            todo.extend(getattr(x, f) for f in x.__dataclass_fields__)
-    return found
+    return {x.id for x in nodes_of(e) if isinstance(x, n.Name)}
 
 
 def build_tensors(
@@ -187,15 +178,9 @@ def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank:
     size = TYPES[dtype].bytes
     for i, extent in enumerate(shape):
         size *= extent
-        if extent < 0:
-            raise Mistake(
-                decl.shape[i].span, f"dimension {i} of {decl.name} is {extent} on rank {rank}; sizes start at 1"
-            )
-        if extent > MOST_EXTENT:
-            raise Mistake(
-                decl.shape[i].span,
-                f"dimension {i} of {decl.name} is {extent} on rank {rank}; the largest is {MOST_EXTENT}",
-            )
+        if not 0 <= extent <= MOST_EXTENT:
+            limit = "sizes start at 1" if extent < 0 else f"the largest is {MOST_EXTENT}"
+            raise Mistake(decl.shape[i].span, f"dimension {i} of {decl.name} is {extent} on rank {rank}; {limit}")
     if size > MOST_BYTES:
         gib = 2**30
         raise Mistake(

@@ -124,7 +124,7 @@ class _Program:
 
     # -- mistakes
 
-    def _guard(self, span: Span, action: Callable[[], None]) -> None:
+    def _guard(self, span: Span, action: Callable[[], None], scope: Scope | None = None) -> None:
         """Run `action`; keep its mistake, once a statement."""
         if span in self._failed:
             return
@@ -132,7 +132,7 @@ class _Program:
             action()
         except Mistake as m:
             self._failed.add(span)
-            self.mistakes.append(m.diagnostic)
+            self.mistakes.append((m if scope is None else self._placed(m, scope)).diagnostic)
 
     # -- declarations
 
@@ -313,17 +313,7 @@ class _Program:
     def _guarded(self, span: Span, emit: Emit) -> Emit:
         """A mistake in the set of a loop, or in a condition, ends that loop only; the search for other mistakes goes
         on."""
-
-        def safe(scope: Scope) -> None:
-            if span in self._failed:
-                return
-            try:
-                emit(scope)
-            except Mistake as m:
-                self._failed.add(span)
-                self.mistakes.append(self._placed(m, scope).diagnostic)
-
-        return safe
+        return lambda scope: self._guard(span, lambda: emit(scope), scope)
 
     def _step(self, s: n.Step) -> Emit:
         name = s.binding.name

@@ -30,7 +30,7 @@ def difference(a: Terms, b: Terms) -> Terms:
     known = dict(b.products)
     products = []
     for term, intervals in a.products:
-        left = _subtract(intervals, known.get(term, ()))
+        left = joined(intervals, known.get(term, ()))
         if left:
             products.append((term, left))
     return Terms(inputs, tuple(products))
@@ -42,28 +42,12 @@ def elements(value: Terms) -> set[Element]:
     return factors | {e for e, _ in value.inputs}
 
 
-def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, ...]:
-    """Intervals of `a` without as many of `b`."""
-    marks: dict[int, int] = {}
-    for sign, intervals in ((1, a), (-1, b)):
-        for i in intervals:
-            marks[i.start] = marks.get(i.start, 0) + sign
-            marks[i.stop] = marks.get(i.stop, 0) - sign
-    out: list[Interval] = []
-    depth, begin = 0, 0
-    for at in sorted(marks):
-        if depth > 0:
-            out.extend([Interval(begin, at)] * depth)
-        depth, begin = depth + marks[at], at
-    return joined(out)
-
-
 def twice(value: Terms) -> Terms:
     """The terms that are there more than once, once each."""
     inputs = tuple((e, 1) for e, n in value.inputs if n > 1)
     products = []
     for term, intervals in value.products:
-        again = _subtract(intervals, _covered(intervals))
+        again = joined(intervals, _covered(intervals))
         if again:
             products.append((term, _covered(again)))
     return Terms(inputs, tuple(products))

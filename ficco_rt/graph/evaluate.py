@@ -7,7 +7,7 @@ one dictionary look-up.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -328,17 +328,21 @@ def _check_length(members: Sequence[Value], scope: Scope, span: Span, cost: int 
     scope[STEPS].spend(len(members) * cost, span)
 
 
-def size(e: object) -> int:
-    """Nodes of a piece of the syntax tree: what it costs to evaluate it once."""
-    count, todo = 0, [e]
+def nodes_of(e: object) -> Iterator[object]:
+    """The nodes of a piece of the syntax tree."""
+    todo = [e]
     while todo:
         x = todo.pop()
         if isinstance(x, tuple):
             todo.extend(x)
         elif hasattr(x, "__dataclass_fields__") and not isinstance(x, Span):
-            count += 1
+            yield x
             todo.extend(getattr(x, f) for f in x.__dataclass_fields__)
-    return count
+
+
+def size(e: object) -> int:
+    """What it costs to evaluate a piece of the syntax tree once: its nodes."""
+    return sum(1 for _ in nodes_of(e))
 
 
 def _item(e: n.Item) -> Function:

@@ -8,15 +8,17 @@ An op is a body, which says what is done, and a `Where`. Plans hold the same bod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from itertools import groupby
+from typing import Literal, TypeAlias, TypeVar
 
 from ficco_dsl.diagnostics import Span
 
 from ..geometry.region import Region
 from ..types import Dtype, holds
 
+T = TypeVar("T")
 Engine: TypeAlias = Literal["copy", "sm", "nccl"]
 Priority: TypeAlias = Literal["high", "normal", "low"]
 Hazard: TypeAlias = Literal["read after write", "write after read", "write after write"]
@@ -203,20 +205,17 @@ class Collective(Body):
         return (self.dst,) if self.dst.elements else ()
 
 
-class Called(Protocol):
-    """A call of the vendor's library, of a graph, a plan or a device plan."""
+def by_call(items: Iterable[T], body: Callable[[T], Body]) -> Iterator[list[T]]:
+    """Items one by one, by their bodies; the calls of a collective, which stand next to each other, at once."""
 
-    @property
-    def kind(self) -> CallKind: ...
+    def group(item: T) -> object:
+        call = body(item)
+        return call.group if isinstance(call, Collective) else object()
 
-    @property
-    def by(self) -> int: ...
-
-    @property
-    def writes(self) -> tuple[Region, ...]: ...
+    return (list(members) for _, members in groupby(items, group))
 
 
-def heard(call: Called, rank: int, ranks: int) -> Sequence[int]:
+def heard(call: Collective, rank: int, ranks: int) -> Sequence[int]:
     """The ranks whose calls have begun when this rank's call ends. NOTE a library may buffer what is sent: of the rank
     that it sends to, a send_recv knows nothing."""
     if call.kind != "send_recv":

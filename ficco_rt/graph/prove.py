@@ -114,28 +114,19 @@ class Proof:
 
     def run(self) -> None:
         """Push the values through every step."""
-        steps = self.steps
-        i = 0
-        while i < len(steps):
-            step = steps[i]
+        begun = 0
+        for members in ir.by_call(self.steps, lambda step: step.body):
+            step, body = members[0], members[0].body
             if len(self.mistakes) >= MOST_MISTAKES:
                 return
-            self.algebra.origin = step.origin
-            self.at = i
-            body = step.body
+            self.algebra.origin, self.at = step.origin, begun
+            begun += len(members)
             if isinstance(body, ir.Collective):
-                members = [(step, body)]
-                while i + 1 < len(steps) and isinstance(other := steps[i + 1].body, ir.Collective):
-                    if other.group != body.group:
-                        break
-                    members.append((steps[i + 1], other))
-                    i += 1
-                self._collective(members)
-            else:
-                values = kind_of(body).values(body, self.algebra, partial(self._read, step))
-                for region, pieces in zip(body.writes, values, strict=True):
-                    self._write(region, pieces, step)
-            i += 1
+                self._collective([(s, s.body) for s in members if isinstance(s.body, ir.Collective)])
+                continue
+            values = kind_of(body).values(body, self.algebra, partial(self._read, step))
+            for region, pieces in zip(body.writes, values, strict=True):
+                self._write(region, pieces, step)
 
     # -- tensors
 

@@ -17,7 +17,7 @@ Values are interned: equal values are one object within an `Algebra`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -202,13 +202,13 @@ class Algebra:
                 axis, offset = axes[c.axis]
                 return Coordinate(axis, c.offset + offset)
 
-            found = self._moved[key] = self._make(
-                [(tuple(map(coordinate, index)), bag) for index, bag in value.inputs],
-                [(tuple(map(coordinate, index)), bag) for index, bag in value.products],
-                value.opaque,
-                value.rounded,
-            )
+            found = self._moved[key] = self._at(value, lambda index: tuple(map(coordinate, index)))
         return found
+
+    def _at(self, value: Sum, place: Callable[[Index], Index]) -> Sum:
+        """`value`, each group at another index."""
+        inputs, products = ([(place(index), bag) for index, bag in groups] for groups in (value.inputs, value.products))
+        return self._make(inputs, products, value.opaque, value.rounded)
 
     def unfixed(self, value: Sum, box: Box) -> Sum:
         """`value`, whose box is one element wide somewhere, with fixed coordinates written as x[axis] + offset over
@@ -227,12 +227,7 @@ class Algebra:
                 out.append(c)
             return tuple(reversed(out))
 
-        return self._make(
-            [(freed(index), bag) for index, bag in value.inputs],
-            [(freed(index), bag) for index, bag in value.products],
-            value.opaque,
-            value.rounded,
-        )
+        return self._at(value, freed)
 
     # -- types
 

@@ -25,10 +25,8 @@ class Toucher:
     origin: Span
     what: str  # for people
     run: int = 0
-    order: tuple[int, int] = (
-        0,
-        0,
-    )  # where it stands in the meaning: of conflicting accesses of a run the earlier first
+    # where it stands in the meaning: of conflicting accesses of a run the earlier first
+    order: tuple[int, int] = (0, 0)
 
     def known(self, clock: Clock, by: Toucher) -> bool:
         """Whether `by`, which knows `clock`, begins after this has ended."""
@@ -96,19 +94,22 @@ class Ledger:
 
     def read(self, region: Region, clock: Clock, me: Toucher) -> None:
         cells = self._cells.get((region.tensor, region.rank))
-        if cells is None:
-            return
-        made = region.tensor in self._made
+        if cells is not None:
+            made = region.tensor in self._made
+            self._renew(cells, region, me, lambda cell, box: self._read(cell, region, box, clock, me, made))
+
+    def _renew(self, cells: BoxMap[_Cell], region: Region, me: Toucher, new: Callable[[_Cell, Box], _Cell]) -> None:
+        """One new cell for each old one, so that equal neighbours stay joined."""
         for box in region.boxes:
             renewed: dict[_Cell, _Cell] = {}
 
-            def read(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
-                new = renewed.get(cell)
-                if new is None:
-                    new = renewed[cell] = self._read(cell, region, box, clock, me, made)
-                return new
+            def renew(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
+                made = renewed.get(cell)
+                if made is None:
+                    made = renewed[cell] = new(cell, box)
+                return made
 
-            self._left.spend(cells.update(box, read), me.origin)
+            self._left.spend(cells.update(box, renew), me.origin)
 
     def _read(self, cell: _Cell, region: Region, box: Box, clock: Clock, me: Toucher, made: bool) -> _Cell:
         if cell.writer is not None:
@@ -145,18 +146,8 @@ class Ledger:
         """What may read and write the elements, beside others that touch them in the same run. They count as touched,
         not as written; the `last` ones leave no trace."""
         cells = self._cells.get((region.tensor, region.rank))
-        if cells is None:
-            return
-        for box in region.boxes:
-            renewed: dict[_Cell, _Cell] = {}
-
-            def touch(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
-                new = renewed.get(cell)
-                if new is None:
-                    new = renewed[cell] = self._touch(cell, region, box, clock, me, last)
-                return new
-
-            self._left.spend(cells.update(box, touch), me.origin)
+        if cells is not None:
+            self._renew(cells, region, me, lambda cell, box: self._touch(cell, region, box, clock, me, last))
 
     def _touch(self, cell: _Cell, region: Region, box: Box, clock: Clock, me: Toucher, last: bool) -> _Cell:
         if cell.writer is not None and cell.writer.run != me.run:

@@ -107,24 +107,15 @@ class _Synchroniser:
             self.users[i] += FOREVER
 
     def run(self) -> Draft:
-        ops, order = self.graph.ops, self.draft.order
-        i = 0
-        while i < len(order):
-            v = order[i]
-            op = ops[v]
-            if isinstance(call := op.body, ir.Collective):
-                group = [v]
-                while i + 1 < len(order) and isinstance(n := ops[order[i + 1]].body, ir.Collective):
-                    if n.group != call.group:
-                        break
-                    i += 1
-                    group.append(order[i])
+        ops = self.graph.ops
+        for group in ir.by_call(self.draft.order, lambda v: ops[v].body):
+            v = group[0]
+            if isinstance(ops[v].body, ir.Collective):
                 self._collective(group)
             elif (key := self.draft.launch_of[v]) is not None:
                 self._work(v, key)
             else:
                 self._single(v)
-            i += 1
         return numbered(replace(self.draft, orders=tuple(self.orders)), self.needs)
 
     def _awaited(self) -> set[int]:
@@ -205,13 +196,16 @@ class _Synchroniser:
 
     def _single(self, v: int) -> None:
         s = self.draft.stream_of[v]
-        candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
-        ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
-        clock = self._wait(v, self.clocks[s], candidates, ends)
-        self.clocks[s] = clock
+        self.clocks[s] = clock = self._begun(v, s)
         self.length[s] += 1
         self._keep(v, _Stamp(clock, s, self.length[s]))
         self._release(v)
+
+    def _begun(self, v: int, s: int) -> Clock:
+        """What v, an op by itself, knows at its start on stream s."""
+        candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
+        ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
+        return self._wait(v, self.clocks[s], candidates, ends)
 
     def _wait(
         self, v: int, clock: Clock, candidates: dict[int, _Stamp], ends: dict[int, _Stamp], launch: bool = False
@@ -241,9 +235,7 @@ class _Synchroniser:
         begun: dict[int, Clock] = {}
         for v in group:
             s = self.draft.stream_of[v]
-            candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
-            ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
-            begun[self.graph.ops[v].where.rank] = self._wait(v, self.clocks[s], candidates, ends).at(s, self.length[s])
+            begun[self.graph.ops[v].where.rank] = self._begun(v, s).at(s, self.length[s])
         together = reduce(Clock.join, begun.values())
         for v in group:
             s, call = self.draft.stream_of[v], self.graph.ops[v].body

@@ -70,9 +70,7 @@ def _command(c: Command) -> Iterator[str]:
                 return
             yield f"{head} streamed"
             for work in c.works:
-                waits = "".join(f" wait flag {f}" for f in work.waits)
-                signals = "".join(f" signal flag {f}" for f in work.signals)
-                yield f"  {work_text(work)}{waits}{signals}"
+                yield f"  {work_text(work)}{flags_text(work)}"
         case CollectiveCall():
             yield f"{body_text(c)} group {c.group}  :{c.origin.line}"
         case Record():
@@ -83,6 +81,11 @@ def _command(c: Command) -> Iterator[str]:
             yield f"signal flag {c.flag}"
         case WaitFlag():
             yield f"wait flag {c.flag}"
+
+
+def flags_text(work: Work) -> str:
+    """The flags that order a work of a streamed launch."""
+    return "".join([*(f" wait flag {flag}" for flag in work.waits), *(f" signal flag {flag}" for flag in work.signals)])
 
 
 def work_text(work: Work) -> str:

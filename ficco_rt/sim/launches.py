@@ -5,48 +5,15 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..device.ir import DeviceLaunch, EventName
-from ..errors import Span
+from ..device.ir import DeviceLaunch
 from ..graph.ir import Gemm
 from ..machine.cost import drifted, slowed
-from ..machine.model import Machine
 from ..trace.model import TraceSpan, launch_label
-from .prices import PieceOfK, Price, Prices, TileGroups
-from .sharing import Sharing, Supply
+from .clock import VirtualClock
+from .prices import PieceOfK, Price, TileGroups
+from .sharing import Supply
 from .streams import Signal, SimStream
-
-
-class LaunchClock(Protocol):
-    """What a launch needs of the virtual clock."""
-
-    now: float
-    machine: Machine
-    prices: Prices
-    sharing: Sharing
-    flags: dict[int, int]
-    waiting: dict[Signal, list[Callable[[], None]]]
-    multiplied: dict[int, float]  # µs, by rank
-    calls: set[int]
-    spans: list[TraceSpan]
-
-    def at(self, time: float, action: Callable[[], None]) -> None: ...
-
-    def seen(self, signal: Signal, rank: int, delay: float = 0.0) -> float | None: ...
-
-    def lift(self, signal: Signal, of: EventName | int, time: float, by: SimStream) -> None: ...
-
-    def wait(
-        self,
-        stream: SimStream,
-        stage: str,
-        place: Span | None,
-        signals: Sequence[Signal],
-        start: float,
-        stop: float,
-        ops: tuple[int, ...],
-    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -67,7 +34,7 @@ class LaunchRun:
     """One launch that runs. `free`: when its stream was free for it; `done` is called at its end."""
 
     def __init__(
-        self, clock: LaunchClock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
+        self, clock: VirtualClock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
     ) -> None:
         self.clock, self.stream, self.launch, self.done = clock, stream, launch, done
         merged = launch.config.merged or tuple((i,) for i in range(len(launch.works)))

@@ -172,18 +172,12 @@ class Prices:
         """The memory of the own rank, and the links to other ranks that are read or written, of which a kernel reaches
         `share`."""
         uses: dict[Supply, float] = defaultdict(float)
-        for region in reads:
-            self._add(uses, region.rank, rank, self.size(region), share)
-        for region in writes:
-            self._add(uses, rank, region.rank, self.size(region), share)
+        for src, dst, region in (*((r.rank, rank, r) for r in reads), *((rank, r.rank, r) for r in writes)):
+            size = self.size(region)
+            moved = {src: float(size)} if src == dst else self.moved(src, dst, size, share)
+            for supply, amount in moved.items():
+                uses[supply] += amount
         return uses
-
-    def _add(self, uses: dict[Supply, float], src: int, dst: int, size: int, share: float) -> None:
-        if src == dst:
-            uses[src] += size
-            return
-        for supply, amount in self.moved(src, dst, size, share).items():
-            uses[supply] += amount
 
     def _alike(self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, parts: int) -> Price:
         """A product's price, which is that of all products of its sizes and its kernel that stand elsewhere in their

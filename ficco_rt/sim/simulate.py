@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from typing import Literal, TypeAlias, cast, get_args
 
 from ..device.build import layout_of, modelled
@@ -20,23 +18,20 @@ from ..device.ir import (
     ChangeWords,
     CopyMemory,
     DeviceLaunch,
-    EventName,
     LaunchKernel,
     Move,
     Placement,
     RecordEvent,
 )
-from ..errors import PlanError, Span, UsageError
+from ..errors import PlanError, UsageError
 from ..geometry.region import peer_of, way
-from ..graph.budget import MODELLED, SHARED, Budget, without_collection
-from ..machine.cost import overheads
+from ..graph.budget import MODELLED, Budget, without_collection
 from ..machine.model import Machine
-from ..plan.ir import CollectiveCall, Plan
+from ..plan.ir import Plan
 from ..trace.model import Lane, SpanKind, Trace, TraceSpan
+from .clock import VirtualClock
 from .launches import LaunchRun
-from .prices import Prices
-from .sharing import Sharing
-from .streams import Raised, Signal, SimStream, streams_of
+from .streams import Signal, SimStream, streams_of
 
 SimulatedMode: TypeAlias = Literal["streams", "graph"]
 
@@ -53,7 +48,7 @@ def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> T
     """What would happen when, with a device for each rank, run on streams or as a graph for each device. The plan must
     have passed its check: whatever waits is signalled."""
     with without_collection():
-        clock = _VirtualClock(plan, machine, mode)
+        clock = _StreamClock(plan, machine, mode)
         clock.run()
         return Trace(
             schedule=plan.schedule,
@@ -65,84 +60,21 @@ def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> T
         )
 
 
-class _VirtualClock:
+class _StreamClock(VirtualClock):
+    """Takes the streams from action to action."""
+
     def __init__(self, plan: Plan, machine: Machine, mode: SimulatedMode) -> None:
         layout = layout_of(plan, machine.device, Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
         made = modelled(layout, mode)
-        self.machine, self.overheads = machine, overheads(machine.device)
-        self.launches, self.words = made.launches, made.words
-        self.flags = {word.flag: i for i, word in enumerate(made.words) if word.flag is not None}
-        self.calls: set[int] = {command.op for _, command in plan.commands() if isinstance(command, CollectiveCall)}
-        self.prices = Prices(
-            machine, {t.name: t.dtype for t in plan.tensors}, {t.name for t in plan.tensors if t.kind == "input"}
-        )
-        self.spans: list[TraceSpan] = []
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self.now = 0.0
-        self.counter = count()  # events of one time happen as they were made
-        self.raised: dict[Signal, Raised] = {}
-        self.waiting: dict[Signal, list[Callable[[], None]]] = {}
-        self.heard: dict[SimStream, Raised] = {}  # what a side stream waited for last
+        super().__init__(plan, made, machine)
+        self.launches = made.launches
         self.passed: set[SimStream] = set()  # which have waited, since their last copy, for what had come already
         self.behind: dict[SimStream, float] = {}  # until when what a stream does next stands right behind a copy
-        budget = Budget(SHARED, PlanError)
-        place = next((command.origin for _, command in plan.commands()), Span("", 1, 1, 1, 1))
-        Budget(MODELLED, PlanError).spend(sum(1 for _ in plan.parts()), place)
-        self.sharing = Sharing(
-            self.prices.limit, machine.device.sms, self.at, self.overheads.beside, lambda n: budget.spend(n, place)
-        )
-        self.multiplied: dict[int, float] = {}  # by rank: µs of products, which slow a device down
+        Budget(MODELLED, PlanError).spend(sum(1 for _ in plan.parts()), plan.origin)
         for stream in streams_of(made):
             self.later(stream, 0, self.overheads.frame)
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
-        heappush(self.events, (time, next(self.counter), action))
-
-    def run(self) -> None:
-        while self.events:
-            self.now, _, action = heappop(self.events)
-            action()
-
-    # ---- signals
-
-    def seen(self, signal: Signal, rank: int, delay: float = 0.0) -> float | None:
-        """When `rank` sees the signal up, on the same rank after `delay`; None while nothing has raised it."""
-        raised = self.raised.get(signal)
-        if raised is None:
-            return None
-        return raised.time + (delay if raised.rank == rank else self.machine.between(raised.rank, rank).signal_time)
-
-    def lift(self, signal: Signal, of: EventName | int, time: float, by: SimStream) -> None:
-        """Raise the signal: a word, or a record of an event."""
-        if by.name.kind == "wait":  # an event of a side stream tells the signal that the side stream has waited for
-            _, _, of, origin = self.heard[by]
-            self.raised[signal] = Raised(time, by.rank, of, origin)
-        else:
-            self.raised[signal] = Raised(time, by.rank, of, by)
-        for action in self.waiting.pop(signal, ()):
-            action()
-
-    def wait(
-        self,
-        stream: SimStream,
-        stage: str,
-        place: Span | None,
-        signals: Sequence[Signal],
-        start: float,
-        stop: float,
-        ops: tuple[int, ...] = (),
-    ) -> None:
-        """Record a wait of a stage. It ended when the last of its signals was seen."""
-        last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
-        what = str(last.of) if isinstance(last.of, EventName) else self.words[last.of].purpose
-        label = f"waits for {what} of rank {last.by.rank} stream {last.by.label}"
-        where = "" if place is None else place.place
-        waited = stop - start if ops else 0.0
-        number = stream.name.number
-        span = TraceSpan(stream.rank, number, "wait", label, stage, start, stop, where, ops=ops, waited=waited)
-        self.spans.append(span)
-
-    # ---- a stream, from action to action; `now` is when it is free
+    # ---- `now` is when the stream is free
 
     def proceed(self, stream: SimStream, position: int, now: float) -> None:
         while position < len(stream.actions):

@@ -22,9 +22,9 @@ from ficco_rt.device.ir import (
     DevicePlan,
     EventName,
     LaunchGraph,
+    Manner,
     Mode,
     StreamName,
-    issued,
 )
 from tests.interpreter.machine import (
     Cell,
@@ -333,8 +333,7 @@ class Trial:
                 continue
             if action.stream not in queues:
                 raise Harm(f"{action.stream} takes no part in the callers' graph")
-            manner = {"behind": True, "timed": False, "others": True, "replays": True}
-            if not issued(action.when, **manner):
+            if not Manner(True, behind=True, timed=False, others=True, replays=True).takes(action.when):
                 continue
             if isinstance(action, LaunchGraph):
                 if action.device not in host.devices:
@@ -356,7 +355,7 @@ def part_of(
     if key not in kept:
         plan = program.plan
         frame = plan.called if called else plan.own
-        manner = {"behind": behind, "timed": timed, "others": others, "replays": replays}
+        manner = Manner(called, behind, timed, others, replays)
 
         def mine(actions: Iterable[Action], *, framed: bool) -> list[tuple[StreamName, Action]]:
             return [
@@ -364,7 +363,7 @@ def part_of(
                 for a in actions
                 if program.device(a.stream) in host.devices
                 and (called or a.stream.kind != "caller")
-                and (not framed or isinstance(a, CallCollective) or issued(a.when, **manner))
+                and (not framed or isinstance(a, CallCollective) or manner.takes(a.when))
             ]
 
         body = [] if plan.mode in GRAPHS else mine(plan.body, framed=False)

@@ -14,7 +14,6 @@ import pytest
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.ir import AwaitEvent, ChangeWords, LaunchGraph, Meet, RecordEvent, ResetWords
 from ficco_rt.device.run_plan import CopyBatch, CopyRows, CopyRun, CopyWord, Issued, Launch, RunPlan, expected
-from ficco_rt.device.run_rules import checked
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import UsageError
 from ficco_rt.exec.executor import Executor
@@ -23,6 +22,7 @@ from ficco_rt.types import numpy_dtype
 from tests import cases
 from tests.mock.standin import StandIn
 from tests.mock.test_callers_graphs import captured
+from tests.unit.run_rules import checked
 
 NAMES = {
     RecordEvent: "EventRecord",

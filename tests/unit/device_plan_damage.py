@@ -21,6 +21,7 @@ from ficco_rt.device.ir import (
     StreamName,
     WordChange,
 )
+from ficco_rt.geometry.cells import part
 from ficco_rt.geometry.region import Region
 from ficco_rt.kernels.families import configure
 from ficco_rt.kernels.family import LaunchRequest
@@ -107,8 +108,12 @@ def with_words(*words: int) -> Damage:
     return batched(lambda batch: replace(batch, words=words))
 
 
-def twice(batch: CopyMemory) -> CopyMemory:
-    return replace(batch, moves=(*batch.moves, replace(batch.moves[0], op=-1)))
+def overlapping(batch: CopyMemory) -> CopyMemory:
+    """Two halves of its copy go to the place of the first one."""
+    (move,) = batch.moves
+    first, second = (part(move.src, rows, rows + 32) for rows in (0, 32))
+    place = part(move.dst, 0, 32)
+    return replace(batch, moves=(replace(move, dst=place, src=first), replace(move, dst=place, src=second)))
 
 
 def waiting_for(n: int, word: int) -> Damage:

@@ -47,10 +47,10 @@ from ficco_rt.device.run_plan import (
     expected,
     frame_actions,
 )
-from ficco_rt.device.run_rules import checked
 from ficco_rt.errors import InternalError
 from ficco_rt.machine.profiles import profile
 from tests import cases
+from tests.unit.run_rules import checked
 
 Placed = tuple[tuple[int, ...], tuple[int, ...]]
 DOUBLE = "gemm_rs/oneshot"  # whose runs take two sets by turns, in two processes

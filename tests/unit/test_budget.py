@@ -51,7 +51,7 @@ PAYS = (  # a kind of budget, where it is spent, a program with more than three 
     ("WORDS", "device.words", CALLS, RUN, "the devices of the plan need more than 3 words"),
     ("NODES", "device.sequence", COPIES, PLAN, "the check of the device plan has more than 3 actions"),
     ("ACTIONS", "device.build", COPIES, RUN, "a run of the plan is more than 3 driver calls"),
-    ("SHARED", "sim.simulate", MEETING, RUN, "the copies of the plan change each other's rates more than 3 times"),
+    ("SHARED", "sim.clock", MEETING, RUN, "the copies of the plan change each other's rates more than 3 times"),
 )
 
 

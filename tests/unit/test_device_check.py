@@ -49,7 +49,6 @@ from tests.unit.device_plan_damage import (
     openings,
     start_first,
     streamed,
-    twice,
     unchained,
     waiting_for,
     with_words,
@@ -122,7 +121,6 @@ KERNEL = "sm90_gemm_64x64_c1_bf16_bf16_nn"
 AGAIN = "compile the schedule again (ficco-run --emit device-plan-json)"
 OTHER = f"{KERNEL}: its works on NVIDIA H200 ask for another launch; {AGAIN}"
 LAUNCH, COPY = "Launch on rank 0 stream compute", "CopyAsync on rank 0 stream dma"
-COPIED = "G@1[64:128, 0:128] <- A@0[64:128, 0:128]"
 RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
     (
         "version",
@@ -361,24 +359,17 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
     ),
     (
         "batch in a graph",
-        rules.batches_have_no_order,
+        rules.batches_fit,
         "graph",
         changed(CopyMemory, batch=True),
         f"{COPY}: a batch of copies where there are none",
     ),
     (
         "no batch",
-        rules.batches_have_no_order,
+        rules.batches_fit,
         "gather",
         batched(lambda batch: replace(batch, batch=False)),
         f"{COPY}: 1 copies and 1 words that are no batch",
-    ),
-    (
-        "batch needs order",
-        rules.batches_have_no_order,
-        "gather",
-        batched(twice),
-        f"{COPY}: a batch holds {COPIED} and {COPIED}, which need an order",
     ),
     (
         "copied word here",
@@ -545,7 +536,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
     ),
     (
         "a priority of its own",
-        rules.library_calls_are_the_works,
+        rules.library_calls_know_no_flags,
         "library",
         lambda p: replace(p, launches=(replace(p.launches[0], priority="high"), *p.launches[1:])),
         "vendor_gemm knows no flags, no early start and no priority of its own",

@@ -28,12 +28,14 @@ from ficco_rt.machine.profiles import profile
 from tests import cases
 from tests.unit.device_plan_damage import (
     Damage,
+    batched,
     begun_at_once,
     circle,
     completionless,
     crowded,
     dropped,
     late_entries,
+    overlapping,
     semaphoreless,
     taken_first,
     told_too_early,
@@ -55,6 +57,13 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "relay",
         without(AwaitEvent, "begin", "called"),
         "deadlock: stream 2 waits for word 9 (flag 5)",
+    ),
+    (
+        "members of a batch that need an order",
+        "gather",
+        batched(overlapping),
+        f"race on G@1 rows 64–95, columns 0–127: {COPY} (stream 0) writes it, {COPY} (stream 0) writes it, "
+        "and nothing orders the two",
     ),
     (
         "callers do not wait",

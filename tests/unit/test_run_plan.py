@@ -9,13 +9,13 @@ import pytest
 
 from ficco_rt.device.ir import CopyMemory, Manner, Mode
 from ficco_rt.device.run_plan import CopyBatch, CopyRows, Issued, expected, first_runs
-from ficco_rt.device.run_rules import checked
 from ficco_rt.errors import InternalError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.unit import run_plan_mutants
 from tests.unit.run_plan_mutants import DOUBLE, PLACED, plan, run_plans
+from tests.unit.run_rules import checked
 
 
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(cases.SCHEDULES)))

@@ -12,11 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InternalError
-from ..geometry.region import Region
-from ..kernels.meet import MOST
-from ..types import TYPES
-from .ir import (
+from ficco_rt.device.ir import (
     GRAPHS,
     Action,
     CallCollective,
@@ -30,8 +26,8 @@ from .ir import (
     ResetWords,
     StreamName,
 )
-from .rooms import gates
-from .run_plan import (
+from ficco_rt.device.rooms import gates
+from ficco_rt.device.run_plan import (
     Call,
     CopyBatch,
     CopyRows,
@@ -45,6 +41,10 @@ from .run_plan import (
     Together,
     usual_context,
 )
+from ficco_rt.errors import InternalError
+from ficco_rt.geometry.region import Region
+from ficco_rt.kernels.meet import MOST
+from ficco_rt.types import TYPES
 
 Elements: TypeAlias = npt.NDArray[np.int64]  # by side, or of one
 Rule: TypeAlias = Callable[[RunPlan], Iterator[str]]
