@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..types import ACCUMULATOR
+from ..types import TYPES
 from .family import Encode, KernelConfig, LaunchRequest, Tables
 from .gemm import ALIGNMENT, MatrixGemm, gemm_of
 from .occupancy import Limits, at_once
@@ -67,10 +67,10 @@ def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> 
     """Why one launch of such a kernel cannot make these works; None if it can. `longest`: the most bytes that a stored
     row may have."""
     dtype, out_dtype = signature.dtype, signature.out_dtype
-    if out_dtype not in (dtype, ACCUMULATOR):
+    if out_dtype not in (dtype, TYPES[dtype].accumulator):
         return f"operands are {dtype}, the output {out_dtype}"
     reasons = (_refusal(w, signature, longest) for w in works)
-    others = (a.dtype for w in works for a in w.addends if a.dtype not in (dtype, ACCUMULATOR))
+    others = (a.dtype for w in works for a in w.addends if a.dtype not in (dtype, TYPES[dtype].accumulator))
     return next((reason for reason in reasons if reason is not None), None) or next(
         (f"operands are {dtype}, an addend is {other}" for other in others), None
     )

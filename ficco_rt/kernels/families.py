@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..errors import UsageError
 from ..machine.model import Device
+from ..types import TYPES
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
 from .naive import cost as naive_cost
@@ -20,7 +21,7 @@ from .sm90.family import SM90
 from .target import compute_capability
 from .user import USER
 from .vendor import VENDOR
-from .works import Work
+from .works import Copy, Work
 
 FAMILIES: tuple[Family, ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for
 NAMED: tuple[Family, ...] = (*FAMILIES, VENDOR)  # whose kernels plans name for products
@@ -99,6 +100,12 @@ def aligned(configs: Iterable[KernelConfig], works: Sequence[Work]) -> bool:
     """Whether tensors lie in memory as the launches of these works need it. If not, `plain` launches do the works."""
     needed = max((c.alignment for c in configs), default=1)
     return all(view.address % needed == 0 for w in works for view in w.views)
+
+
+def unread(config: KernelConfig, works: Sequence[Work]) -> str | None:
+    """A type of these works that the source of a configured launch does not know; None: it knows all."""
+    views = (v for w in works if config.family == NAIVE.name and not isinstance(w, Copy) for v in w.views)
+    return next((v.dtype for v in views if TYPES[v.dtype].number is None), None)
 
 
 def plain(request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:

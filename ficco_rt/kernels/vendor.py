@@ -166,6 +166,9 @@ def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
     the library does not make them, and behind a semicolon the way out. Pieces of rows and columns are products of their
     own; pieces of K add to what the output holds, which rounds it in between."""
     dtype, out_dtype, transposed = product.left.dtype, product.out.dtype, product.transposed
+    unknown = next((t for t in (dtype, out_dtype) if TYPES[t].blas is None), None)
+    if unknown is not None:
+        return f"it has no code for {unknown}; take tensors of another type"
     if product.scales:
         return "operands have scales"
     if product.addends:
