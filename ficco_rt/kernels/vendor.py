@@ -19,13 +19,12 @@ from . import tiles, vendor_cost
 from .family import (
     MOST_CLUSTER,
     Chosen,
-    Encode,
+    Family,
     GemmRequest,
     KernelConfig,
     LaunchRequest,
     Matmul,
     Operand,
-    Tables,
 )
 from .occupancy import Limits
 from .pace import Pace
@@ -52,17 +51,11 @@ class LibraryGemm:
     cluster: int = MOST_CLUSTER
 
 
-@dataclass(frozen=True, slots=True)
-class VendorLibrary:
-    name: str = "vendor"
-    source: str = ""
-    variants: tuple[LibraryGemm, ...] = (LibraryGemm(),)
+class VendorLibrary(Family[LibraryGemm]):
+    """What a call reads stands in `config.matmuls`."""
 
-    def serves(self, arch: str) -> bool:
-        return True
-
-    def footprints(self, limits: Limits) -> Sequence[Footprint]:
-        return ()
+    name = "vendor"
+    variants = (LibraryGemm(),)
 
     def fits(self, request: GemmRequest) -> str | None:
         found = _product(request.works, request.streamed)
@@ -134,14 +127,6 @@ class VendorLibrary:
             return Pace(groups=1, step=time / steps, start=start, whole_edges=False)
         step = 2.0 * m * n * tiles.DEPTH * device.sms / gemm_rate(device, dtype)
         return Pace(groups=config.wave, step=step, ends=_ENDS, shown=0.0, split=_SPLIT, whole_edges=False)
-
-    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
-        """None: what a call reads stands in `config.matmuls`."""
-
-        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
-            return []
-
-        return Tables(b"", 0, 0, arguments)
 
 
 def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:

@@ -10,7 +10,7 @@ from typing import Protocol
 from ..device.ir import DeviceLaunch, EventName
 from ..errors import Span
 from ..graph.ir import Gemm
-from ..machine.cost import drifted, slowed
+from ..machine.cost import slowed
 from ..machine.model import Machine
 from ..trace.model import TraceSpan, launch_label
 from .prices import PieceOfK, Price, Prices, TileGroups
@@ -178,7 +178,7 @@ class LaunchRun:
             about = self.groups.estimate(product.parts)
             slower = slowed(clock.machine.device, before, about)
             if self.drifts:  # as much as in its middle
-                slower *= drifted(clock.machine.device, self.groups.soonest + about / 2)
+                slower *= self.groups.kernel.drift.slower(self.groups.soonest + about / 2)
             taken = self.groups.take(number, product.parts, body.accumulate, slower)
             clock.multiplied[rank] = before + taken.busy
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin

@@ -9,14 +9,14 @@ from itertools import groupby
 from ...machine.model import Device
 from ...types import TYPES
 from .. import target
-from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..leaving import NO_ROOM, shapes
 from ..occupancy import Limits, Window, at_once, window
 from ..pace import Pace
 from ..room import Footprint, resident
 from ..works import Copy, Product, Sum, Work
 from . import tables
-from .cost import pace
+from .cost import pace, reached
 
 GEMM, REDUCE, COPY = "naive_gemm", "naive_reduce", "naive_copy"
 _STAGES = (1, 4)  # fewest and most: the kernel uses one; memory for more is asked for and not used
@@ -80,14 +80,13 @@ def _kind(work: Work) -> _WorkKind:
     return _WorkKind(COPY, ())
 
 
-@dataclass(frozen=True, slots=True)
-class Naive:
-    name: str = "naive"
-    source: str = "naive.cu"
-    variants: tuple[Plain, ...] = (PLAIN,)
+class Naive(Family[Plain]):
+    name = "naive"
+    source = "naive.cu"
+    variants = (PLAIN,)
 
-    def serves(self, arch: str) -> bool:
-        return True
+    def reached(self, device: Device, dtype: str) -> float:
+        return reached(device, dtype)
 
     def footprints(self, limits: Limits) -> Sequence[Footprint]:
         return [block_of(GEMM, limits, PLAIN.smem(_STAGES[0], "bf16"))]
