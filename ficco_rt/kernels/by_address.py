@@ -23,7 +23,7 @@ from .occupancy import Limits, Window, at_once, window
 from .room import Footprint, resident
 from .signature import Signature
 from .tile_table import Rows, SplitK, Table, count, table
-from .tiles import DEPTH, MatrixWork, common, depths_of
+from .tiles import DEPTH, MatrixWork, common, depths_of, pieces_of
 from .works import Work
 
 PARAMETER_BYTES = 112
@@ -113,11 +113,7 @@ def _refusal(work: MatrixWork, signature: Signature, longest: int) -> str | None
             return f"the {name} operand's address or pitch is no multiple of {ALIGNMENT} bytes"
         if matrix.pitch * size > longest:
             return f"a row of the {name} operand has {matrix.pitch * size} bytes, more than {longest}"
-    added = [a.operand for a in work.addends]
-    rows = common(work.left_columns if left_transposed else work.left_rows, work.out_rows, *(o.rows for o in added))
-    columns = common(
-        work.right_rows if right_transposed else work.right_columns, work.out_columns, *(o.columns for o in added)
-    )
+    rows, columns = pieces_of(work, signature.transposed)
     depths = common(*depths_of(work, left_transposed, right_transposed))
     starts = {
         "left": [piece[0] for piece in (rows if left_transposed else depths)],

@@ -163,10 +163,7 @@ def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
     work = tiles.work_of(product)
     if work is None:
         return "an operand's columns are not side by side"
-    left_m, right_n = (
-        work.left_columns if transposed[0] else work.left_rows,
-        work.right_rows if transposed[1] else work.right_columns,
-    )
+    left_m, right_n = tiles.outer_axes(work, transposed)
     rows, columns = tiles.common(left_m, work.out_rows), tiles.common(right_n, work.out_columns)
     depths = tiles.common(*tiles.depths_of(work, *transposed))
     if not (rows and columns and depths):
