@@ -1,4 +1,4 @@
-"""Element types: one row each, which every other place reads."""
+"""Element types: one row each, which every other place reads. What a type holds follows from its format."""
 
 from __future__ import annotations
 
@@ -12,64 +12,92 @@ if TYPE_CHECKING:
     import numpy as np
 
 Dtype: TypeAlias = Literal["bf16", "fp16", "fp32"]
-ACCUMULATOR: Dtype = "fp32"  # products and sums of every type are added up in it
+ACCUMULATOR: Dtype = "fp32"  # the type in which our kernels add up
 
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """One type of a tensor's elements."""
+    """One type of a tensor's elements: a sign, bits of exponent, and stored bits of mantissa, as IEEE 754 has them.
+
+    A code that is None does not exist: whoever needs it refuses the type (`driver/gpu/refused.py`, `coded`).
+    """
 
     name: str  # in the language
-    bytes: int
-    exact: int  # integers up to here are stored without rounding
     exponent: int  # bits, which make the range
-    unit_roundoff: float
+    mantissa: int  # bits, without the leading one
     numpy: str  # module and name of the type
     torch: str
-    dlpack: tuple[int, int]  # DLDataTypeCode, bits
     typestr: str  # of __cuda_array_interface__
-    number: int  # in the sources of the naive kernels
-    tensor_map: str  # what CUtensorMapDataType calls it
+    dlpack_code: int  # DLDataTypeCode
+    finite: bool = False  # no infinities, and one NaN of each sign: the largest exponent holds numbers, too
+    accumulator: Dtype = ACCUMULATOR  # products and sums of the type are added up in it
+    number: int | None = None  # in `src/naive.cu`
     half: int | None = None  # -DHALF of the tensor-core GEMMs for operands of it; None: they multiply none
+    tensor_map: str | None = None  # what CUtensorMapDataType calls it
+    nccl: int | None = None  # ncclDataType_t, of NCCL and of RCCL
+    blas: int | None = None  # cudaDataType, and hipDataType, whose numbers are the same
+
+    @property
+    def bytes(self) -> int:
+        return (1 + self.exponent + self.mantissa) // 8
+
+    @property
+    def exact(self) -> int:
+        """Integers up to here are stored without rounding."""
+        return 1 << (self.mantissa + 1)
+
+    @property
+    def unit_roundoff(self) -> float:
+        return 1 / self.exact
 
     @property
     def largest(self) -> float:
         """The largest number."""
-        return (2 - 2 / self.exact) * float(2 ** (2 ** (self.exponent - 1) - 1))
+        top = (1 << (self.exponent - 1)) - 1 + self.finite  # the exponent of numbers with the largest bits
+        return (self.exact - 1 - self.finite) * 2.0 ** (top - self.mantissa)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest number above zero, a subnormal one."""
+        return 2.0 ** (2 - (1 << (self.exponent - 1)) - self.mantissa)
+
+    @property
+    def dlpack(self) -> tuple[int, int]:
+        """DLDataTypeCode and bits."""
+        return self.dlpack_code, 8 * self.bytes
 
 
 ELEMENT_TYPES: tuple[ElementType, ...] = (
     ElementType(
-        name="bf16", bytes=2, exact=2**8, exponent=8, unit_roundoff=2**-8, numpy="ml_dtypes.bfloat16", torch="bfloat16",
-        dlpack=(4, 16), typestr="<V2", number=0, tensor_map="BFLOAT16", half=0,
+        name="bf16", exponent=8, mantissa=7, numpy="ml_dtypes.bfloat16", torch="bfloat16", typestr="<V2",
+        dlpack_code=4, number=0, half=0, tensor_map="BFLOAT16", nccl=9, blas=14,
     ),
     ElementType(
-        name="fp16", bytes=2, exact=2**11, exponent=5, unit_roundoff=2**-11, numpy="numpy.float16", torch="float16",
-        dlpack=(2, 16), typestr="<f2", number=1, tensor_map="FLOAT16", half=1,
+        name="fp16", exponent=5, mantissa=10, numpy="numpy.float16", torch="float16", typestr="<f2",
+        dlpack_code=2, number=1, half=1, tensor_map="FLOAT16", nccl=6, blas=2,
     ),
     ElementType(
-        name="fp32", bytes=4, exact=2**24, exponent=8, unit_roundoff=2**-24, numpy="numpy.float32", torch="float32",
-        dlpack=(2, 32), typestr="<f4", number=2, tensor_map="FLOAT32",
+        name="fp32", exponent=8, mantissa=23, numpy="numpy.float32", torch="float32", typestr="<f4",
+        dlpack_code=2, number=2, tensor_map="FLOAT32", nccl=7, blas=0,
     ),
 )  # fmt: skip
 
 TYPES: Mapping[str, ElementType] = {t.name: t for t in ELEMENT_TYPES}
-ITEM_BYTES: Mapping[str, int] = {t.name: t.bytes for t in ELEMENT_TYPES}
 
 
 def holds(wide: Dtype, narrow: Dtype) -> bool:
     """Does `wide` hold every number of `narrow`? bf16 and fp16 do not hold each other: one is coarser, the other ends
     at 65504."""
     a, b = TYPES[wide], TYPES[narrow]
-    return a.exact >= b.exact and a.exponent >= b.exponent
+    return a.mantissa >= b.mantissa and a.largest >= b.largest and a.smallest <= b.smallest
 
 
 def loss(wide: Dtype, narrow: Dtype) -> str:
     """What a number of type `wide` loses in `narrow`, for people."""
     a, b = TYPES[wide], TYPES[narrow]
     lost = [f"ends at {b.largest:.5g}"] if b.exponent < a.exponent else []
-    if b.exact < a.exact:
-        lost.append(f"keeps {b.exact.bit_length() - 1} binary digits of {a.exact.bit_length() - 1}")
+    if b.mantissa < a.mantissa:
+        lost.append(f"keeps {b.mantissa + 1} binary digits of {a.mantissa + 1}")
     return f"{narrow} {' and '.join(lost)}"
 
 

@@ -16,8 +16,6 @@ from ..report.wording import count, show_bytes
 from .console import Style, table
 from .messages import tell
 
-_INSTRUCTIONS = {"sm90": "wgmma, TMA", "sm80": "mma.sync, cp.async", "mfma": "MFMA"}
-_MADE_FOR = {"sm80": (8, 12)}  # generations that have no instructions for matrices but these
 _CONDITIONS = ("kernel", "dtype", "layout", "where", "engine", "pattern", "what", "beside", "mode")
 _COUNTS = ("senders", "terms", "row_pieces", "k_pieces", "sms", "seconds")
 
@@ -111,15 +109,13 @@ def record(machine: Machine) -> dict[str, Any]:
 
 def kernels(arch: str) -> str:
     """Which kernels multiply 16-bit types on an architecture, in words."""
-    from ..kernels.families import tensor_core_families
-    from ..kernels.target import compute_capability
+    from ..kernels.families import tensor_core_families, tuned
 
-    names = [family.name for family in tensor_core_families(arch)]
-    if not names:
+    families = tensor_core_families(arch)
+    if not families:
         return f"plain ones, right and slow: no kernel of ours uses matrix units of {arch}"
-    told = ", then ".join(f"{name} ({_INSTRUCTIONS[name]})" for name in names)
-    capability = compute_capability(arch)
-    if capability is not None and capability // 10 not in _MADE_FOR.get(names[0], (capability // 10,)):
+    told = ", then ".join(f"{family.name} ({family.instructions})" for family in families)
+    if not tuned(arch):
         told += f"; none is made for {arch}, so GEMMs of ours do not reach the rates below"
     return told
 

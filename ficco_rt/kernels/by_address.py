@@ -7,42 +7,68 @@ device memory with zeroed scratch after it, launch with `PackedLaunch.parameters
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from ..types import ACCUMULATOR
-from .family import Encode, KernelConfig, LaunchRequest, Tables
+from ..types import TYPES
+from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
 from .gemm import ALIGNMENT, MatrixGemm, gemm_of
-from .occupancy import Limits, at_once
-from .room import resident
+from .leaving import NO_ROOM, footprint, shapes
+from .occupancy import Limits, Window, at_once, window
+from .room import Footprint, resident
 from .signature import Signature
 from .tile_table import Rows, SplitK, Table, count, table
-from .tiles import MatrixWork, common, depths_of
+from .tiles import DEPTH, MatrixWork, common, depths_of, pieces_of
 from .works import Work
 
 PARAMETER_BYTES = 112
 
 
-class Variant(Protocol):
-    @property
-    def name(self) -> str: ...
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One compilation of a source, for a choice of tile."""
+
+    name: str
+    tile: tuple[int, int]  # rows, columns of a block's tile
+    grid: tuple[int, int]  # warps along them, all of which store
+    residency: int  # blocks that a multiprocessor's registers hold
+    step: int = DEPTH  # elements of K in a stage of the pipeline
+    lanes: ClassVar[int]  # of a warp
+    most_stages: ClassVar[int]
 
     @property
-    def tile(self) -> tuple[int, int]: ...
+    def cluster(self) -> int:
+        return 1
 
     @property
     def warps(self) -> int:
-        """Of a block; all of them store."""
+        return self.grid[0] * self.grid[1]
 
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        return self.lanes * self.warps
 
     @property
     def registers(self) -> int:
         """Of a thread, at most."""
+        raise NotImplementedError
+
+    def smem(self, stages: int) -> int:
+        """Dynamic shared memory of a block."""
+        return stages * 2 * self.step * sum(self.tile)
+
+    def stages(self, budget: int) -> int:
+        """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
+        return min(self.most_stages, budget // self.smem(1))
+
+    def options(self, signature: Signature, arch: str) -> tuple[str, ...]:
+        """What its source is compiled with."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +93,10 @@ def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> 
     """Why one launch of such a kernel cannot make these works; None if it can. `longest`: the most bytes that a stored
     row may have."""
     dtype, out_dtype = signature.dtype, signature.out_dtype
-    if out_dtype not in (dtype, ACCUMULATOR):
+    if out_dtype not in (dtype, TYPES[dtype].accumulator):
         return f"operands are {dtype}, the output {out_dtype}"
     reasons = (_refusal(w, signature, longest) for w in works)
-    others = (a.dtype for w in works for a in w.addends if a.dtype not in (dtype, ACCUMULATOR))
+    others = (a.dtype for w in works for a in w.addends if a.dtype not in (dtype, TYPES[dtype].accumulator))
     return next((reason for reason in reasons if reason is not None), None) or next(
         (f"operands are {dtype}, an addend is {other}" for other in others), None
     )
@@ -87,11 +113,7 @@ def _refusal(work: MatrixWork, signature: Signature, longest: int) -> str | None
             return f"the {name} operand's address or pitch is no multiple of {ALIGNMENT} bytes"
         if matrix.pitch * size > longest:
             return f"a row of the {name} operand has {matrix.pitch * size} bytes, more than {longest}"
-    added = [a.operand for a in work.addends]
-    rows = common(work.left_columns if left_transposed else work.left_rows, work.out_rows, *(o.rows for o in added))
-    columns = common(
-        work.right_rows if right_transposed else work.right_columns, work.out_columns, *(o.columns for o in added)
-    )
+    rows, columns = pieces_of(work, signature.transposed)
     depths = common(*depths_of(work, left_transposed, right_transposed))
     starts = {
         "left": [piece[0] for piece in (rows if left_transposed else depths)],
@@ -149,75 +171,148 @@ def _addend_rows(works: Sequence[MatrixWork]) -> Rows:
     return np.array([(m.address, m.pitch * item, item, 0) for m, item in items.items()], np.uint64)
 
 
+V = TypeVar("V", bound=Variant)
+
+
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """A variant with the source that it is compiled from."""
+class Way(Generic[V]):
+    """Blocks of a variant that are to share a multiprocessor, with `least` to `most` bytes of shared memory each."""
 
-    family: str
-    source: str
-    options: tuple[str, ...]
-    variant: Variant
+    variant: V
+    residency: int
+    least: int
+    most: int
 
-
-def wave(variant: Variant, smem: int, sms: int, limits: Limits) -> int:
-    """Blocks with so much shared memory that are at work at once."""
-    return at_once(sms, resident(variant.threads, variant.registers, smem, limits), limits)
-
-
-def configure(
-    compiled: Compiled,
-    gemm: MatrixGemm,
-    request: LaunchRequest,
-    limits: Limits,
-    *,
-    stages: int,
-    smem: int,
-    tail_splits: int,
-) -> KernelConfig:
-    v, signature = compiled.variant, gemm.signature
-    fitting = resident(v.threads, v.registers, smem, limits)
-    blocks = wave(v, smem, request.sms, limits)
-    split_k = SplitK(tail_splits)
-    tiles = count(gemm.works, v.tile, signature.transposed, groups=blocks, split_k=split_k)
-    return KernelConfig(
-        family=compiled.family,
-        kernel=v.name,
-        entry=signature.entry(v.name),
-        source=compiled.source,
-        options=compiled.options,
-        threads=v.threads,
-        registers=v.registers,
-        smem=smem,
-        static_smem=0,
-        blocks=min(request.sms if request.streamed else blocks, tiles),
-        cluster=1,
-        resident=fitting,
-        tiles=tiles,
-        works=(0, len(request.works)),
-        alignment=ALIGNMENT,
-        read_only=gemm.read_only,
-        tile=v.tile,
-        stages=stages,
-        wave=blocks,
-        split_k=split_k,
-    )
+    @property
+    def stages(self) -> int:
+        return self.variant.stages(self.most)
 
 
-def tables(config: KernelConfig, works: Sequence[Work], variant: Variant) -> Tables:
-    gemm = gemm_of(works)
-    assert isinstance(gemm, MatrixGemm)
-    made = build(
-        gemm.works,
-        variant,
-        gemm.signature,
-        blocks=config.wave,
-        stages=config.stages,
-        tail_splits=config.split_k.tail,
-        band=config.band,
-    )
+class AddressFamily(Family[V]):
+    """The family of such a source."""
 
-    def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
-        return [made.parameters(constants, scratch)]
+    longest: int  # bytes of a stored row
+    memory: str = "shared memory"
 
-    table = made.table
-    return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments, table.tile_works)
+    @abstractmethod
+    def ways(self, left: Window, request: GemmRequest, limits: Limits) -> Iterator[Way[V]]:
+        """What may be chosen where nothing is left for other kernels."""
+
+    @abstractmethod
+    def estimate(
+        self, way: Way[V], rows: Sequence[int], columns: Sequence[int], k: int, sms: int, arch: str
+    ) -> tuple[float, int]:
+        """The time of pieces of these sizes, for ranking only, and the splits of the last wave that give it."""
+
+    @abstractmethod
+    def splits(self, v: V, gemm: MatrixGemm, sms: int, blocks: int, smem: int, arch: str) -> int:
+        """Into how many parts K of the last wave's tiles is best split, for `blocks` at work at once on so many
+        multiprocessors, with `smem` bytes of shared memory each."""
+
+    def _gemm(self, works: Sequence[Work]) -> MatrixGemm | str:
+        gemm = gemm_of(works)
+        return gemm if isinstance(gemm, str) else refusal(gemm.works, gemm.signature, self.longest) or gemm
+
+    def fits(self, request: GemmRequest) -> str | None:
+        gemm = self._gemm(request.works)
+        return gemm if isinstance(gemm, str) else None
+
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        return [footprint(v, v.smem(2)) for v in self.variants]
+
+    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+        gemm = self._gemm(request.works)
+        if isinstance(gemm, str):
+            return gemm
+        left = window(request.residency, request.smem, limits)
+        if isinstance(left, str):
+            return left
+        ways = self._leaving(request, limits) if request.leave else self.ways(left, request, limits)
+        best = fastest(self, tuple(ways), gemm.rows, gemm.columns, gemm.depth, request.sms or limits.sms, limits.arch)
+        if best is None and request.leave:
+            return NO_ROOM
+        if best is None:
+            return f"no variant fits {left.most} bytes of {self.memory}" + (
+                f" and residency = {request.residency}" if request.residency is not None else ""
+            )
+        v = best.variant
+        smem = request.smem if request.smem is not None else max(v.smem(best.stages), best.least)
+        return Chosen(self.name, v.name, (*v.tile, v.step), best.stages, smem, request.residency, request.sms)
+
+    def _leaving(self, request: GemmRequest, limits: Limits) -> Iterator[Way[V]]:
+        """Those that leave room for others."""
+        for number, s in shapes(self.footprints(limits), request, limits):
+            v = self.variants[number]
+            if v.residency >= s.blocks:
+                yield Way(v, s.blocks, s.least, s.most if request.smem is None else request.smem)
+
+    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
+        gemm = self._gemm(request.works)
+        if isinstance(gemm, str):
+            return gemm
+        v, signature = self.variant(request.kernel), gemm.signature
+        stages = v.stages(self.budget(v, request))
+        if stages < 2:
+            return f"{v.name} does not fit {request.smem} bytes of shared memory"
+        smem = max(request.smem, v.smem(stages))
+        fitting = resident(v.threads, v.registers, smem, limits)
+        blocks = at_once(request.sms, fitting, limits)
+        # works of a streamed launch come to an end one by one: none is the last wave
+        split_k = SplitK(1 if request.streamed else self.splits(v, gemm, request.sms, blocks, smem, limits.arch))
+        tiles = count(gemm.works, v.tile, signature.transposed, groups=blocks, split_k=split_k)
+        config = KernelConfig(
+            family=self.name,
+            kernel=v.name,
+            entry=signature.entry(v.name),
+            source=self.source,
+            options=v.options(signature, limits.arch),
+            threads=v.threads,
+            registers=v.registers,
+            smem=smem,
+            static_smem=0,
+            blocks=min(request.sms if request.streamed else blocks, tiles),
+            cluster=1,
+            resident=fitting,
+            tiles=tiles,
+            works=(0, len(request.works)),
+            alignment=ALIGNMENT,
+            read_only=gemm.read_only,
+            tile=v.tile,
+            stages=stages,
+            wave=blocks,
+            split_k=split_k,
+        )
+        return (config,)
+
+    def budget(self, v: V, request: LaunchRequest) -> int:
+        """Shared memory that a block of a launch may have."""
+        return request.smem
+
+    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+        gemm = gemm_of(works)
+        assert isinstance(gemm, MatrixGemm)
+        made = build(
+            gemm.works,
+            self.variant(config.kernel),
+            gemm.signature,
+            blocks=config.wave,
+            stages=config.stages,
+            tail_splits=config.split_k.tail,
+            band=config.band,
+        )
+        return tables_of(made.table, lambda constants, scratch, encode: [made.parameters(constants, scratch)])
+
+
+@lru_cache(maxsize=4096)
+def fastest(
+    family: AddressFamily[V],
+    ways: tuple[Way[V], ...],
+    rows: tuple[int, ...],
+    columns: tuple[int, ...],
+    k: int,
+    sms: int,
+    arch: str,
+) -> Way[V] | None:
+    """What the estimate finds fastest for pieces of these sizes; None: no way has room for a pipeline."""
+    fitting = (way for way in ways if way.stages >= 2)
+    return min(fitting, key=lambda way: family.estimate(way, rows, columns, k, sms, arch)[0], default=None)

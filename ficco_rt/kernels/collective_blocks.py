@@ -13,7 +13,7 @@ registers as a wave without accumulators may have.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from .room import Footprint
@@ -60,13 +60,7 @@ def blocks_of(
     if not kinds:
         return ()
     if compute_capability(arch) is None:
-        block = Footprint(
-            _RCCL.kernel,
-            min(threads or _RCCL.threads, _RCCL.threads),
-            _RCCL.registers,
-            _RCCL.static_smem,
-            _RCCL.dynamic_smem,
-        )
+        block = replace(_RCCL, threads=min(threads or _RCCL.threads, _RCCL.threads))
         return (CollectiveBlock(block, "any", "RCCL's source, and bounds; not measured", measured=False),)
     release = max((r for r in _RELEASES if r.since <= version), key=lambda r: r.since)
     measured = compute_capability(arch) == 90

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ..errors import UsageError
 from ..machine.model import Device
+from ..types import TYPES
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
-from .naive import cost as naive_cost
 from .naive.family import COPY, NAIVE, REDUCE
 from .occupancy import Limits, out_of_limits, window
 from .pace import Pace
 from .room import Footprint
-from .sm80 import cost as sm80_cost
 from .sm80.family import SM80
 from .sm90.family import SM90
-from .target import compute_capability
 from .user import USER
 from .vendor import VENDOR
-from .works import Work
+from .works import Copy, Work
 
-FAMILIES: tuple[Family, ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for
-NAMED: tuple[Family, ...] = (*FAMILIES, VENDOR)  # whose kernels plans name for products
-_BY_KERNEL: dict[str, Family] = {v.name: f for f in NAMED for v in f.variants} | {REDUCE: NAIVE, COPY: NAIVE}
-_BY_NAME: dict[str, Family] = {f.name: f for f in (*NAMED, USER)}
+FAMILIES: tuple[Family[Any], ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for
+NAMED: tuple[Family[Any], ...] = (*FAMILIES, VENDOR)  # whose kernels plans name for products
+_BY_KERNEL: dict[str, Family[Any]] = {v.name: f for f in NAMED for v in f.variants} | {REDUCE: NAIVE, COPY: NAIVE}
+_BY_NAME: dict[str, Family[Any]] = {f.name: f for f in (*NAMED, USER)}
 
 
-def family_of(kernel: str) -> Family:
+def family_of(kernel: str) -> Family[Any]:
     """Whose kernel it is; a name that is not ours is a user's."""
     return _BY_KERNEL.get(kernel, USER)
 
@@ -38,20 +36,19 @@ def footprints(limits: Limits) -> tuple[Footprint, ...]:
     return tuple(found for family in FAMILIES if family.serves(limits.arch) for found in family.footprints(limits))
 
 
-def fitting(request: GemmRequest, arch: str) -> Family:
+def fitting(request: GemmRequest, arch: str) -> Family[Any]:
     """The first family on this architecture that takes the works, whatever attributes they ask for."""
     return next(f for f in FAMILIES if f.serves(arch) and f.fits(request) is None)
 
 
-def tensor_core_families(arch: str) -> tuple[Family, ...]:
+def tensor_core_families(arch: str) -> tuple[Family[Any], ...]:
     """Those that use an architecture's tensor cores."""
-    return tuple(f for f in FAMILIES if f is not NAIVE and f.serves(arch))
+    return tuple(f for f in FAMILIES if f.instructions and f.serves(arch))
 
 
 def reached(kernel: str, device: Device, dtype: str) -> float:
-    """The share of a device's rate of large GEMMs that a kernel reaches if it was not made for the device."""
-    found = {SM80.name: sm80_cost.reached, NAIVE.name: naive_cost.reached}.get(family_of(kernel).name)
-    return 1.0 if found is None else found(device, dtype)
+    """The share of a device's rate of large GEMMs that a kernel reaches."""
+    return family_of(kernel).reached(device, dtype)
 
 
 def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
@@ -80,8 +77,7 @@ def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
 
 def tuned(arch: str) -> bool:
     """Whether a GEMM of ours is made for the architecture. NVIDIA's later ones run Ampere's, far below their rate."""
-    capability = compute_capability(arch)
-    return MFMA.serves(arch) if capability is None else 80 <= capability < 89 or capability == 90
+    return any(family.made_for(arch) for family in FAMILIES)
 
 
 def configure(request: LaunchRequest, limits: Limits, *, vendor: bool = False) -> tuple[KernelConfig, ...]:
@@ -101,19 +97,19 @@ def aligned(configs: Iterable[KernelConfig], works: Sequence[Work]) -> bool:
     return all(view.address % needed == 0 for w in works for view in w.views)
 
 
+def unread(config: KernelConfig, works: Sequence[Work]) -> str | None:
+    """A type of these works that the source of a configured launch does not know; None: it knows all."""
+    views = (v for w in works if config.family == NAIVE.name and not isinstance(w, Copy) for v in w.views)
+    return next((v.dtype for v in views if TYPES[v.dtype].number is None), None)
+
+
 def plain(request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
     """Launches that do the works wherever their tensors lie."""
     return NAIVE.configure(request, limits)
 
 
 def pace(config: KernelConfig, device: Device, dtype: str) -> Pace:
-    """What a configured launch of products of `dtype` takes on a device. Raises UsageError if nothing says how long the
-    family's instructions take there."""
-    if config.family == MFMA.name and not MFMA.serves(device.arch):
-        raise UsageError(
-            f"the plan has kernel {config.kernel}, whose instructions {device.name} ({device.arch}) does not have; "
-            "compile the schedule for the machine that it is simulated on"
-        )
+    """What a configured launch of products of `dtype` takes on a device."""
     return _BY_NAME[config.family].pace(config, device, dtype)
 
 

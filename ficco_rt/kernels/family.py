@@ -7,9 +7,10 @@ the works down as the kernel reads them, with addresses and without a decision.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
@@ -18,7 +19,7 @@ from ..types import Dtype
 from .occupancy import Limits
 from .pace import Pace
 from .room import Footprint
-from .tile_table import WHOLE_K, SplitK
+from .tile_table import WHOLE_K, SplitK, Table
 from .works import Work
 
 MOST_CLUSTER = 8  # blocks of a cluster, on every GPU that has any
@@ -174,6 +175,11 @@ class Tables:
     tile_works: TileWorks = field(default=(), repr=False)
 
 
+def tables_of(table: Table, arguments: Callable[[int, int, Encode], list[bytes]]) -> Tables:
+    """Of a kernel that reads such a table."""
+    return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments, table.tile_works)
+
+
 class Variant(Protocol):
     """A kernel that a plan may name."""
 
@@ -187,37 +193,68 @@ class Variant(Protocol):
     def cluster(self) -> int: ...
 
 
-class Family(Protocol):
-    """Kernels made of one source."""
+class Compiled(Variant, Protocol):
+    """A variant that is one compilation of a source, for tiles of one size."""
 
     @property
-    def name(self) -> str: ...
+    def warps(self) -> int:
+        """Of a block, that store a tile."""
 
     @property
-    def variants(self) -> Sequence[Variant]:
-        """Those that make products."""
+    def threads(self) -> int: ...
 
     @property
-    def source(self) -> str:
-        """A file of kernels/src."""
+    def registers(self) -> int:
+        """Of a thread, at most."""
 
-    def serves(self, arch: str) -> bool: ...
+
+V = TypeVar("V", bound=Variant)
+
+
+class Family(ABC, Generic[V]):
+    """Kernels made of one source. All that depends on the family stands in its folder; `families.FAMILIES` names it."""
+
+    name: str
+    source: str = ""  # a file of kernels/src
+    variants: tuple[V, ...] = ()  # those that make products
+    instructions: str = ""  # of tensor cores; empty: it uses none
+
+    def serves(self, arch: str) -> bool:
+        """Whether it runs there."""
+        return True
+
+    def made_for(self, arch: str) -> bool:
+        """Whether it runs there at the tensor cores' rate, so that the vendor's library is not asked in its place."""
+        return bool(self.instructions) and self.serves(arch)
+
+    def reached(self, device: Device, dtype: str) -> float:
+        """The share of a device's rate of large GEMMs that it reaches."""
+        return 1.0
+
+    def variant(self, kernel: str) -> V:
+        return next(v for v in self.variants if v.name == kernel)
 
     def footprints(self, limits: Limits) -> Sequence[Footprint]:
         """What blocks of its variants for products take, with the least shared memory that they run with."""
+        return ()
 
+    @abstractmethod
     def fits(self, request: GemmRequest) -> str | None:
         """Why it cannot take these works on any device, or None."""
 
+    @abstractmethod
     def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
         """The variant that its cost model finds fastest; a text says why there is none."""
 
+    @abstractmethod
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
         """The launches that do the works, one after another; a text says why it does not take them."""
 
+    @abstractmethod
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
         """What a configured launch of products of `dtype` takes."""
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         """What a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses of
         the flags of `config.resets`."""
+        return Tables(b"", 0, 0, lambda constants, scratch, encode: [])

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
-from .family import GemmRequest, KernelConfig
+from .family import Compiled, GemmRequest, KernelConfig
 from .occupancy import Limits
 from .room import Footprint, Several, Shape, fit, left, shape
 
 NO_ROOM = "none of its blocks leaves so much room"
 
 
-class _Variant(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def registers(self) -> int: ...
-
-    @property
-    def cluster(self) -> int: ...
-
-
-def footprint(variant: _Variant, dynamic_smem: int, static_smem: int = 0) -> Footprint:
+def footprint(variant: Compiled, dynamic_smem: int, static_smem: int = 0) -> Footprint:
     """A block of a variant."""
     return Footprint(
         variant.name, variant.threads, variant.registers, static_smem, dynamic_smem, cluster=variant.cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ..machine.discover import DeviceFacts
 from ..machine.model import Device
@@ -23,16 +23,7 @@ class Limits:
 
     @classmethod
     def of(cls, device: Device | DeviceFacts) -> Limits:
-        return cls(
-            arch=device.arch,
-            sms=device.sms,
-            smem_per_sm=device.smem_per_sm,
-            smem_per_block=device.smem_per_block,
-            smem_reserved=device.smem_reserved,
-            max_residency=device.max_residency,
-            warp=device.warp,
-            max_warps=device.max_warps,
-        )
+        return cls(**{f.name: getattr(device, f.name) for f in fields(cls)})
 
     @property
     def max_threads(self) -> int:

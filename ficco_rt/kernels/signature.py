@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..types import ACCUMULATOR, TYPES
+from . import target
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,15 @@ class Signature:
         layout = "".join("nt"[transposed] for transposed in self.transposed)
         return f"{variant}{'_sum' if self.addends else ''}_{self.dtype}_{self.out_dtype}_{layout}"
 
-    def defines(self, variant: str) -> dict[str, object]:
-        """What all sources of such GEMMs are compiled with."""
-        return {
+    def options(self, variant: str, arch: str, defines: Mapping[str, object]) -> tuple[str, ...]:
+        """What the source of a variant is compiled with; `defines` are the variant's own."""
+        values = {
             "ENTRY": self.entry(variant),
             "HALF": TYPES[self.dtype].half,
             "OUT_FP32": int(self.out_dtype == ACCUMULATOR),
             "LEFT_T": int(self.left_transposed),
             "RIGHT_T": int(self.right_transposed),
             "ADDENDS": int(self.addends),
+            **defines,
         }
+        return (*target.options(arch), *(f"-D{key}={value}" for key, value in values.items()))

@@ -14,45 +14,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..geometry.region import Interval
-from .tiles import DEPTH, Matrix, MatrixWork, common, depths_of
+from .tiles import DEPTH, Matrix, MatrixWork, common, depths_of, pieces_of
 
 MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
 
-TILE = np.dtype(
-    [
-        (name, np.int32)
-        for name in (
-            "left_row",
-            "right_col",
-            "out_row",
-            "out_col",
-            "rows",
-            "cols",
-            "k_first",
-            "k_blocks",
-            "operands",
-            "accumulate",
-            "wait_first",
-            "wait_count",
-            "signal",
-            "splits",
-            "split",
-            "slot",
-        )
-    ]
+
+def _record(names: str, of: type[np.generic] = np.int32) -> np.dtype[Any]:
+    return np.dtype([(name, of) for name in names.split()])
+
+
+TILE = _record(
+    "left_row right_col out_row out_col rows cols k_first k_blocks operands accumulate wait_first wait_count signal "
+    "splits split slot"
 )
 # What is added to a tile's product. In a pipeline the first of the addends' steps comes behind `at` steps of K, and
 # each other `gap` steps of K further on.
-TILE_ADDENDS = np.dtype(
-    [(name, np.int32) for name in ("first", "count", "at", "gap", "wait_first", "wait_count", "unused_0", "unused_1")]
-)
+TILE_ADDENDS = _record("first count at gap wait_first wait_count unused_0 unused_1")
 # ordered and split together, then written apart; `work` is the number of the work that the tile belongs to
 _BOTH = np.dtype([("tile", TILE), ("addends", TILE_ADDENDS), ("work", np.int32)])
-ADDEND = np.dtype([(name, np.int32) for name in ("matrix", "row", "col", "unused")])
-DEPTHS = np.dtype([(name, np.int32) for name in ("left", "right", "blocks", "size")])
-DEPTH_WAITS = np.dtype([(name, np.int32) for name in ("first", "count")])  # of flags
-SIGNAL = np.dtype([(name, np.uint32) for name in ("target", "flag_first", "flag_count", "unused")])
+ADDEND = _record("matrix row col unused")
+DEPTHS = _record("left right blocks size")
+DEPTH_WAITS = _record("first count")  # of flags
+SIGNAL = _record("target flag_first flag_count unused", np.uint32)
 
 Rows = npt.NDArray[Any]
 
@@ -190,12 +173,10 @@ class _Parts:
     ) -> Rows:
         """A work's tiles; see `table`."""
         k_pieces = common(*depths_of(w, *transposed))
-        left_axis, right_axis = _outer_axes(w, transposed)
         assert w.addends or not w.addend_waits
         assert k_pieces
         assert not w.addends or not w.depth_waits  # a kernel checks the flags of both when it reaches a tile
-        rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.addends)), tile[0])
-        columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.addends)), tile[1])
+        rows, columns = (_cut(axis, step) for axis, step in zip(pieces_of(w, transposed), tile, strict=True))
         if len(rows) % cluster:  # a neighbour with nothing to store
             nothing = rows[-1:].copy()
             nothing[:, -1] = 0
@@ -328,9 +309,7 @@ def count(
     """How many tiles, and parts of tiles, `table` makes of these works."""
     found = []  # of each work: clusters' tiles, steps of K
     for w in works:
-        left_axis, right_axis = _outer_axes(w, transposed)
-        rows = common(left_axis, w.out_rows, *(a.operand.rows for a in w.addends))
-        columns = common(right_axis, w.out_columns, *(a.operand.columns for a in w.addends))
+        rows, columns = pieces_of(w, transposed)
         high, wide = (sum(ceil(n / step) for *_, n in axis) for axis, step in zip((rows, columns), tile, strict=True))
         found.append(
             (ceil(high / cluster) * wide, sum(ceil(n / DEPTH) for *_, n in common(*depths_of(w, *transposed))))
@@ -345,11 +324,6 @@ def count(
         parts += last * (min(split_k.tail, MAX_SPLITS, steps) - 1)
         tail -= last
     return parts * cluster
-
-
-def _outer_axes(w: MatrixWork, transposed: tuple[bool, bool]) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
-    """Rows of the left operand and columns of the right one, as they are stored."""
-    return w.left_columns if transposed[0] else w.left_rows, w.right_rows if transposed[1] else w.right_columns
 
 
 def _place_addends(both: Rows, addend_steps: int, gap: int) -> None:

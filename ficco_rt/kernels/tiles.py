@@ -137,6 +137,14 @@ def depths_of(
     )
 
 
+def outer_axes(work: MatrixWork, transposed: tuple[bool, bool]) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+    """Rows of the left operand and columns of the right one, as they are stored."""
+    return (
+        work.left_columns if transposed[0] else work.left_rows,
+        work.right_rows if transposed[1] else work.right_columns,
+    )
+
+
 def depth_of(works: Sequence[MatrixWork], transposed: tuple[bool, bool]) -> int:
     """Elements of K, the most of these works; `transposed`: the left and the right operand are stored transposed."""
     return max(sum(s.size for s in depths_of(w, *transposed)[0]) for w in works)
@@ -210,11 +218,9 @@ def _goes_on(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> boo
         return False
     if (a.left, a.right, a.out, a.out_rows, a.out_columns) != (b.left, b.right, b.out, b.out_rows, b.out_columns):
         return False
-    rows = [w.left_columns if transposed[0] else w.left_rows for w in (a, b)]
-    columns = [w.right_rows if transposed[1] else w.right_columns for w in (a, b)]
     whole = all(n % DEPTH == 0 for w in (a, b) for *_, n in common(*depths_of(w, *transposed)))
     waits = a.waits or not b.waits or b.waits == a.signals
-    return bool(rows[0] == rows[1] and columns[0] == columns[1] and whole and waits)
+    return bool(outer_axes(a, transposed) == outer_axes(b, transposed) and whole and waits)
 
 
 def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
@@ -234,3 +240,12 @@ def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
             if used[j] == s.size:
                 at[j], used[j] = at[j] + 1, 0
     return pieces
+
+
+def pieces_of(w: MatrixWork, transposed: tuple[bool, bool]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Pieces of rows and of columns of all operands, cut by all."""
+    left, right = outer_axes(w, transposed)
+    return (
+        common(left, w.out_rows, *(a.operand.rows for a in w.addends)),
+        common(right, w.out_columns, *(a.operand.columns for a in w.addends)),
+    )

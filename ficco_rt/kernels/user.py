@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ..machine.model import Device
-from .family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
+from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, Variant
 from .occupancy import Limits
 from .pace import Pace
-from .room import Footprint
 from .works import Call, View, Work
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(Family[Variant]):
     """The registers and static shared memory of a user's kernel are known only after it is loaded."""
 
-    name: str = "user"
-    source: str = ""
-    variants: tuple[()] = ()
-
-    def serves(self, arch: str) -> bool:
-        return True
-
-    def footprints(self, limits: Limits) -> Sequence[Footprint]:
-        return ()
+    name = "user"
 
     def fits(self, request: GemmRequest) -> str | None:
         return "a user's kernel is named, not chosen"
@@ -63,11 +52,7 @@ class User:
         call = works[config.works[0]]
         assert isinstance(call, Call)
         packed = [_packed(a) for a in call.arguments]
-
-        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
-            return packed
-
-        return Tables(b"", 0, 0, arguments)
+        return Tables(b"", 0, 0, lambda constants, scratch, encode: packed)
 
 
 def _packed(argument: View | int) -> bytes:

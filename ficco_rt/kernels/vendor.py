@@ -19,13 +19,12 @@ from . import tiles, vendor_cost
 from .family import (
     MOST_CLUSTER,
     Chosen,
-    Encode,
+    Family,
     GemmRequest,
     KernelConfig,
     LaunchRequest,
     Matmul,
     Operand,
-    Tables,
 )
 from .occupancy import Limits
 from .pace import Pace
@@ -52,17 +51,11 @@ class LibraryGemm:
     cluster: int = MOST_CLUSTER
 
 
-@dataclass(frozen=True, slots=True)
-class VendorLibrary:
-    name: str = "vendor"
-    source: str = ""
-    variants: tuple[LibraryGemm, ...] = (LibraryGemm(),)
+class VendorLibrary(Family[LibraryGemm]):
+    """What a call reads stands in `config.matmuls`."""
 
-    def serves(self, arch: str) -> bool:
-        return True
-
-    def footprints(self, limits: Limits) -> Sequence[Footprint]:
-        return ()
+    name = "vendor"
+    variants = (LibraryGemm(),)
 
     def fits(self, request: GemmRequest) -> str | None:
         found = _product(request.works, request.streamed)
@@ -135,14 +128,6 @@ class VendorLibrary:
         step = 2.0 * m * n * tiles.DEPTH * device.sms / gemm_rate(device, dtype)
         return Pace(groups=config.wave, step=step, ends=_ENDS, shown=0.0, split=_SPLIT, whole_edges=False)
 
-    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
-        """None: what a call reads stands in `config.matmuls`."""
-
-        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
-            return []
-
-        return Tables(b"", 0, 0, arguments)
-
 
 def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:
     """Why no kernel of the library can leave room for such blocks; None: it may, which the driver says on a GPU."""
@@ -166,6 +151,9 @@ def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
     the library does not make them, and behind a semicolon the way out. Pieces of rows and columns are products of their
     own; pieces of K add to what the output holds, which rounds it in between."""
     dtype, out_dtype, transposed = product.left.dtype, product.out.dtype, product.transposed
+    unknown = next((t for t in (dtype, out_dtype) if TYPES[t].blas is None), None)
+    if unknown is not None:
+        return f"it has no code for {unknown}; take tensors of another type"
     if product.scales:
         return "operands have scales"
     if product.addends:
@@ -175,10 +163,7 @@ def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
     work = tiles.work_of(product)
     if work is None:
         return "an operand's columns are not side by side"
-    left_m, right_n = (
-        work.left_columns if transposed[0] else work.left_rows,
-        work.right_rows if transposed[1] else work.right_columns,
-    )
+    left_m, right_n = tiles.outer_axes(work, transposed)
     rows, columns = tiles.common(left_m, work.out_rows), tiles.common(right_n, work.out_columns)
     depths = tiles.common(*tiles.depths_of(work, *transposed))
     if not (rows and columns and depths):

@@ -35,19 +35,6 @@ def gemm_rate(device: Device, dtype: str) -> float:
     return rates.get(dtype, min(rates.values()))
 
 
-# What the best kernel reaches between the ends of its tiles, of a machine's rate of large GEMMs, which counts these
-# ends. By architecture. sm_90a: waves of 66 × 2 tiles of 128 × 256 with K = 8192 take 86 µs on an H200
-# (docs/results/bench.md, "Where the time goes"), of which 1.7 are a tile's ends: 840 TFLOP/s, the profile says 760.
-# Others: not measured.
-PIPELINE = {"sm_90a": 1.105}
-
-
-def tensor_rate(device: Device, dtype: str) -> float:
-    """Operations a microsecond that the best GEMM kernel of `dtype` reaches on the whole device between the ends of its
-    tiles."""
-    return gemm_rate(device, dtype) * PIPELINE.get(device.arch, 1.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Overheads:
     """What the way from one thing to the next costs on a device, µs.
@@ -161,26 +148,6 @@ def slowed(device: Device, before: float, time: float) -> float:
         return 1.0
     cool = power.time * (exp(-before / power.time) - exp(-(before + time) / power.time)) / time
     return 1.0 + power.share * (1.0 - cool)
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """A launch whose tiles wait is slower than plain launches if it runs for long: from `begin` µs on its tiles slow
-    down, and `time` µs later they take `share` longer. The cause was not found."""
-
-    share: float
-    begin: float
-    time: float
-
-
-# By architecture. sm_90a: two H200, all-gathers of 2 to 19 ms (docs/internals/model.md). Others: not measured.
-DRIFT = {"sm_90a": Drift(0.08, 2000.0, 2000.0)}
-
-
-def drifted(device: Device, at: float) -> float:
-    """How many times as long tiles take that begin `at` µs after their launch, if they drift."""
-    drift = DRIFT.get(device.arch)
-    return 1.0 if drift is None else 1.0 + drift.share * min(1.0, max(0.0, at - drift.begin) / drift.time)
 
 
 def multiprocessors(device: Device, sms: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..graph import ir
 from ..graph.budget import WORKS, Budget
@@ -43,7 +44,7 @@ def fuse(draft: Draft) -> Draft:
     engines = {q.name: q.engine for q in graph.queues}
     budget = Budget(WORKS)
 
-    def family(some: Sequence[_Works]) -> Family:
+    def family(some: Sequence[_Works]) -> Family[Any]:
         budget.spend(sum(len(works.ops) for works in some), graph.ops[some[0].ops[0]].where.origin)
         bodies = (graph.ops[i].body for works in some for i in works.ops)
         return fitting(GemmRequest(tuple(kernel_work(g, look) for g in bodies if isinstance(g, ir.Gemm))), arch)

@@ -19,7 +19,7 @@ from ..kernels.vendor import VENDOR
 from ..machine.cost import behind_another
 from ..machine.model import Device, Machine
 from ..machine.units import figure
-from ..types import TYPES
+from ..types import ELEMENT_TYPES, TYPES
 from .kernel_works import kernel_work, symbolic
 from .leave import Leaving, settled
 from .transfers import phases
@@ -216,7 +216,8 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
         return _Slow(plain, share, reason, f"leave out {said}" if said else "give the launch more multiprocessors")
     way_out = "let pieces of K and of columns start at multiples of 8, better of 64"
     if TYPES[dtype].half is None:
-        way_out = "take bf16 or fp16 operands: kernels for tensor cores multiply these"
+        taken = " or ".join(t.name for t in ELEMENT_TYPES if t.half is not None)
+        way_out = f"take {taken} operands: kernels for tensor cores multiply these"
     return _Slow(plain, share, reason, way_out)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..device.ir import DeviceLaunch
 from ..graph.ir import Gemm
-from ..machine.cost import drifted, slowed
+from ..machine.cost import slowed
 from ..trace.model import TraceSpan, launch_label
 from .clock import VirtualClock
 from .prices import PieceOfK, Price, TileGroups
@@ -145,7 +145,7 @@ class LaunchRun:
             about = self.groups.estimate(product.parts)
             slower = slowed(clock.machine.device, before, about)
             if self.drifts:  # as much as in its middle
-                slower *= drifted(clock.machine.device, self.groups.soonest + about / 2)
+                slower *= self.groups.kernel.drift.slower(self.groups.soonest + about / 2)
             taken = self.groups.take(number, product.parts, body.accumulate, slower)
             clock.multiplied[rank] = before + taken.busy
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin

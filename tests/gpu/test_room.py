@@ -200,9 +200,9 @@ def driver_part(bench: Bench, limits: Limits) -> bool:
     blocks = {f.kernel: f for f in footprints(limits)}
     if limits.arch == sm90.ARCH:
         for v in (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN):
-            sources.append((sm90.SOURCE, sm90.options(v, signature), signature.entry(v.name), blocks[v.name]))
+            sources.append((sm90.SOURCE, v.options(signature), signature.entry(v.name), blocks[v.name]))
     for w in sm80.VARIANTS:
-        sources.append((sm80.SOURCE, sm80.options(w, signature, limits.arch), signature.entry(w.name), blocks[w.name]))
+        sources.append((sm80.SOURCE, w.options(signature, limits.arch), signature.entry(w.name), blocks[w.name]))
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda wanted: compiler.compile_file(wanted[0], wanted[1], bench.folder), sources))
     print("kernel                          registers model/compiled   blocks model/driver")

@@ -19,6 +19,7 @@ import ficco_dsl
 from ficco_rt import Executor, discover
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.plan.ir import Plan
+from ficco_rt.types import ELEMENT_TYPES, TYPES
 from tests.gpu.apart import apart
 
 TEXT = """
@@ -113,7 +114,7 @@ class Product:
     def __init__(self, case: Case, machine: Any, kernel: str, operands: tuple[Any, Any] | None = None) -> None:
         import torch
 
-        types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+        types = {t.name: getattr(torch, t.torch) for t in ELEMENT_TYPES}
         self.case, self.dtype, self.out_dtype = case, types[case.dtype], types[case.out]
         right = (case.n, case.k) if case.transposed else (case.k, case.n)
         made = {"dtype": self.dtype, "device": "cuda:0"}
@@ -165,7 +166,7 @@ def right(case: Case, machine: Any) -> bool:
                 fine = bool(torch.equal(product.c, expected.to(product.out_dtype)))
                 print(f"  {case}, {mode}: integers {'equal' if fine else 'DIFFER'}", end="")
             else:
-                step = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}[case.out]
+                step = TYPES[case.out].unit_roundoff
                 bound = step * expected.abs() + 2.0**-21 * case.k
                 worst = float(((product.c.double() - expected).abs() / bound).max())
                 fine = worst < 1.01

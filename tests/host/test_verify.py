@@ -18,7 +18,7 @@ from ficco_rt.exec.rounding import allowances
 from ficco_rt.exec.verify import Verification, compare, verified_run
 from ficco_rt.geometry.region import Axis, Interval, Region, whole
 from ficco_rt.graph.ir import ClaimValue, Combined, Operand, Product
-from ficco_rt.types import Dtype
+from ficco_rt.types import TYPES, Dtype
 from tests.host.handmade import (
     array,
     blank,
@@ -33,13 +33,13 @@ from tests.host.handmade import (
 
 
 @pytest.mark.parametrize("order", ["fifo", "adversarial", "lazy(0)", "lazy(2)", "random(1)", "random(2)"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("dtype", TYPES)
 def test_a_right_plan_is_verified(dtype: Dtype, order: str) -> None:
     with executor_of(gather_plan(dtype), order) as executor:
         exact = verified_run(executor, seed=3, values="exact")
         assert (exact.ok, exact.rel_err, exact.tolerance, exact.unproven) == (True, 0.0, 0.0, ())
         found = verified_run(executor, seed=3)
-        unit = {"bf16": 2**-8, "fp16": 2**-11, "fp32": 2**-24}[dtype]
+        unit = TYPES[dtype].unit_roundoff
         assert (found.ok, found.integers) == (True, True)
         assert found.rel_err is not None
         assert found.rel_err <= (unit if dtype != "fp32" else 4 * unit)  # fp32: its sums round too

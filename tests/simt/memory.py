@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 
 from ficco_rt.kernels.tiles import Matrix
+from ficco_rt.types import TYPES, numpy_dtype
 
-DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+DTYPES = {name: numpy_dtype(name) for name in TYPES}
 
 
 class Memory:

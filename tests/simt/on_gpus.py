@@ -173,11 +173,11 @@ class Late:
         v, signature, cu = self.case.variant, self.case.signature, self.cu
         self.own.enter()
         if isinstance(v, sm90.Variant):
-            code = compiler.compile_file(sm90.SOURCE, sm90.options(v, signature)).code
+            code = compiler.compile_file(sm90.SOURCE, v.options(signature)).code
             block = self.packed.parameters(self.constants, self.scratch, [encode(m) for m in self.packed.maps])
             smem = v.smem(self.packed.stages, signature.right_transposed)
         else:
-            code = compiler.compile_file(sm80.SOURCE, sm80.options(v, signature, arch)).code
+            code = compiler.compile_file(sm80.SOURCE, v.options(signature, arch)).code
             block, smem = self.packed.parameters(self.constants, self.scratch), v.smem(self.packed.stages)
         module = call(cu.cuModuleLoadData, code)
         self.kernel = call(cu.cuModuleGetFunction, module, signature.entry(v.name).encode())

@@ -36,10 +36,26 @@ def vim() -> set[str]:
 
 
 def test_all_words_are_known() -> None:
-    wanted = reserved() | set(vocabulary.FUNCTIONS) | set(vocabulary.BUILTINS) | set(vocabulary.DTYPES)
-    assert wanted
+    wanted = reserved() | set(vocabulary.FUNCTIONS) | set(vocabulary.BUILTINS)
+    assert wanted > set(vocabulary.DTYPES)
+    wanted -= set(vocabulary.DTYPES)
     assert wanted - textmate() == set()
     assert wanted - vim() == set()
+
+
+def test_types_are_known_by_how_they_are_called() -> None:
+    patterns = json.loads((EDITORS / "vscode/syntaxes/ficco.tmLanguage.json").read_text())["patterns"]
+    (textmate_types,) = (p["match"] for p in patterns if p.get("name") == "storage.type.ficco")
+    found = re.search(
+        r'^syntax match ficcoType "\\v<(.*)>"$', (EDITORS / "vim/syntax/ficco.vim").read_text(), re.MULTILINE
+    )
+    assert found is not None
+    for name in (*vocabulary.DTYPES, "fp8_e4m3", "fp8_e5m2"):
+        assert re.fullmatch(textmate_types, name)
+        assert re.fullmatch(found[1], name)
+    for name in ("bf", "fp16x", "P16", "peers", "fp8_e4m3b"):
+        assert not re.fullmatch(textmate_types, name)
+        assert not re.fullmatch(found[1], name)
 
 
 def test_both_know_the_same() -> None:

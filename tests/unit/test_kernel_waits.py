@@ -293,7 +293,7 @@ def hopper_kernel(
     variant: sm90.Variant, addends: bool, out: str, folder: Path, source: Path = sm90.SOURCE, turned: bool = False
 ) -> tuple[nvidia.Kernel, Signature]:
     signature = Signature("bf16", out, False, turned, addends)
-    options, entry = sm90.options(variant, signature), signature.entry(variant.name)
+    options, entry = variant.options(signature), signature.entry(variant.name)
     return nvidia.Kernel(folder, source, options, entry, "Parameters", IMPATIENT), signature
 
 
@@ -337,7 +337,7 @@ def test_the_ampere_kernel(out: str, addends: bool, tmp_path: Path) -> None:
     variant = next(v for v in sm80.VARIANTS if v.name == "sm80_gemm_64x64")
     signature = Signature("bf16", out, False, False, addends)
     entry = signature.entry(variant.name)
-    kernel = nvidia.Kernel(tmp_path, sm80.SOURCE, sm80.options(variant, signature, "sm_80"), entry, "Parameters")
+    kernel = nvidia.Kernel(tmp_path, sm80.SOURCE, variant.options(signature, "sm_80"), entry, "Parameters")
     for number, shape in enumerate((AMPERE_SUMS if addends else AMPERE).values()):
         if shape.out == out:
             ampere(variant, signature, shape, kernel, number)
@@ -462,10 +462,10 @@ def test_kernels_that_mark_make_the_same_numbers(source: str, tmp_path: Path) ->
     variant: sm90.Variant | sm80.Variant
     if source == "sm90":
         variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_64x64_c1")
-        options, path = sm90.options(variant, signature), sm90.SOURCE
+        options, path = variant.options(signature), sm90.SOURCE
     else:
         variant = next(v for v in sm80.VARIANTS if v.name == "sm80_gemm_64x64")
-        options, path = sm80.options(variant, signature, "sm_80"), sm80.SOURCE
+        options, path = variant.options(signature, "sm_80"), sm80.SOURCE
     entry = signature.entry(variant.name)
     kernel = nvidia.Kernel(tmp_path, path, (*options, "-DMARKS=1"), entry, "Parameters")
     for name in shapes:

@@ -269,6 +269,16 @@ def test_which_kernels_an_architecture_has() -> None:
     assert kernels("gfx950") == "plain ones, right and slow: no kernel of ours uses matrix units of gfx950"
 
 
+def test_a_plan_for_other_matrix_units_is_refused() -> None:
+    plan = ficco.compile("ag_gemm/serial", 2, "mi300x-mesh", M=4096, N=1024, K=1024)
+    with pytest.raises(UsageError) as caught:
+        ficco.simulate(plan, replace(stored("h200-switch"), ranks=2))
+    assert str(caught.value) == (
+        "the plan has kernel mfma_gemm_64x128x64, whose instructions sm_90a does not have; compile the schedule for "
+        "the machine that it runs on"
+    )
+
+
 def test_a_domain_is_as_large_as_it_is() -> None:
     with pytest.raises(UsageError, match=r"^machine 'gb200-nvl72' joins 72 ranks and 73 are needed"):
         ficco.compile(NAME, 73, "gb200-nvl72")

@@ -123,7 +123,7 @@ def test_the_hopper_kernel(addends: bool) -> None:
     have acquired (w), TMA's reads come behind (P), and the loading warps are told (S). They wait for that before they
     load. Flags are raised behind the stores of TMA (D), made visible to other devices (P, M) by who is counted last."""
     variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_128x128_c2")
-    code = ptx(sm90.SOURCE, sm90.options(variant, Signature("bf16", "bf16", False, False, addends)))
+    code = ptx(sm90.SOURCE, variant.options(Signature("bf16", "bf16", False, False, addends)))
     found = word(code, NVIDIA)
     assert "".join(re.findall(r"G?Lw?P?S?", found)) == "Lw" + "GLwPS" * (2 + addends), found
     assert loops(code) == 3 + addends  # of tiles that accumulate, the storing warps look too
@@ -139,7 +139,7 @@ def test_the_hopper_kernel(addends: bool) -> None:
 
 def test_the_ampere_kernel() -> None:
     variant = sm80.VARIANTS[0]
-    code = ptx(sm80.SOURCE, sm80.options(variant, Signature("bf16", "bf16", False, False), "sm_80"))
+    code = ptx(sm80.SOURCE, variant.options(Signature("bf16", "bf16", False, False), "sm_80"))
     found = word(code, NVIDIA)
     assert loops(code) == 1
     assert re.match(r"L[bw]+C", found), found  # the block waits before it loads
@@ -155,7 +155,7 @@ def test_the_naive_kernels_on_amd(tmp_path: Path) -> None:
 
 def test_the_kernel_of_matrix_cores(tmp_path: Path) -> None:
     variant = min(mfma.VARIANTS, key=lambda v: v.tile[0] * v.tile[1])
-    options = mfma.options(variant, Signature("bf16", "bf16", False, False), "gfx942")
+    options = variant.options(Signature("bf16", "bf16", False, False), "gfx942")
     found = word(amd.compile_device(tmp_path, mfma.SOURCE, options).assembly, AMD)
     assert re.match(r"L?LIL?LIbI", found), found
     assert re.search(r"WL?WR$", found), found

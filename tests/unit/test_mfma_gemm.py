@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import by_address
-from ficco_rt.kernels.mfma import choice, cost
+from ficco_rt.kernels.by_address import Way
+from ficco_rt.kernels.family import GemmRequest
+from ficco_rt.kernels.mfma import cost
 from ficco_rt.kernels.mfma import variants as mfma
+from ficco_rt.kernels.mfma.family import MFMA
+from ficco_rt.kernels.occupancy import Limits, Window
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.tiles import Addend, Matrix, MatrixOperand, MatrixWork
+from ficco_rt.machine.profiles import stored
 from tests.cases import few
 from tests.simt import amd
 from tests.simt.memory import DTYPES, Memory, aligned
@@ -136,18 +141,25 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
 
 @pytest.mark.parametrize("arch", mfma.ARCHS)
 def test_the_choice_follows_the_sizes_and_the_budget(arch: str) -> None:
-    large = choice.choose([256 * 19], [128 * 16], 8192, 304, arch)  # one wave of the largest tile
-    small = choice.choose([16], [2560], 8192, 304, arch)
+    def fastest(
+        rows: int, columns: int, most: int = mfma.LDS, residency: int | None = None
+    ) -> Way[mfma.Variant] | None:
+        limits = Limits.of(stored("mi300x-mesh").device)
+        ways = MFMA.ways(Window(0, most), GemmRequest((), residency=residency), limits)
+        return by_address.fastest(MFMA, tuple(ways), (rows,), (columns,), 8192, 304, arch)
+
+    large = fastest(256 * 19, 128 * 16)  # one wave of the largest tile
+    small = fastest(16, 2560)
     assert large is not None
     assert small is not None
     assert large.variant.tile == (256, 128)
     assert small.variant.tile == (32, 64)
-    assert cost.splits(small.variant, [16], [2560], 8192, 304, arch, 65536) > 1  # 40 tiles for 304 units
-    two = choice.choose([8192], [8192], 8192, 304, arch, most=32768, residency=2)
+    assert cost.alone(small.variant, 1, [16], [2560], 8192, 304, arch)[1] > 1  # 40 tiles for 304 units
+    two = fastest(8192, 8192, most=32768, residency=2)
     assert two is not None
     assert two.variant.name == "mfma_gemm_128x128x32"
-    assert choice.choose([8192], [8192], 8192, 304, arch, residency=3) is None
-    assert choice.choose([8192], [8192], 8192, 304, arch, most=16384) is None
+    assert fastest(8192, 8192, residency=3) is None
+    assert fastest(8192, 8192, most=16384) is None
 
 
 # ---------------------------------------------------------------- the compiler
@@ -163,7 +175,7 @@ def test_registers_without_spills_and_matrix_instructions(arch: str, variant: mf
     turn = mfma.VARIANTS.index(variant)
     for turned, (dtype, out, terms) in few(list(zip(LAYOUTS, kinds, strict=False)), 1, turn):
         signature = Signature(dtype, out, *turned, terms)
-        compiled = amd.compile_device(tmp_path, mfma.SOURCE, mfma.options(variant, signature, arch))
+        compiled = amd.compile_device(tmp_path, mfma.SOURCE, variant.options(signature, arch))
         assert compiled.entry == signature.entry(variant.name)
         assert (compiled.spills, compiled.scratch) == (0, 0)
         assert compiled.vector_registers <= variant.registers  # a lane's share of its SIMD's
@@ -181,7 +193,7 @@ def test_registers_without_spills_and_matrix_instructions(arch: str, variant: mf
         step = rows * columns * variant.step // (mfma.WAVES * variant.shape**2 * deep)
         assert len(compiled.matrix_instructions) % step == 0  # a step is unrolled whole, with as many as it takes
         assert not re.search(r"\bflat_load_dwordx4", compiled.assembly)  # it would hold up LDS
-        assert variant.smem <= 65536
+        assert variant.smem(mfma.STAGES) <= mfma.LDS
     built = amd.code_object(tmp_path, arch, compiled)
     assert built == amd.CodeObject(MACHINES[arch], 0, 0)
 
@@ -261,7 +273,7 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
     constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
     constants[:] = np.frombuffer(table.constants, np.uint8)
     kernel = amd.OnCpu(
-        tmp_path, mfma.SOURCE, mfma.options(case.variant, signature, "gfx942"), signature.entry(case.variant.name),
+        tmp_path, mfma.SOURCE, case.variant.options(signature, "gfx942"), signature.entry(case.variant.name),
         "Parameters", "Words",
     )  # fmt: skip
     parameters = made.parameters(constants.ctypes.data, scratch.ctypes.data)

@@ -15,7 +15,8 @@ from ficco_rt.device.build import modelled as modelled_plan
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Action, Placement
 from ficco_rt.errors import UsageError
-from ficco_rt.machine.cost import drifted
+from ficco_rt.kernels.pace import NO_DRIFT
+from ficco_rt.kernels.sm90.cost import DRIFT
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
@@ -80,9 +81,9 @@ def test_what_was_fitted_to_two_gpus_is_counted(
 
 
 def test_only_long_launches_drift() -> None:
-    device = FOUR.device
-    assert [drifted(device, at) for at in (0.0, 2000.0, 3000.0, 4000.0, 9000.0)] == [1.0, 1.0, 1.04, 1.08, 1.08]
-    assert drifted(replace(device, arch="sm_80"), 9000.0) == 1.0
+    times = (0.0, 2000.0, 3000.0, 4000.0, 9000.0)
+    assert [DRIFT.slower(at) for at in times] == [1.0, 1.0, 1.04, 1.08, 1.08]
+    assert NO_DRIFT.slower(9000.0) == 1.0
 
 
 def test_more_pieces_of_k_cost_more() -> None:

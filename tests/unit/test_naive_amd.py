@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import cast
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,13 +21,12 @@ from ficco_rt.kernels.naive.family import BLOCKS, COPY, GEMM, REDUCE
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
 from ficco_rt.machine.profiles import stored
-from ficco_rt.types import Dtype
+from ficco_rt.types import ELEMENT_TYPES, Dtype, numpy_dtype
 from tests.cases import few
 from tests.simt import amd
 
 SOURCE = Path(naive.__file__).parents[1] / "src" / "naive.cu"
-NUMPY = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
-DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+DTYPES = {cast(Dtype, t.name): t.number for t in ELEMENT_TYPES if t.number is not None}
 
 
 def region(tensor: str, *axes: tuple[tuple[int, int], ...]) -> Region:
@@ -40,7 +39,7 @@ class Tensors:
     def __init__(self, seed: int, **shapes: tuple[Dtype, tuple[int, int]]) -> None:
         draw = np.random.default_rng(seed)
         self.arrays = {
-            name: draw.integers(-4, 5, shape).astype(NUMPY[dtype]) for name, (dtype, shape) in shapes.items()
+            name: draw.integers(-4, 5, shape).astype(numpy_dtype(dtype)) for name, (dtype, shape) in shapes.items()
         }
         self.dtypes = {name: dtype for name, (dtype, _) in shapes.items()}
 
@@ -113,7 +112,8 @@ def run(made: Made, grid: int, seed: int, folder: Path) -> None:
 @pytest.mark.parametrize(("turn", "arch"), [(0, "gfx90a"), (1, "gfx942")])
 def test_compiled_for_amd_without_spills(turn: int, arch: str, tmp_path: Path) -> None:
     options = ("-std=c++17", "-O3", f"--offload-arch={arch}")
-    kinds = [*product(["GEMM"], product(range(3), repeat=2)), *(("REDUCE", (i, i)) for i in range(3)), ("COPY", (0, 0))]
+    numbers = DTYPES.values()
+    kinds = [*product(["GEMM"], product(numbers, repeat=2)), *(("REDUCE", (i, i)) for i in numbers), ("COPY", (0, 0))]
     for kind, (left, out) in few(kinds, 7, 7 * turn):
         compiled = amd.compile_device(
             tmp_path, SOURCE, (*options, f"-D{kind}=naive_{kind}", f"-DIN={left}", f"-DOUT={out}")
@@ -179,7 +179,7 @@ def test_products_with_terms(dtype: Dtype, tmp_path: Path) -> None:
     ]
     product = tensors.of(left) @ tensors.of(right) + sum(map(tensors.of, terms))
     other = tensors.of(small[0]) @ tensors.of(small[1]) + tensors.of(region("C", ((0, 3),), ((2, 5),)))
-    wanted = {"C": tensors.put(whole, product.astype(NUMPY[dtype])), "E": tensors.put(corner, other)}
+    wanted = {"C": tensors.put(whole, product.astype(numpy_dtype(dtype))), "E": tensors.put(corner, other)}
     flags = np.zeros(2, np.uint32)
     run(launch(works, flags, False), 2, 4, tmp_path)
     for name, values in wanted.items():
@@ -215,7 +215,7 @@ def test_sums(dtype: Dtype, tmp_path: Path) -> None:
         wanted[Tensors._index(o)] = sum(tensors.of(x) for x in t)
     flags = np.zeros(2, np.uint32)
     run(launch(works, flags, False), 3, 5, tmp_path)
-    assert np.array_equal(tensors.arrays["C"], wanted.astype(NUMPY[dtype]))
+    assert np.array_equal(tensors.arrays["C"], wanted.astype(numpy_dtype(dtype)))
     assert flags.tolist() == [1, 1]
 
 
@@ -240,7 +240,7 @@ def copies(tensors: Tensors, flags: np.ndarray, streamed: bool = True) -> tuple[
 def test_copies(dtype: Dtype, tmp_path: Path) -> None:
     tensors = Tensors(5, A=(dtype, (64, 96)), B=(dtype, (64, 96)))
     bits = np.random.default_rng(1).integers(0, 256, tensors.arrays["A"].nbytes, np.uint8)
-    tensors.arrays["A"] = bits.view(NUMPY[dtype]).reshape(64, 96)  # NaNs too, all of their bits
+    tensors.arrays["A"] = bits.view(numpy_dtype(dtype)).reshape(64, 96)  # NaNs too, all of their bits
     flags = np.zeros(5, np.uint32)
     packed, wanted = copies(tensors, flags)
     run(packed, 3, 5, tmp_path)

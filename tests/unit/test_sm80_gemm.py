@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import by_address, catalogue, compiler, tiles
 from ficco_rt.kernels.signature import Signature
-from ficco_rt.kernels.sm80 import choice
 from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, count
 from tests.cases import few
@@ -135,12 +135,13 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
 
 def test_few_rows_get_small_tiles_and_split_depth() -> None:
     budgets = {r: (164 << 10) // r - 1024 for r in (1, 2, 3, 4)}
-    few = choice.choose([16], [2560], 8192, 108, budgets)
-    many = choice.choose([8192], [8192], 8192, 108, budgets)
+    ways = tuple(by_address.Way(v, min(r, v.residency), 0, b) for v in sm80.VARIANTS for r, b in budgets.items())
+    few = by_address.fastest(SM80, ways, (16,), (2560,), 8192, 108, "sm_80")
+    many = by_address.fastest(SM80, ways, (8192,), (8192,), 8192, 108, "sm_80")
     assert few is not None
     assert many is not None
     assert few.variant.tile[0] == 64
-    assert few.tail_splits > 1
+    assert SM80.estimate(few, [16], [2560], 8192, 108, "sm_80")[1] > 1
     assert many.variant.tile[0] * many.variant.tile[1] >= 128 * 128
 
 
@@ -164,7 +165,7 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant, c
 
     def compiled(case: tuple[str, tuple[str, str], bool, bool, bool]) -> compiler.Code:
         arch, types, *rest = case
-        return compiler.compile_file(sm80.SOURCE, sm80.options(variant, Signature(*types, *rest), arch), cache)
+        return compiler.compile_file(sm80.SOURCE, variant.options(Signature(*types, *rest), arch), cache)
 
     taken = few(cases, 2, sm80.VARIANTS.index(variant))
     with ThreadPoolExecutor(2) as pool:

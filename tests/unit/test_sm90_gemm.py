@@ -595,7 +595,7 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
     turn = EVERY.index(variant)
     for (dtype, out, added), right_t in cases.few(list(product(kinds, [False, True])), 1, turn):
         signature = Signature(dtype, out, False, right_t, added)
-        options = variants.options(variant, signature)
+        options = variant.options(signature)
         cubin = compiler.compile_file(variants.SOURCE, options, cache)
         found = resources(cubin.code)
         assert found["registers"] <= variant.registers

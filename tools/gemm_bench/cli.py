@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import variants as sm90
 
 from .arrivals import in_pieces
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
     """Check and time; the process's exit code."""
     args = parse(arguments)
     needed = {"sm90": "a Hopper GPU", "sm80": "a GPU of Ampere or later"}[args.kernel]
-    if not torch.cuda.is_available() or (arch() != sm90.ARCH if args.kernel == "sm90" else not sm80.serves(arch())):
+    if not torch.cuda.is_available() or (arch() != sm90.ARCH if args.kernel == "sm90" else not SM80.serves(arch())):
         print(f"gemm_bench needs {needed}", file=sys.stderr)
         return 3
     torch.zeros(1, device="cuda")  # makes the context current

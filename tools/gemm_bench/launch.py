@@ -73,9 +73,9 @@ def compiled(source: Path | None, key: Key) -> bytes:
     """By a source of the caller's, or by ours."""
     v = key.variant
     if isinstance(v, sm90.Variant):
-        ours, options = sm90.SOURCE, sm90.options(v, key.signature)
+        ours, options = sm90.SOURCE, v.options(key.signature)
     else:
-        ours, options = sm80.SOURCE, sm80.options(v, key.signature, arch())
+        ours, options = sm80.SOURCE, v.options(key.signature, arch())
     return compiler.compile_file(source or ours, options).code
 
 

@@ -9,14 +9,15 @@ import torch
 
 from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
+from ficco_rt.kernels.by_address import Way, fastest
 from ficco_rt.kernels.signature import Signature
-from ficco_rt.kernels.sm80 import choice as sm80
+from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import choice as sm90
 from ficco_rt.kernels.sm90.variants import SWAPPED, VARIANTS
 from ficco_rt.kernels.sm90.variants import Variant as Hopper
 from ficco_rt.kernels.tile_table import SplitK
 
-from .device import SMEM, shared, sms
+from .device import SMEM, arch, shared, sms
 from .launch import Launch, build
 from .variants import Key, Variant
 
@@ -64,9 +65,10 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
         lines = ("A" in pad or k % tiles.DEPTH == 0, "B" in pad or (k if right_t else n) % tiles.DEPTH == 0)
         hopper = sm90.choose([m], [n], k, sms(), right_t, variants=(*VARIANTS, *SWAPPED), lines=lines)
         return Choice(hopper.variant, hopper.tail_splits)
-    found = sm80.choose([m], [n], k, sms(), {r: shared(r) for r in (1, 2, 3, 4)})
+    ways = tuple(Way(v, min(r, v.residency), 0, shared(r)) for v in SM80.variants for r in (1, 2, 3, 4))
+    found = fastest(SM80, ways, (m,), (n,), k, sms(), arch())
     assert found is not None
-    return Choice(found.variant, found.tail_splits, found.residency)
+    return Choice(found.variant, SM80.estimate(found, [m], [n], k, sms(), arch())[1], found.residency)
 
 
 def plain(

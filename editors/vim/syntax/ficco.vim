@@ -8,7 +8,7 @@ syntax keyword ficcoStatement copy gemm reduce launch all_gather all_reduce redu
 syntax keyword ficcoControl for step if else let in on of with after streamed where within from entry unproven and or not read write update int
 syntax keyword ficcoAttribute engine priority smem residency sms leave order ctas threads host grid block
 syntax keyword ficcoValue high normal low text auto nccl sm vendor
-syntax keyword ficcoType bf16 fp16 fp32
+syntax match ficcoType "\v<(bf|fp)[0-9]+(_e[0-9]m[0-9])?>"
 syntax keyword ficcoBuiltin rank ranks peers all
 syntax match ficcoFunction "\v<(reversed|min|max|sum|len|ceil|part|rows|cols)>\ze\s*\("
 syntax match ficcoNumber "\v<[0-9][0-9_]*>"

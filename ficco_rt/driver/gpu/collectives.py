@@ -217,6 +217,8 @@ class Communicators:
         self.ready()
         first, dtype = calls[0], members[0][1].dtype
         number, kind, place = first.communicator, first.kind, first.cause.origin
+        assert self._library is not None
+        self._library.code(dtype)  # refused here, where the place is known
         self._places.setdefault(number, {})[f"{kind} ({place.place})" if place is not None else kind] = None
         most = max(1, WARM // TYPES[dtype].bytes // self._ranks)
         to = tuple(call.to for call in calls)

@@ -13,7 +13,7 @@ from ...errors import DeviceError
 from ...geometry.region import Region
 from ...graph.ir import Kernel, KernelCall, Leave
 from ...kernels import copy_rows, meet
-from ...kernels.families import tables
+from ...kernels.families import tables, unread
 from ...kernels.family import KernelConfig, TileWorks
 from ...kernels.marks import MARK, Marks, marking
 from ...kernels.room import Footprint
@@ -24,7 +24,7 @@ from ...trace.model import Launched
 from .gpus import Gpus
 from .library import Left, LibraryCalls
 from .modules import LoadedKernel, Modules
-from .refused import Closing
+from .refused import Closing, Refused
 from .tensors import DeviceTensor
 from .vendor import DriverCall, Gpu, Grid, Handle, LinearCopy, PitchedCopy
 
@@ -90,10 +90,16 @@ class LaunchBinder:
         config = launch.config
         if config.matmuls:
             return self._by_library(launch, device, memory)
+        works = works_of(launch, memory, flags)
+        unknown = unread(config, works)
+        if unknown is not None:
+            raise Refused(
+                config.kernel, f"knows no {unknown}", advice="take tensors of another type, or --backend host"
+            )
         entry = self._entry(launch, device)
         what = f"kernel {entry.name}, {config.smem} bytes of shared memory"
         self._fits(config, entry, device, what, launch.leave)
-        made = tables(config, works_of(launch, memory, flags), [flags[flag] for flag in config.resets])
+        made = tables(config, works, [flags[flag] for flag in config.resets])
         constants = len(made.constants)
         scratch_at = -(-constants // _ALIGNED) * _ALIGNED
         image = np.zeros(scratch_at + made.scratch, np.uint8)

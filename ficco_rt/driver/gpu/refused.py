@@ -29,6 +29,13 @@ class Refused(DeviceError):
         return f"{where}{self.call}{f' ({of})' if of else ''}: {self.code}{advice}"
 
 
+def coded(code: int | None, dtype: str, library: str, advice: str) -> int:
+    """A type's code in a library. Refused: it has none."""
+    if code is None:
+        raise Refused(library, f"has no code for {dtype}", advice=advice)
+    return code
+
+
 class concerning:
     """Calls that are refused inside concern this device, and this command of the plan. The innermost counts.
     NOTE a class, as each run comes here: a generator costs four times as much."""

@@ -14,7 +14,7 @@ from ...errors import malformed
 from ...geometry.region import Box, Region, overlap, shape_words
 from ...kernels import works
 from ...kernels.works import Work
-from ...types import ACCUMULATOR
+from ...types import TYPES
 from .. import ir
 from ..evaluate import Scope
 from ..symbolic import Algebra, Pieces, added, multiply, transposed
@@ -61,8 +61,9 @@ class GemmKind(OpKind[ir.Gemm]):
         a, b, c = (tensors[r.tensor].dtype for r in (left, right, out))
         if a != b:
             return f"{left.tensor} is {a} and {right.tensor} is {b}; a gemm takes one type"
-        if c not in (a, ACCUMULATOR):
-            return f"a product of {a} goes to {a} or {ACCUMULATOR}; {out.tensor} is {c}"
+        wide = TYPES[a].accumulator
+        if c not in (a, wide):
+            return f"a product of {a} goes to {a} or {wide}; {out.tensor} is {c}"
         for operand in (left, right):
             if overlap(out, operand):
                 return f"gemm writes the part of {out.tensor} that it reads"
@@ -76,7 +77,7 @@ class GemmKind(OpKind[ir.Gemm]):
         if gemm.accumulate and gemm.addends:
             return "'+=' takes no sum"
         for addend in gemm.addends:
-            message = term_fits("gemm", out, addend, tensors, (c, ACCUMULATOR))
+            message = term_fits("gemm", out, addend, tensors, (c, wide))
             if message is not None:
                 return message
         return None

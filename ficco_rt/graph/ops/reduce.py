@@ -15,7 +15,7 @@ from ...kernels import works
 from ...kernels.works import Work
 from ...machine import cost
 from ...machine.model import Machine
-from ...types import ACCUMULATOR, TYPES
+from ...types import TYPES
 from .. import ir
 from ..symbolic import Algebra, Pieces, added
 from .kind import Flags, Look, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
@@ -43,7 +43,7 @@ class ReduceKind(OpKind[ir.Reduce]):
     def fits(self, total: ir.Reduce, rank: int, tensors: Tensors) -> str | None:
         """All terms have the shape of the result; a term may be the result itself, not a shifted part of it."""
         own = tensors[total.out.tensor].dtype
-        types = tuple(TYPES) if own == ACCUMULATOR else (own, ACCUMULATOR)
+        types = tuple(TYPES) if own == TYPES[own].accumulator else (own, TYPES[own].accumulator)
         for term in total.terms:
             message = term_fits("reduce", total.out, term, tensors, types)
             if message is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from ...machine.cost import tensor_rate
+from ...machine.cost import gemm_rate
 from ...machine.model import Device
 from ..cost import best_splits
 from ..pace import Pace
 from ..tiles import DEPTH
-from .variants import LDS, VARIANTS, WAVES, Variant
+from .variants import LDS, VARIANTS, Variant
 
 # Operations of bf16 that a compute unit's matrix cores do in a clock, and bytes of its LDS (white papers
 # of CDNA 2 and 3, section on the compute unit); the others are guesses, as nothing has been measured: bytes of memory
@@ -36,7 +36,7 @@ def pace(v: Variant, blocks: int, device: Device, dtype: str) -> Pace:
     worse = _step_clocks(v, device.arch) / (m * n) / best
     return Pace(
         groups=blocks,
-        step=ceil(blocks / device.sms) * 2.0 * m * n * DEPTH * device.sms / tensor_rate(device, dtype) * worse,
+        step=ceil(blocks / device.sms) * 2.0 * m * n * DEPTH * device.sms / gemm_rate(device, dtype) * worse,
         ends=_TILE * size / _CLOCK,
         adding=_TILE * size / _CLOCK,
         split=(_SPLIT[0] / _CLOCK, _SPLIT[1] * size / _CLOCK),
@@ -49,30 +49,23 @@ def sharing(v: Variant, smem: int) -> int:
     return max(1, min(v.residency, LDS // smem))
 
 
-def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, units: int, arch: str, smem: int) -> int:
-    """Into how many parts K of the last wave's tiles is best split, on `units` compute units."""
-    return alone(v, rows, columns, k, units, arch, smem)[1]
-
-
 def alone(
-    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, units: int, arch: str, smem: int
+    v: Variant, residency: int, rows: Sequence[int], columns: Sequence[int], k: int, units: int, arch: str
 ) -> tuple[float, int]:
-    """The least time, and the splits of the last wave that give it."""
-    shared = sharing(v, smem)
+    """The least time of so many blocks on each compute unit, and the splits of the last wave that give it."""
     m, n = v.tile
     size = m * n / (128 * 128)
     tiles = sum(ceil(r / m) for r in rows) * sum(ceil(c / n) for c in columns)
     moved = 2 * (sum(rows) * k + k * sum(columns) + sum(rows) * sum(columns)) / _MEMORY
-    split = (_SPLIT[0], _SPLIT[1] * size)
-    return best_splits(
-        tiles, units * shared, ceil(k / DEPTH), shared * _step_clocks(v, arch), _TILE * size, split, moved
-    )
+    step, split = residency * _step_clocks(v, arch), (_SPLIT[0], _SPLIT[1] * size)
+    return best_splits(tiles, units * residency, ceil(k / DEPTH), step, _TILE * size, split, moved)
 
 
 def _step_clocks(v: Variant, arch: str) -> float:
     """Clocks of 64 of K: the matrix cores' or the LDS's, and what of the other does not overlap."""
     m, n = v.tile
     multiply = 2 * m * n * DEPTH / _OPERATIONS[arch]
-    read, written = WAVES * (m / v.waves_m + n * v.waves_m / WAVES), m + n
+    (waves_m, waves_n), written = v.grid, m + n
+    read = waves_m * waves_n * (m / waves_m + n / waves_n)
     move = (read + written) * DEPTH * 2 / _LDS
     return max(multiply, move) + min(multiply, move) / 4

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from .. import target
+from .. import by_address
 from ..signature import Signature
 
 SOURCE = Path(__file__).parents[1] / "src" / "mfma_gemm.hip"
@@ -17,41 +18,25 @@ LONGEST = 1 << 23  # bytes of a stored row: those of a tile are counted in 32 bi
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One compilation of the source, for a choice of tile."""
-
-    name: str
-    tile: tuple[int, int]  # rows, columns of a block's tile
-    step: int  # elements of K in a stage of LDS
-    shape: int  # rows and columns of what a matrix instruction makes
-    waves_m: int  # waves along rows
-    residency: int  # blocks of a compute unit that registers leave room for
-
-    @property
-    def cluster(self) -> int:
-        return 1
-
-    @property
-    def warps(self) -> int:
-        return WAVES
-
-    @property
-    def threads(self) -> int:
-        return 64 * WAVES
+class Variant(by_address.Variant):
+    shape: int = 32  # rows and columns of what a matrix instruction makes
+    lanes: ClassVar[int] = 64
+    most_stages: ClassVar[int] = STAGES
 
     @property
     def registers(self) -> int:
-        """Of a lane, at most, with the accumulators."""
+        """With the accumulators."""
         return 512 // self.residency
 
-    @property
-    def smem(self) -> int:
-        """LDS of a block, bytes."""
-        return STAGES * sum(self.tile) * self.step * 2
+    def options(self, signature: Signature, arch: str) -> tuple[str, ...]:
+        (tile_m, tile_n), waves_m = self.tile, self.grid[0]
+        defines = {"TILE_M": tile_m, "TILE_N": tile_n, "TILE_K": self.step, "SHAPE": self.shape, "WAVES_M": waves_m}
+        return signature.options(self.name, arch, {**defines, "RESIDENCY": self.residency})
 
 
 def _variant(rows: int, columns: int, step: int, shape: int, waves_m: int, residency: int) -> Variant:
-    return Variant(f"mfma_gemm_{rows}x{columns}x{step}", (rows, columns), step, shape, waves_m, residency)
+    grid = (waves_m, WAVES // waves_m)
+    return Variant(f"mfma_gemm_{rows}x{columns}x{step}", (rows, columns), grid, residency, step, shape)
 
 
 VARIANTS: tuple[Variant, ...] = (
@@ -64,17 +49,3 @@ VARIANTS: tuple[Variant, ...] = (
     _variant(32, 128, 64, 16, 1, 1),
     _variant(32, 64, 64, 16, 1, 2),
 )
-
-
-def options(variant: Variant, signature: Signature, arch: str) -> tuple[str, ...]:
-    """What the source is compiled with."""
-    values = {
-        **signature.defines(variant.name),
-        "TILE_M": variant.tile[0],
-        "TILE_N": variant.tile[1],
-        "TILE_K": variant.step,
-        "SHAPE": variant.shape,
-        "WAVES_M": variant.waves_m,
-        "RESIDENCY": variant.residency,
-    }
-    return (*target.options(arch), *(f"-D{key}={value}" for key, value in values.items()))

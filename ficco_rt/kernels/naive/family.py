@@ -9,14 +9,14 @@ from itertools import groupby
 from ...machine.model import Device
 from ...types import TYPES
 from .. import target
-from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..leaving import NO_ROOM, shapes
 from ..occupancy import Limits, Window, at_once, window
 from ..pace import Pace
 from ..room import Footprint, resident
 from ..works import Copy, Product, Sum, Work
 from . import tables
-from .cost import pace
+from .cost import pace, reached
 
 GEMM, REDUCE, COPY = "naive_gemm", "naive_reduce", "naive_copy"
 _STAGES = (1, 4)  # fewest and most: the kernel uses one; memory for more is asked for and not used
@@ -63,31 +63,20 @@ class Plain:
 PLAIN = Plain()
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkKind:
-    """Works that one kernel makes: the same kind, and of the same types."""
-
-    kernel: str
-    types: tuple[str, ...]  # of operands and result; copies have none
-
-
-def _kind(work: Work) -> _WorkKind:
+def _kind(work: Work) -> tuple[str, ...]:
+    """The kernel that makes it, and the types of operands and result, which copies do not have."""
     if isinstance(work, Product):
-        return _WorkKind(GEMM, (work.left.dtype, work.out.dtype))
-    if isinstance(work, Sum):
-        return _WorkKind(REDUCE, (work.out.dtype,))
-    assert isinstance(work, Copy)
-    return _WorkKind(COPY, ())
+        return GEMM, work.left.dtype, work.out.dtype
+    return (REDUCE, work.out.dtype) if isinstance(work, Sum) else (COPY,)
 
 
-@dataclass(frozen=True, slots=True)
-class Naive:
-    name: str = "naive"
-    source: str = "naive.cu"
-    variants: tuple[Plain, ...] = (PLAIN,)
+class Naive(Family[Plain]):
+    name = "naive"
+    source = "naive.cu"
+    variants = (PLAIN,)
 
-    def serves(self, arch: str) -> bool:
-        return True
+    def reached(self, device: Device, dtype: str) -> float:
+        return reached(device, dtype)
 
     def footprints(self, limits: Limits) -> Sequence[Footprint]:
         return [block_of(GEMM, limits, PLAIN.smem(_STAGES[0], "bf16"))]
@@ -135,33 +124,34 @@ class Naive:
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
         """A launch for each run of works that one kernel makes. A work waits only for what stands before it in the
         text, so that launches one after another keep a streamed launch's order as well. The last one resets flags."""
-        groups = [(kind, list(works)) for kind, works in groupby(request.works, _kind)]
-        return tuple(self._configs(groups, request, limits))
+        return tuple(self._configs(request, limits))
 
-    def _configs(
-        self, groups: Sequence[tuple[_WorkKind, list[Work]]], request: LaunchRequest, limits: Limits
-    ) -> Iterator[KernelConfig]:
+    def _configs(self, request: LaunchRequest, limits: Limits) -> Iterator[KernelConfig]:
         first = 0
-        for number, (kind, works) in enumerate(groups):
-            block = block_of(kind.kernel, limits)
-            needed = PLAIN.smem(1, kind.types[0]) if kind.kernel == GEMM else 0
+        for kind, group in groupby(request.works, _kind):
+            (kernel, *types), works = kind, list(group)
+            block = block_of(kernel, limits)
+            needed = PLAIN.smem(1, types[0]) if kernel == GEMM else 0
             # the plan's figure counts all shared memory of a block
             smem = max(needed, request.smem - block.static_smem)
             fitting = resident(block.threads, block.registers, smem + block.static_smem, limits)
             tile = _tile(works, request.sms)
             tiles = sum(_tiles(w, tile) for w in works)
-            alone = request.streamed or kind.kernel == COPY  # one block a multiprocessor
+            alone = request.streamed or kernel == COPY  # one block a multiprocessor
             blocks = min(request.sms if alone else at_once(request.sms, fitting, limits), tiles)
             # NOTE where launches in clusters may run too: one block here and one there would leave multiprocessors that
             # no cluster can use, and the last cluster would start when others have ended
             cluster = request.cluster if request.streamed and blocks >= request.cluster else 1
-            entry = "_".join((kind.kernel, *kind.types))
+            entry = "_".join(kind)
+            defines = [f"-D{kernel.removeprefix('naive_').upper()}={entry}"]
+            if types:
+                defines += (f"-DIN={TYPES[types[0]].number}", f"-DOUT={TYPES[types[-1]].number}")
             yield KernelConfig(
                 family=self.name,
-                kernel=kind.kernel,
+                kernel=kernel,
                 entry=entry,
                 source=self.source,
-                options=(*target.options(limits.arch), *_defines(kind, entry)),
+                options=(*target.options(limits.arch), *defines),
                 threads=block.threads,
                 registers=block.registers,
                 smem=smem,
@@ -172,7 +162,7 @@ class Naive:
                 tiles=tiles,
                 works=(first, len(works)),
                 chained=target.chains(limits.arch),
-                resets=request.resets if number == len(groups) - 1 else (),
+                resets=request.resets if first + len(works) == len(request.works) else (),
                 tile=tile,
                 wave=max(1, blocks),
             )
@@ -192,11 +182,10 @@ class Naive:
             packed = tables.copies([w for w in mine if isinstance(w, Copy)], config.tile[1])
         packed.reset(resets)
         image, offsets = packed.image
-
-        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
-            return [packed.table(offsets, constants, scratch)]
-
-        return Tables(image, 4 * packed.counters, packed.counters, arguments, packed.tile_works)
+        counters, works_of_tiles = packed.counters, packed.tile_works
+        return Tables(
+            image, 4 * counters, counters, lambda at, zeros, encode: [packed.table(offsets, at, zeros)], works_of_tiles
+        )
 
 
 def _tile(works: Sequence[Work], sms: int) -> tuple[int, int]:
@@ -215,13 +204,6 @@ def _tiles(work: Work, tile: tuple[int, int]) -> int:
         return tables.tiles_of_sum(work)
     assert isinstance(work, Copy)
     return tables.tiles_of_copy(work, tile[1])
-
-
-def _defines(kind: _WorkKind, entry: str) -> Iterator[str]:
-    yield f"-D{kind.kernel.removeprefix('naive_').upper()}={entry}"
-    if kind.types:
-        yield f"-DIN={TYPES[kind.types[0]].number}"
-        yield f"-DOUT={TYPES[kind.types[-1]].number}"
 
 
 NAIVE = Naive()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from ...machine.cost import tensor_rate
+from ...machine.cost import gemm_rate
 from ...machine.model import Device
 from ..cost import best_splits
 from ..pace import Pace
@@ -34,11 +34,12 @@ _SHALLOW = 0.85
 # instructions: an estimate. All others: an estimate, for no GPU of those was at hand.
 _REACHED = {90: 0.52, 100: 0.25, 103: 0.25}
 _OTHERS = 0.85
+_PIPELINE = {90: 1.105}  # that rate, of a machine's rate of large GEMMs: see `sm90.cost`
 _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time`
 
 
-def reached(device: Device, dtype: str) -> float:
-    """Of the tensor cores' rate of `dtype`."""
+def reached(device: Device) -> float:
+    """Of the tensor cores' rate."""
     return _REACHED.get(compute_capability(device.arch) or 0, _OTHERS)
 
 
@@ -53,20 +54,16 @@ def pace(v: Variant, blocks: int, stages: int, device: Device, dtype: str) -> Pa
     m, n = v.tile
     size = m * n / (256 * 128)
     shared = ceil(blocks / device.sms)
-    share = reached(device, dtype) * rate(v, shared, stages)
+    tensor_rate = gemm_rate(device, dtype) * _PIPELINE.get(compute_capability(device.arch) or 0, 1.0)
+    share = reached(device) * rate(v, shared, stages)
     return Pace(
         groups=blocks,
-        step=shared * 2.0 * m * n * DEPTH * device.sms / (tensor_rate(device, dtype) * share),
+        step=shared * 2.0 * m * n * DEPTH * device.sms / (tensor_rate * share),
         ends=_TILE * size,
         adding=_TILE * size,
         split=(_SPLIT[0], _SPLIT[1] * size),
         start=_LAUNCH - _STREAM,
     )
-
-
-def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, blocks: int) -> int:
-    """Into how many parts K of the last wave's tiles is best split, for `blocks` at work at once."""
-    return alone(v, 1, rows, columns, k, blocks, 1.0)[1]
 
 
 def alone(

@@ -11,13 +11,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, inf
 
-from ...machine.cost import tensor_rate
+from ...machine.cost import gemm_rate
 from ...machine.model import Device
 from ..cost import BESIDE, best_splits
-from ..pace import Pace
+from ..pace import Drift, Pace
 from ..tile_table import MAX_SPLITS
 from ..tiles import DEPTH
 from .variants import Variant
+
+# What the best variant reaches between the ends of its tiles, of a machine's rate of large GEMMs, which counts these
+# ends: waves of 66 × 2 tiles of 128 × 256 with K = 8192 take 86 µs on an H200 (docs/results/bench.md, "Where the time
+# goes"), of which 1.7 are a tile's ends: 840 TFLOP/s, the profile says 760.
+PIPELINE = 1.105
+DRIFT = Drift(0.08, 2000.0, 2000.0)  # two H200, all-gathers of 2 to 19 ms (docs/internals/model.md)
 
 # A step of 64 of K on one multiprocessor …
 _STEP = {
@@ -198,7 +204,7 @@ def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dty
     size = m * n / (128 * 256)
     step, shown = _step(v)
     best = min(time / (a * b) for (a, b), time in _STEP.items())
-    multiply = 2.0 * m * n * DEPTH * device.sms / tensor_rate(device, dtype) * step / (m * n) / best
+    multiply = 2.0 * m * n * DEPTH * device.sms / (gemm_rate(device, dtype) * PIPELINE) * step / (m * n) / best
     # what their steps load comes out of L2, the right operand shared in a cluster
     busy, loaded = min(tiles, clusters * v.cluster), 2 * DEPTH * (m + n / v.cluster)
     step = max(multiply, busy * loaded / _LOADS, loaded / _PORT)
@@ -214,6 +220,7 @@ def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dty
         start=start(v) - _STREAM,
         addend_steps=v.addend_steps,
         addend_gap=v.addend_gap,
+        drift=DRIFT,
     )
 
 

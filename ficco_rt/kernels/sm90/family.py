@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from ...machine.model import Device
 from ...types import ACCUMULATOR
 from .. import tiles
-from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
 from ..gemm import ALIGNMENT, MatrixGemm, gemm_of
 from ..leaving import NO_ROOM, footprint, shapes
 from ..occupancy import Limits, window
@@ -20,7 +20,7 @@ from ..works import Product, Work
 from .choice import band, choose, split_k_of, wait_groups, whole_lines
 from .cost import WaitGroup, pace
 from .tables import build, refusal
-from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, SWAPPED, VARIANTS, Variant, options
+from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, SWAPPED, VARIANTS, Variant
 
 _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
 _chosen = lru_cache(maxsize=4096)(choose)
@@ -46,11 +46,11 @@ def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool | None:
     return False if request.streamed else None
 
 
-@dataclass(frozen=True, slots=True)
-class Sm90:
-    name: str = "sm90"
-    source: str = SOURCE.name
-    variants: tuple[Variant, ...] = (*VARIANTS, *SWAPPED, *LEAN)
+class Sm90(Family[Variant]):
+    name = "sm90"
+    source = SOURCE.name
+    variants = (*VARIANTS, *SWAPPED, *LEAN)
+    instructions = "wgmma, TMA"
 
     def serves(self, arch: str) -> bool:
         return arch == ARCH
@@ -113,7 +113,7 @@ class Sm90:
         return None
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
-        v = next(v for v in self.variants if v.name == request.kernel)
+        v = self.variant(request.kernel)
         found = _merged(request.works, frozenset(request.resets))
         if isinstance(found, str):
             return found
@@ -141,7 +141,7 @@ class Sm90:
                 kernel=v.name,
                 entry=signature.entry(v.name),
                 source=self.source,
-                options=options(v, signature),
+                options=v.options(signature),
                 threads=v.threads,
                 registers=v.registers,
                 smem=smem,
@@ -167,16 +167,14 @@ class Sm90:
         )
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
-        v = next(v for v in self.variants if v.name == config.kernel)
-        return pace(v, config.wave, config.tiles, config.stages, device, dtype)
+        return pace(self.variant(config.kernel), config.wave, config.tiles, config.stages, device, dtype)
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         gemm = gemm_of(works)
         assert isinstance(gemm, MatrixGemm)
-        v = next(v for v in self.variants if v.name == config.kernel)
         made = build(
             tiles.merged(gemm.works, gemm.signature.transposed, config.merged),
-            v,
+            self.variant(config.kernel),
             gemm.signature,
             clusters=config.wave,
             stages=config.stages,
@@ -189,8 +187,7 @@ class Sm90:
         def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
             return [made.parameters(constants, scratch, [encode(m) for m in made.maps])]
 
-        table = made.table
-        return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments, table.tile_works)
+        return tables_of(made.table, arguments)
 
 
 SM90 = Sm90()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...types import ACCUMULATOR
-from .. import target
 from ..signature import Signature
 
 SOURCE = Path(__file__).parents[1] / "src" / "sm90_gemm.cu"
@@ -114,6 +113,26 @@ class Variant:
         left = budget - ALIGN_BYTES - self.staging_bytes
         return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
 
+    def options(self, signature: Signature) -> tuple[str, ...]:
+        """What the source is compiled with."""
+        producer, consumers = self.trade(signature.addends)
+        defines = {
+            "TILE_N": self.tile[1],
+            "BLOCKS_M": self.blocks_m,
+            "CONSUMERS": self.consumers,
+            "CLUSTER": self.cluster,
+            "STAGING": self.staging,
+            "THROTTLED": int(self.throttled),
+            "PINGPONG": int(self.pingpong),
+            "PRODUCER_REGS": producer,
+            "CONSUMER_REGS": consumers,
+        }
+        if self.swapped:
+            defines["TILE_ROWS"] = self.tile[0]
+        if self.launch_registers:
+            defines["LAUNCH_REGS"] = self.launch_registers
+        return signature.options(self.name, ARCH, defines)
+
 
 def variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int, staging: int = 2) -> Variant:
     """A compilation for a tile of so many rows and columns."""
@@ -178,25 +197,3 @@ LEAN: tuple[Variant, ...] = tuple(
         variant(64, 64, 1, 1, 1),
     )
 )
-
-
-def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
-    """What the source is compiled with."""
-    producer, consumers = variant.trade(signature.addends)
-    values = {
-        **signature.defines(variant.name),
-        "TILE_N": variant.tile[1],
-        "BLOCKS_M": variant.blocks_m,
-        "CONSUMERS": variant.consumers,
-        "CLUSTER": variant.cluster,
-        "STAGING": variant.staging,
-        "THROTTLED": int(variant.throttled),
-        "PINGPONG": int(variant.pingpong),
-        "PRODUCER_REGS": producer,
-        "CONSUMER_REGS": consumers,
-    }
-    if variant.swapped:
-        values["TILE_ROWS"] = variant.tile[0]
-    if variant.launch_registers:
-        values["LAUNCH_REGS"] = variant.launch_registers
-    return (*target.options(ARCH), *(f"-D{key}={value}" for key, value in values.items()))

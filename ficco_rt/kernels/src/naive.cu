@@ -18,17 +18,6 @@
 #define BLOCKS 2
 #endif
 
-#if IN == 2
-typedef float In;
-#else
-typedef unsigned short In;
-#endif
-#if OUT == 2
-typedef float Out;
-#else
-typedef unsigned short Out;
-#endif
-
 // ---------------------------------------------------------------- what differs between vendors
 
 #ifdef __HIP__
@@ -92,27 +81,41 @@ __device__ __forceinline__ void acquire() {}  // the block's barrier passes it o
 
 // ---------------------------------------------------------------- numbers
 
-template <int TYPE> __device__ __forceinline__ float widen(unsigned short x) {
-    return TYPE == 0 ? __uint_as_float((u32)x << 16) : half_to_float(x);
-}
-template <int TYPE> __device__ __forceinline__ float widen(float x) { return x; }
-
-template <int TYPE> __device__ __forceinline__ void narrow(float f, unsigned short &x) {
-    if (TYPE == 0) {
+// The types by their numbers: the bits of an element, and to and from float, to nearest, ties to even. A number that is
+// missing here does not compile.
+constexpr int TYPES = 3;
+template <int NUMBER> struct Type;
+template <> struct Type<0> {  // bf16
+    typedef unsigned short Bits;
+    static __device__ __forceinline__ float widen(Bits x) { return __uint_as_float((u32)x << 16); }
+    static __device__ __forceinline__ Bits narrow(float f) {
         u32 u = __float_as_uint(f);
-        if ((u & 0x7fffffffu) > 0x7f800000u) { x = (unsigned short)(u >> 16 | 0x40); return; }  // stays NaN
-        x = (unsigned short)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);                             // nearest, ties to even
-    } else {
-        x = float_to_half(f);
+        if ((u & 0x7fffffffu) > 0x7f800000u) return (Bits)(u >> 16 | 0x40);  // stays NaN
+        return (Bits)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
     }
-}
-template <int TYPE> __device__ __forceinline__ void narrow(float f, float &x) { x = f; }
+};
+template <> struct Type<1> {  // fp16
+    typedef unsigned short Bits;
+    static __device__ __forceinline__ float widen(Bits x) { return half_to_float(x); }
+    static __device__ __forceinline__ Bits narrow(float f) { return float_to_half(f); }
+};
+template <> struct Type<2> {  // fp32
+    typedef u32 Bits;
+    static __device__ __forceinline__ float widen(Bits x) { return __uint_as_float(x); }
+    static __device__ __forceinline__ Bits narrow(float f) { return __float_as_uint(f); }
+};
 
-// Element `at` of a tensor of a type that the compiler does not know.
-__device__ __forceinline__ float element(int type, u64 address, i64 at) {
-    if (type == 2) return ((const float *)address)[at];
-    const unsigned short x = ((const unsigned short *)address)[at];
-    return type == 0 ? widen<0>(x) : widen<1>(x);
+#ifndef COPY
+static_assert(IN >= 0 && IN < TYPES && OUT >= 0 && OUT < TYPES, "naive.cu knows no type of this number");
+typedef Type<IN>::Bits In;
+typedef Type<OUT>::Bits Out;
+#endif
+
+// Element `at` of a tensor whose type only the table knows
+template <int NUMBER = TYPES - 1> __device__ __forceinline__ float element(int type, u64 address, i64 at) {
+    if constexpr (NUMBER > 0)
+        if (type != NUMBER) return element<NUMBER - 1>(type, address, at);
+    return Type<NUMBER>::widen(((const typename Type<NUMBER>::Bits *)address)[at]);
 }
 
 // ---------------------------------------------------------------- tiles and flags
@@ -265,8 +268,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
                 float a[8], b[8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    a[i] = widen<IN>(left_tile[k * TILE + ((ty + 16 * i) ^ k)]);
-                    b[i] = widen<IN>(right_tile[k * TILE + ((tx + 16 * i) ^ k)]);
+                    a[i] = Type<IN>::widen(left_tile[k * TILE + ((ty + 16 * i) ^ k)]);
+                    b[i] = Type<IN>::widen(right_tile[k * TILE + ((tx + 16 * i) ^ k)]);
                 }
 #pragma unroll
                 for (int i = 0; i < 8; i++)
@@ -291,13 +294,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
 #pragma unroll
                     for (int b = 0; b < 8; b++)
                         if (a == i && b == j) value = sum[a][b];  // keeps the sums in registers
-                if (w.accumulate) value += widen<OUT>(*to);
+                if (w.accumulate) value += Type<OUT>::widen(*to);
                 for (int s = 0; s < w.addends; s++) {
                     const Addend &a = all_addends[w.first_addend + s];
                     const i64 at = place(runs, a.map_m, m) * a.m + place(runs, a.map_n, n) * a.n;
                     value += element(a.type, a.address, at);
                 }
-                narrow<OUT>(value, *to);
+                *to = Type<OUT>::narrow(value);
             }
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
@@ -314,17 +317,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
 // pitch and width allows it. Four terms are on their way at once: they may lie on peers.
 
 #ifdef REDUCE
-template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *sum) {
+// Elements in a word of 32 bits
+constexpr int PACKED = 4 / sizeof(Out);
+
+__device__ __forceinline__ void add(const Vector &v, float *sum) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (TYPE == 2) {
-            sum[i] += __uint_as_float(words[i]);
-        } else {
-            sum[2 * i] += widen<TYPE>((unsigned short)words[i]);
-            sum[2 * i + 1] += widen<TYPE>((unsigned short)(words[i] >> 16));
-        }
-    }
+    for (int i = 0; i < 4 * PACKED; i++)
+        sum[i] += Type<OUT>::widen((Out)(words[i / PACKED] >> i % PACKED * 8 * sizeof(Out)));
 }
 
 // What a tile needs of the table: its work, the first terms' places, and the first flags' addresses.
@@ -348,7 +348,7 @@ struct SumTile {
 };
 
 extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, Mark *marks)) {
-    constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 2, TERMS = SumTile::TERMS;
+    constexpr int WIDE = 4 * PACKED, EACH = 2, TERMS = SumTile::TERMS;
 
     // Nothing writes the table: the block's first tile is read while the launch before ends. Two reads of memory stand
     // one after another in it.
@@ -400,23 +400,17 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
                 for (int s = 0; s < TERMS; s++) {
 #pragma unroll
                     for (int e = 0; e < EACH; e++)
-                        if (first + s < w.terms && begin + e * THREADS < count) add<OUT>(v[s][e], sum[e]);
+                        if (first + s < w.terms && begin + e * THREADS < count) add(v[s][e], sum[e]);
                 }
             }
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
                 if (begin + e * THREADS >= count) break;
-                Out line[WIDE];
+                u32 words[4] = {};
 #pragma unroll
-                for (int i = 0; i < WIDE; i++) narrow<OUT>(sum[e][i], line[i]);
-                Vector v;
-                if (OUT == 2) {
-                    v = {__float_as_uint(sum[e][0]), __float_as_uint(sum[e][1]), __float_as_uint(sum[e][2]),
-                         __float_as_uint(sum[e][3])};
-                } else {
-                    v = {(u32)line[0] | (u32)line[1] << 16, (u32)line[2] | (u32)line[3] << 16,
-                         (u32)line[WIDE - 4] | (u32)line[WIDE - 3] << 16, (u32)line[WIDE - 2] | (u32)line[WIDE - 1] << 16};
-                }
+                for (int i = 0; i < WIDE; i++)
+                    words[i / PACKED] |= (u32)Type<OUT>::narrow(sum[e][i]) << i % PACKED * 8 * sizeof(Out);
+                const Vector v = {words[0], words[1], words[2], words[3]};
                 *(Vector *)(out + r[e] * w.out_pitch + c[e]) = v;
             }
         } else {
@@ -428,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
                 float sum = 0;
                 for (int s = 0; s < w.terms; s++)
                     sum += element(terms[s].type, terms[s].address, row * terms[s].pitch + column);
-                narrow<OUT>(sum, out[row * w.out_pitch + column]);
+                out[row * w.out_pitch + column] = Type<OUT>::narrow(sum);
             }
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)

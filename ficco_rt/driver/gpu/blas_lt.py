@@ -1,0 +1,140 @@
+"""What cuBLASLt and hipBLASLt have in common: descriptors of a product, its algorithm, and its call."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...types import TYPES, Dtype
+from .checked import Checked
+from .refused import Closing, coded
+from .vendor import DriverCall, DriverFunction, GemmLibrary, Handle, Layout, MatmulPlace, Shape
+
+_ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)  # alpha and beta, on the host
+WAY_OUT = "leave out kernel = vendor"
+
+
+@dataclass(slots=True)
+class Planned:
+    """What a call of one shape is made with. `given_back`: the kinds of descriptors, and these."""
+
+    given_back: list[tuple[str, Any]] = field(default_factory=list)
+    descriptor: Any = None
+    layouts: tuple[Any, ...] = ()
+    beta: npt.NDArray[np.float32] = field(default_factory=lambda: _ZERO)
+    found: Any = None  # the heuristics' answer
+    algorithm: Any = None  # in that
+
+
+class BlasLt(GemmLibrary):
+    """See `GemmLibrary`. Calls and attributes have one name in both libraries, but for what it begins with."""
+
+    prefix: str  # of calls
+    turned: tuple[int, int] = (0, 1)  # an operand as it is stored, and transposed
+    sums: Any  # the type of sums in fp32
+    call: Checked
+    matmul: DriverFunction
+
+    @abstractmethod
+    def function(self, name: str) -> DriverFunction:
+        """A call, which gives a code first: `matmul_desc_create` is MatmulDescCreate."""
+
+    @abstractmethod
+    def attribute(self, kind: str, name: str) -> Any:
+        """Of a `matmul_desc` or a `matmul_preference`."""
+
+    @abstractmethod
+    def type(self, code: int) -> Any:
+        """An element type as calls take it."""
+
+    @abstractmethod
+    def preferences(self, shape: Shape, workspace: int) -> Mapping[str, np.generic]:
+        """What the heuristics are told, beside the matrices."""
+
+    @abstractmethod
+    def heuristics(self, number: int, *asked: Any) -> tuple[Any, Any] | None:
+        """The answer, and the algorithm in it that comes at place `number`; None: there is none."""
+
+    def made(self, name: str, *arguments: Any) -> Any:
+        return self.call(self.function(name), *arguments)
+
+    def c_name(self, name: str) -> str:
+        return self.prefix + "".join(map(str.capitalize, name.split("_")))
+
+    def open(self) -> Handle:
+        return self.made("create")
+
+    def close(self, handle: Handle) -> None:
+        self.made("destroy", handle)
+
+    def plan(self, handle: Handle, shape: Shape, workspace: int, number: int = 0) -> Planned | None:
+        planned = Planned()
+        try:
+            planned.descriptor = self._create(planned, "matmul_desc", self.sums, self._code("fp32"))
+            for side, transposed in zip("AB", shape.transposed, strict=True):
+                self._set("matmul_desc", planned.descriptor, f"TRANS{side}", np.int32(self.turned[transposed]))
+            if shape.sms:
+                self._set("matmul_desc", planned.descriptor, "SM_COUNT_TARGET", np.int32(shape.sms))
+            planned.layouts = a, b, c = tuple(self._layout(planned, m) for m in (shape.first, shape.second, shape.out))
+            wanted = self._create(planned, "matmul_preference")
+            for name, value in self.preferences(shape, workspace).items():
+                self._set("matmul_preference", wanted, name, value)
+            planned.beta = _ONE if shape.accumulate else _ZERO
+            found = self.heuristics(number, handle, planned.descriptor, a, b, c, c, wanted)
+        except BaseException:
+            self._forget(planned)
+            raise
+        if found is None:
+            self.drop(planned)
+            return None
+        planned.found, planned.algorithm = found
+        return planned
+
+    def _create(self, planned: Planned, kind: str, *arguments: Any) -> Any:
+        made = self.made(f"{kind}_create", *arguments)
+        planned.given_back.append((f"{kind}_destroy", made))
+        return made
+
+    def _layout(self, planned: Planned, layout: Layout) -> Any:
+        code = self._code(layout.dtype)
+        return self._create(planned, "matrix_layout", code, layout.rows, layout.columns, layout.pitch)
+
+    def _code(self, dtype: Dtype) -> Any:
+        return self.type(coded(TYPES[dtype].blas, dtype, self.name, WAY_OUT))
+
+    def _set(self, kind: str, descriptor: Any, name: str, value: np.generic) -> None:
+        held = np.array([value])
+        self.made(f"{kind}_set_attribute", descriptor, self.attribute(kind, name), held.ctypes.data, held.nbytes)
+
+    def _forget(self, planned: Planned) -> Closing:
+        closing = Closing()
+        while planned.given_back:
+            closing(self.made, *planned.given_back.pop())
+        return closing
+
+    def drop(self, planned: Planned) -> None:
+        self._forget(planned).end()
+
+    def matmul_action(self, handle: Handle, planned: Planned, place: MatmulPlace, stream: Handle) -> DriverCall:
+        a, b, c = planned.layouts
+        return self.matmul, (
+            handle, planned.descriptor, _ONE.ctypes.data, place.first, a, place.second, b,
+            planned.beta.ctypes.data, place.out, c, place.out, c,
+            planned.algorithm, place.workspace, place.size, int(stream),
+        )  # fmt: skip
+
+
+def checked(status: str, library: str) -> Checked:
+    """Makes a library's calls, whose codes begin with `status`."""
+    advice = {
+        "ALLOC_FAILED": "the GPU's memory is full; take smaller sizes with --set",
+        "NOT_SUPPORTED": f"this {library} does not make the product here; {WAY_OUT}",
+        "ARCH_MISMATCH": f"this {library} does not know the GPU; {WAY_OUT}",
+        "EXECUTION_FAILED": "a kernel could not be launched or has failed before",
+    }
+    return Checked({f"{status}_STATUS_{code}": words for code, words in advice.items()})
