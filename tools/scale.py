@@ -24,7 +24,6 @@ from ficco_rt import compiler
 from ficco_rt.files.atomic import read_text, write_atomic
 from ficco_rt.machine.cost import CollectiveName, collective_time
 from ficco_rt.machine.profiles import profile
-from ficco_rt.report.wording import show_time
 from ficco_rt.select.candidates import by_rules, text_of
 from ficco_rt.select.estimates import estimate
 from ficco_rt.select.facts import Facts, facts
@@ -46,16 +45,19 @@ def sizes(operation: str, ranks: int, weak: bool) -> dict[str, object]:
     return {"M": ROWS, "N": DEPTH, "K": width}
 
 
+def milliseconds(time: float) -> str:
+    return f"{time / 1e3:#.3g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Time:
     """Microseconds of a schedule; by the closed formula or on the virtual clock."""
 
-    schedule: str
     value: float
     formula: bool
 
     def __str__(self) -> str:
-        return f"{'~' if self.formula else ''}{show_time(self.value)}"
+        return f"{'~' if self.formula else ''}{milliseconds(self.value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,6 @@ class ScaleRow:
     """One number of ranks: the GEMM alone, the vendor's collective and then the GEMM, and the rules' schedule."""
 
     ranks: int
-    nodes: int
     gemm: float
     serial: float
     overlapped: Time
@@ -77,7 +78,7 @@ def row(operation: str, ranks: int, machine_name: str, weak: bool) -> ScaleRow:
     held = ROWS * DEPTH * f.item
     serial = f.gemm + machine.device.launch_time + collective_time(machine, COLLECTIVES[operation], held)
     name = f"{operation}/{'hierarchical' if f.nodes > 1 else 'streamed'}"
-    return ScaleRow(ranks, f.nodes, f.gemm, serial, modelled(name, f, given, machine_name))
+    return ScaleRow(ranks, f.gemm, serial, modelled(name, f, given, machine_name))
 
 
 def modelled(name: str, f: Facts, given: Mapping[str, object], machine_name: str) -> Time:
@@ -86,30 +87,28 @@ def modelled(name: str, f: Facts, given: Mapping[str, object], machine_name: str
     if f.ranks > SIMULATED or machine_name == DOMAINS:
         found = estimate(f, name, dict(candidate.params))
         assert found is not None
-        return Time(name, found, True)
+        return Time(found, True)
     machine = profile(machine_name, f.ranks)
     graph = compiler.build(text_of(name), f.ranks, {**given, **dict(candidate.params)})
-    return Time(name, simulate(compiler.plan_of(graph, machine, trusted=True), machine).duration, False)
+    return Time(simulate(compiler.plan_of(graph, machine, trusted=True), machine).duration, False)
 
 
-def table(rows: Sequence[ScaleRow]) -> Iterator[str]:
-    """As the page has it."""
-    yield "| GPUs | nodes | GEMM | collective, then GEMM | rules' schedule | its time | times as fast |"
-    yield "|--:|--:|--:|--:|---|--:|--:|"
-    for r in rows:
-        faster, schedule = r.serial / r.overlapped.value, r.overlapped.schedule.rpartition("/")[2]
-        times = f"{show_time(r.gemm)} | {show_time(r.serial)} | `{schedule}` | {r.overlapped}"
-        yield f"| {r.ranks} | {r.nodes} | {times} | {faster:.2f} |"
+def table(gathers: Sequence[ScaleRow], scatters: Sequence[ScaleRow]) -> Iterator[str]:
+    """As the page has it: an all-gather and a reduce-scatter of the same sizes have the same yardsticks."""
+    yield "| GPUs | GEMM | collective, then GEMM | all-gather | times as fast | reduce-scatter | times as fast |"
+    yield "|--:|--:|--:|--:|--:|--:|--:|"
+    for g, s in zip(gathers, scatters, strict=True):
+        ours = " | ".join(f"{r.overlapped} | {r.serial / r.overlapped.value:.2f}" for r in (g, s))
+        yield f"| {g.ranks} | {milliseconds(g.gemm)} | {milliseconds(g.serial)} | {ours} |"
 
 
 def blocks(ranks: Sequence[int] = ()) -> Iterator[tuple[str, str]]:
     """Each table under its name."""
     for machine, all_ranks in RANKS.items():
-        for operation in COLLECTIVES:
-            for kind in ("weak", "fixed"):
-                wanted = [n for n in all_ranks if not ranks or n in ranks]
-                found = [row(operation, n, machine, kind == "weak") for n in wanted]
-                yield f"{machine} {operation} {kind}", "\n".join(table(found))
+        wanted = [n for n in all_ranks if not ranks or n in ranks]
+        for kind in ("weak", "fixed"):
+            found = [[row(operation, n, machine, kind == "weak") for n in wanted] for operation in COLLECTIVES]
+            yield f"{machine} {kind}", "\n".join(table(*found))
 
 
 def main() -> None:
