@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..calibrate.fit import Constant, Loss, constants, contention, decomposition, machine_of
@@ -14,10 +15,13 @@ from ..calibrate.tables import measured_of
 from ..driver.api import DriverName
 from ..errors import DeviceError
 from ..files.atomic import MACHINE, check_outputs
+from ..files.records import Micros, Params
 from ..machine.model import Machine
 from ..machine.units import figure
 from ..report.wording import count, show_params
 from .console import Progress, Style, table
+from .machine import MachineRecord
+from .machine import record as machine_record
 from .messages import print_json
 
 HOST = " *"  # behind a time that may be the host's
@@ -83,41 +87,114 @@ def calibrated(series: Sequence[Series], base: Machine, name: str | None, driver
 # ---------------------------------------------------------------- what is told
 
 
-def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[str, object]:
-    from .machine import record as told
+@dataclass(frozen=True, slots=True)
+class NoiseRecord:
+    """What was measured, and its standard error."""
 
-    found = constants(series, base)
-    return {
-        "machine": told(machine),
-        "constants": {name: _constant(c) for name, c in found.items()},
-        "probes": [
-            {
-                "name": s.probe.name, "measures": s.probe.measures, "mode": s.probe.mode, "missing": s.missing,
-                "seconds": s.seconds,
-                "points": [
-                    {"params": dict(p.params), "us": p.micros, "least_us": p.least, "most_us": p.most,
-                     "modelled_us": p.modelled, "kernel": p.kernel, "issued_ahead": p.ahead}
-                    for p in s.points
-                ],
-            }
-            for s in series
-        ],
-        "decomposition_loss": {name: [_loss(x) for x in losses] for name, losses in decomposition(series).items()},
-        "contention_loss": [_loss(loss) for loss in contention(series)],
-    }  # fmt: skip
+    value: float
+    error: float
 
 
-def _constant(c: Constant) -> dict[str, object]:
-    value, error = c.noise or (None, None)
-    noise = None if c.noise is None else {"value": value, "error": error}
-    return {
-        "value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host, "noise": noise,
-        "found": c.found,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class ConstantRecord:
+    """A figure of the machine.
+
+    probe: The probe that found it.
+    residual: How far its fit is off, as a share.
+    host: The time of the host is in it.
+    noise: Null, or what was measured and its standard error: these cannot be told from noise, so the value is the one
+      known before.
+    found: Null, or what the probe found, where the value is the stored one of this device, changed as far as the probe
+      found another figure than it finds there.
+    """
+
+    value: float
+    unit: str
+    probe: str
+    residual: float
+    host: bool
+    noise: NoiseRecord | None
+    found: float | None
 
 
-def _loss(loss: Loss) -> dict[str, object]:
-    return {"params": dict(loss.params), "loss": loss.share}
+@dataclass(frozen=True, slots=True)
+class PointRecord:
+    """A time of a probe.
+
+    us: The median, microseconds.
+    issued_ahead: The host had issued each run before it began.
+    """
+
+    params: Params
+    us: float
+    least: Micros
+    most: Micros
+    modelled: Micros | None
+    kernel: str
+    issued_ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRecord:
+    """A probe with its times.
+
+    missing: Why it was not measured; empty: it was.
+    seconds: That measuring it took.
+    """
+
+    name: str
+    measures: str
+    mode: str
+    missing: str
+    seconds: float
+    points: tuple[PointRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LossRecord:
+    """What something loses.
+
+    loss: How much longer, as a share.
+    """
+
+    params: Params
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What `ficco calibrate --json` prints."""
+
+    machine: MachineRecord
+    constants: Mapping[str, ConstantRecord]
+    probes: tuple[ProbeRecord, ...]
+    decomposition_loss: Mapping[str, tuple[LossRecord, ...]]
+    contention_loss: tuple[LossRecord, ...]
+
+
+def record(series: Sequence[Series], machine: Machine, base: Machine) -> Calibration:
+    """What --json prints."""
+    told = []
+    for s in series:
+        points = (PointRecord(p.params, p.micros, p.least, p.most, p.modelled, p.kernel, p.ahead) for p in s.points)
+        probe = s.probe
+        told.append(ProbeRecord(probe.name, probe.measures, probe.mode, s.missing, s.seconds, tuple(points)))
+    return Calibration(
+        machine=machine_record(machine),
+        constants={name: _constant(c) for name, c in constants(series, base).items()},
+        probes=tuple(told),
+        decomposition_loss={name: tuple(map(_loss, losses)) for name, losses in decomposition(series).items()},
+        contention_loss=tuple(map(_loss, contention(series))),
+    )
+
+
+def _constant(c: Constant) -> ConstantRecord:
+    noise = None if c.noise is None else NoiseRecord(*c.noise)
+    return ConstantRecord(c.value, c.unit, c.probe, c.residual, c.host, noise, c.found)
+
+
+def _loss(loss: Loss) -> LossRecord:
+    return LossRecord(loss.params, loss.share)
 
 
 def render(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UsageError
 from ..files import atomic, shipped
-from ..files.arguments import VENDOR
+from ..files.records import NEWER, Count, Micros, Params
 from ..machine.profiles import is_file
 from ..report.job import Job, given_words
 from ..report.request import joins_more, machine_of
@@ -123,32 +124,73 @@ def settings_of(choice: Choice, given: Sequence[str]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- words
 
 
-def record(choice: Choice) -> dict[str, object]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateRecord:
+    """A schedule that could have been chosen.
+
+    predicted_us: Microseconds; null: nothing predicts it.
+    """
+
+    schedule: str = ""
+    params: Params = NEWER
+    predicted: Micros | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRecord:
+    """What `ficco choose --json` prints.
+
+    operation: Such as ag_gemm.
+    by: What chose.
+    schedule: The chosen one.
+    mode: How it should run.
+    kernel: Whose GEMM makes the products.
+    predicted_us: Microseconds. By rules: an estimate by a closed formula; by model: modelled; by measured: measured.
+    why: Reasons, a sentence each.
+    sources: What the reasons rest on.
+    candidates: The chosen one first.
+    """
+
+    operation: str = ""
+    ranks: Count = 0
+    machine: str = ""
+    by: Literal["rules", "model", "measured"] = "rules"
+    schedule: str = ""
+    params: Params = NEWER
+    mode: Literal["streams", "graph"] = "streams"
+    kernel: Literal["ours", "vendor"] = "ours"
+    predicted: Micros | None = None
+    why: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    candidates: tuple[CandidateRecord, ...] = ()
+
+
+def record(choice: Choice) -> ChoiceRecord:
     """What --json prints."""
-    return {
-        "operation": choice.operation,
-        "ranks": choice.ranks,
-        "machine": choice.machine.name,
-        "by": choice.by,
-        "schedule": choice.schedule,
-        "params": dict(choice.params),
-        "mode": choice.mode,
-        "kernel": VENDOR if choice.vendored else "ours",
-        "predicted_us": choice.predicted,
-        "why": list(choice.why),
-        "sources": list(choice.sources),
-        "candidates": [
-            {"schedule": o.schedule, "params": dict(o.params), "predicted_us": o.predicted} for o in choice.options
-        ],
-    }
+    return ChoiceRecord(
+        operation=choice.operation,
+        ranks=choice.ranks,
+        machine=choice.machine.name,
+        by=choice.by,
+        schedule=choice.schedule,
+        params=choice.params,
+        mode=choice.mode,
+        kernel="vendor" if choice.vendored else "ours",
+        predicted=choice.predicted,
+        why=choice.why,
+        sources=choice.sources,
+        candidates=tuple(
+            CandidateRecord(schedule=o.schedule, params=dict(o.params), predicted=o.predicted) for o in choice.options
+        ),
+    )
 
 
-def reasons(job: Job) -> list[str]:
+def reasons(job: Job) -> tuple[str, ...]:
     """Why a run is of this schedule with these values."""
     if job.choice is not None:
         first, *others = job.choice.why
-        return [f"chosen for {job.choice.operation} by {_BY[job.choice.by]}: {first}", *others]
-    return [f"named on the command line ({show_path(job.path)})", *given_words(job)]
+        return (f"chosen for {job.choice.operation} by {_BY[job.choice.by]}: {first}", *others)
+    return (f"named on the command line ({show_path(job.path)})", *given_words(job))
 
 
 _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}

@@ -253,7 +253,7 @@ def _encoded(ranking: Ranking) -> str:
 
 
 def _decoded(value: Mapping[str, Any]) -> Ranking:
-    if value["ficco_choices"] != FORM or not value["ranked"]:
+    if type(value["ficco_choices"]) is not int or value["ficco_choices"] != FORM or not value["ranked"]:
         raise ValueError("of another form")
     ranked = tuple(Ranked(_candidate(s, p), float(t), int(n)) for s, p, t, n in value["ranked"])
     return Ranking(ranked, tuple((_candidate(s, p), str(reason)) for s, p, reason in value["refused"]))

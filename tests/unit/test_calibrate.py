@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ficco_rt.cli import calibrate as command
 from ficco_rt.cli.console import Progress, Style
 from ficco_rt.cli.main import execute
 from ficco_rt.errors import DeviceError
+from ficco_rt.files.records import plain
 from ficco_rt.machine import file
 from ficco_rt.machine.cost import OVERHEADS, vendor_gemm
 from ficco_rt.machine.model import Machine
@@ -290,7 +290,7 @@ def test_what_is_told(base: Machine, series: tuple[Series, ...]) -> None:
     assert "copy time" in text
     assert "seconds, on GPUs: runs 1.2\n" in text
     assert "a GEMM beside copies" in text or "copies beside a GEMM" in text
-    record = json.loads(json.dumps(command.record(series, machine, base)))
+    record = plain(command.record(series, machine, base))
     hold("calibrate", record)
     assert record["constants"]["copy_time"]["unit"] == "µs"
     assert len(record["probes"]) == len(series)
