@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ..calibrate.fit import Constant, Loss, constants, contention, decomposition, machine_of
+from ..calibrate.fit import Beside, Constant, Loss, constants, contention, decomposition, machine_of
 from ..calibrate.measure import Clock, Series, measure
 from ..calibrate.probes import Probe, probes
 from ..calibrate.tables import measured_of
 from ..driver.api import DriverName
 from ..errors import DeviceError
 from ..files.atomic import MACHINE, check_outputs
-from ..files.records import Micros, Params
 from ..machine.model import Machine
 from ..machine.units import figure
 from ..report.wording import count, show_params
@@ -88,113 +87,20 @@ def calibrated(series: Sequence[Series], base: Machine, name: str | None, driver
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseRecord:
-    """What was measured, and its standard error."""
-
-    value: float
-    error: float
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantRecord:
-    """A figure of the machine.
-
-    probe: The probe that found it.
-    residual: How far its fit is off, as a share.
-    host: The time of the host is in it.
-    noise: Null, or what was measured and its standard error: these cannot be told from noise, so the value is the one
-      known before.
-    found: Null, or what the probe found, where the value is the stored one of this device, changed as far as the probe
-      found another figure than it finds there.
-    """
-
-    value: float
-    unit: str
-    probe: str
-    residual: float
-    host: bool
-    noise: NoiseRecord | None
-    found: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class PointRecord:
-    """A time of a probe.
-
-    us: The median, microseconds.
-    issued_ahead: The host had issued each run before it began.
-    """
-
-    params: Params
-    us: float
-    least: Micros
-    most: Micros
-    modelled: Micros | None
-    kernel: str
-    issued_ahead: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeRecord:
-    """A probe with its times.
-
-    missing: Why it was not measured; empty: it was.
-    seconds: That measuring it took.
-    """
-
-    name: str
-    measures: str
-    mode: str
-    missing: str
-    seconds: float
-    points: tuple[PointRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LossRecord:
-    """What something loses.
-
-    loss: How much longer, as a share.
-    """
-
-    params: Params
-    loss: float
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     """What `ficco calibrate --json` prints."""
 
     machine: MachineRecord
-    constants: Mapping[str, ConstantRecord]
-    probes: tuple[ProbeRecord, ...]
-    decomposition_loss: Mapping[str, tuple[LossRecord, ...]]
-    contention_loss: tuple[LossRecord, ...]
+    constants: Mapping[str, Constant]
+    probes: tuple[Series, ...]
+    decomposition_loss: Mapping[str, tuple[Loss, ...]]
+    contention_loss: tuple[Beside, ...]
 
 
 def record(series: Sequence[Series], machine: Machine, base: Machine) -> Calibration:
     """What --json prints."""
-    told = []
-    for s in series:
-        points = (PointRecord(p.params, p.micros, p.least, p.most, p.modelled, p.kernel, p.ahead) for p in s.points)
-        probe = s.probe
-        told.append(ProbeRecord(probe.name, probe.measures, probe.mode, s.missing, s.seconds, tuple(points)))
-    return Calibration(
-        machine=machine_record(machine),
-        constants={name: _constant(c) for name, c in constants(series, base).items()},
-        probes=tuple(told),
-        decomposition_loss={name: tuple(map(_loss, losses)) for name, losses in decomposition(series).items()},
-        contention_loss=tuple(map(_loss, contention(series))),
-    )
-
-
-def _constant(c: Constant) -> ConstantRecord:
-    noise = None if c.noise is None else NoiseRecord(*c.noise)
-    return ConstantRecord(c.value, c.unit, c.probe, c.residual, c.host, noise, c.found)
-
-
-def _loss(loss: Loss) -> LossRecord:
-    return LossRecord(loss.params, loss.share)
+    both = tuple(contention(series))
+    return Calibration(machine_record(machine), constants(series, base), tuple(series), decomposition(series), both)
 
 
 def render(
@@ -222,7 +128,7 @@ def render(
     if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
         parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
     told = ", ".join(
-        f"{name.replace('_', ' ')} {figure(c.noise[0])} ± {figure(c.noise[1], 2)} {c.unit}"
+        f"{name.replace('_', ' ')} {figure(c.noise.value)} ± {figure(c.noise.error, 2)} {c.unit}"
         for name, c in found.items()
         if c.noise is not None
     )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
 
 from ..errors import UsageError
-from ..explore.losses import PIECES, Axis, Losses, Operator, Subject, losses
+from ..explore.losses import PIECES, Losses, Operator, losses
 from ..files.atomic import FileKind, check_outputs, write_atomic
-from ..files.records import Count
 from ..report.plots import signatures
 from ..report.request import machine_of
 from ..report.settings import SettingValue, number_list, parse_choices
@@ -45,7 +43,7 @@ def characterise(
     if output is not None:
         write_atomic(output, signatures(found))
     written = output and f"{output}: losses of {found.machine}, {found.source}\n"
-    return tell(as_json, lambda: record(found), lambda style: written or _text(found, style))
+    return tell(as_json, lambda: found, lambda style: written or _text(found, style))
 
 
 def _operators(choices: dict[str, tuple[SettingValue, ...]]) -> tuple[list[Operator], str]:
@@ -90,53 +88,3 @@ def _table(title: str, shares: Shares, columns: Mapping[Any, str]) -> list[str]:
         told = ("–" if share is None else f"{share:.3f}" for share in found)
         rows.append([*map(str, (op.m, op.n, op.k)), *told])
     return [title, table(rows, right=frozenset(range(len(rows[0]))))]
-
-
-@dataclass(frozen=True, slots=True)
-class DecompositionRecord:
-    """What is left of a GEMM's speed in pieces.
-
-    share: Whole ÷ pieces: of the speed, what is left.
-    """
-
-    M: Count
-    N: Count
-    K: Count
-    axis: Axis
-    pieces: Count
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class ContentionRecord:
-    """What is left of a speed beside other work.
-
-    share: Alone ÷ beside the other.
-    """
-
-    M: Count
-    N: Count
-    K: Count
-    subject: Subject
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Characterisation:
-    """What `ficco characterise --json` prints.
-
-    source: modelled, or where it was measured.
-    """
-
-    machine: str
-    ranks: Count
-    source: str
-    decomposition: tuple[DecompositionRecord, ...]
-    contention: tuple[ContentionRecord, ...]
-
-
-def record(of: Losses) -> Characterisation:
-    """What --json prints."""
-    parts = (DecompositionRecord(d.of.m, d.of.n, d.of.k, d.axis, d.pieces, d.share) for d in of.decomposition)
-    both = (ContentionRecord(c.of.m, c.of.n, c.of.k, c.subject, c.share) for c in of.contention)
-    return Characterisation(of.machine, of.ranks, of.source, tuple(parts), tuple(both))

@@ -14,24 +14,10 @@ from .messages import tell
 
 
 @dataclass(frozen=True, slots=True)
-class ListedSchedule:
-    """A shipped schedule.
-
-    name: Such as ag_gemm/streamed.
-    right: What it is right for.
-    """
-
-    name: str
-    title: str
-    right: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class Listing:
     """What `ficco list --json` prints."""
 
-    schedules: tuple[ListedSchedule, ...]
+    schedules: tuple[ShippedSchedule, ...]
 
 
 def list(operation: str | None, as_json: bool) -> int:
@@ -42,8 +28,7 @@ def list(operation: str | None, as_json: bool) -> int:
         if operation not in known:
             raise UsageError(f"there is no operation '{operation[:80]}'; there are {', '.join(known)}")
         entries = tuple(e for e in entries if _folder(e.name) == operation)
-    found = Listing(tuple(ListedSchedule(e.name, e.title, e.right, str(e.path)) for e in entries))
-    return tell(as_json, lambda: found, lambda style: _text(entries, style))
+    return tell(as_json, lambda: Listing(entries), lambda style: _text(entries, style))
 
 
 def _text(entries: Sequence[ShippedSchedule], style: Style) -> str:

@@ -15,7 +15,7 @@ from .console import table
 # Where the record of each output stands.
 _RECORDS = {
     "calibrate": "calibrate.Calibration",
-    "characterise": "characterise.Characterisation",
+    "characterise": "characterise.Losses",
     "check": "check.Checked",
     "choose": "choose.ChoiceRecord",
     "error": "messages.Failure",

@@ -15,6 +15,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError
@@ -36,6 +37,13 @@ class Unit:
     """What stands behind the names of fields."""
 
     suffix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a field is called in JSON, where it has another name here."""
+
+    name: str
 
 
 Count: TypeAlias = Annotated[int, AtLeast(0)]
@@ -76,9 +84,11 @@ def fields(cls: type) -> Mapping[str, _Field]:
     found = {}
     for f in dataclasses.fields(cls):
         if HIDDEN not in _marks(hints[f.name]):
-            units = [m.suffix for t in (hints[f.name], *get_args(hints[f.name])) for m in _marks(t) if type(m) is Unit]
+            marks = [m for t in (hints[f.name], *get_args(hints[f.name])) for m in _marks(t)]
+            units = [m.suffix for m in marks if type(m) is Unit]
+            called = next((m.name for m in marks if type(m) is Named), f.name.rstrip("_") + "".join(units))
             needed = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            found[f.name.rstrip("_") + "".join(units)] = _Field(f.name, hints[f.name], needed, f.default is LEFT_OUT)
+            found[called] = _Field(f.name, hints[f.name], needed, f.default is LEFT_OUT)
     for name, member in vars(cls).items():
         if isinstance(member, derived):
             found[name] = _Field(
@@ -113,6 +123,8 @@ def plain(value: object) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
     if not dataclasses.is_dataclass(value):
         return value
     found: dict[str, Any] = {}
@@ -288,7 +300,7 @@ class Reader:
 
 # ---------------------------------------------------------------- schemas
 
-_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", Path: "string"}
 _VALUE = {
     "description": "A param's value: a size, a type's name, or a list of values.",
     "anyOf": [{"type": ["integer", "string"]}, {"type": "array", "items": {"$ref": "#/$defs/Value"}}],
