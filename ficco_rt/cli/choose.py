@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import UsageError
 from ..files import atomic, shipped
-from ..files.records import NEWER, Count, Micros, Params
+from ..files.records import NEWER, PAIRS, Count, Micros, Params, Reader, decoded
 from ..machine.profiles import is_file
 from ..report.job import Job, given_words
 from ..report.request import joins_more, machine_of
@@ -92,24 +91,17 @@ def candidates_of(path: str) -> list[object]:
     """The candidates of a file: a JSON list of schedules' names or paths, or of objects with `schedule` and `params`.
 
     Raises UsageError with the entry that is wrong."""
-    try:
-        entries = json.loads(atomic.read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no JSON: {str(error)[:80]}") from error
-    if not isinstance(entries, list):
-        raise UsageError(f'{path}: a list is needed, such as ["ag_gemm/serial", {_EXAMPLE}]')
-    found: list[object] = []
-    for i, entry in enumerate(entries):
-        if isinstance(entry, str):
-            found.append(entry)
-            continue
-        if not isinstance(entry, dict) or not isinstance(entry.get("schedule"), str):
-            raise UsageError(f"{path}: entry {i + 1} is no candidate: a schedule's name or {_EXAMPLE} is needed")
-        params = entry.get("params", {})
-        if not isinstance(params, dict) or entry.keys() - {"schedule", "params"}:
-            raise UsageError(f"{path}: entry {i + 1}: a candidate has schedule and params, as in {_EXAMPLE}")
-        found.append((entry["schedule"], params))
-    return found
+    reader = Reader(path, way_out=f'; a list is needed, such as ["ag_gemm/serial", {_EXAMPLE}]')
+    entries = reader.read(tuple[str | OwnCandidate, ...], decoded(atomic.read_text(path), path), "candidates")
+    return [entry if isinstance(entry, str) else (entry.schedule, dict(entry.params)) for entry in entries]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCandidate:
+    """A candidate of a file."""
+
+    schedule: str
+    params: Annotated[tuple[tuple[str, object], ...], PAIRS] = ()
 
 
 _EXAMPLE = '{"schedule": "ag_gemm/streamed", "params": {"chunks": 4}}'

@@ -104,6 +104,17 @@ def hints(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
     return {name: f.hint for name, f in known.items()}, frozenset(name for name, f in known.items() if not f.needed)
 
 
+@cache
+def _derived(cls: type) -> frozenset[str]:
+    return frozenset(name for name, field in fields(cls).items() if field.derived)
+
+
+@cache
+def _called(cls: type) -> Mapping[str, str]:
+    """The attributes that have other names in JSON."""
+    return {name: field.attribute for name, field in fields(cls).items() if field.attribute != name}
+
+
 def _is_record(hint: Any) -> bool:
     return dataclasses.is_dataclass(hint)
 
@@ -197,28 +208,32 @@ class Reader:
 
     def read(self, hint: Any, value: Any, at: str) -> Any:
         """The value of this type that stands at this place."""
-        if hint in self.special:
-            return self.special[hint](value, at)
+        if hint is str or hint is int or hint is float or hint is bool:
+            return self._plain(hint, value, at)
+        if isinstance(hint, type):
+            special = self.special.get(hint)
+            return self.object(hint, value, at) if special is None else special(value, at)
+        if marks := _marks(hint):
+            return self._marked(hint.__origin__, marks, value, at)
         origin = get_origin(hint)
-        if origin is Annotated:
-            return self._bounded(get_args(hint), value, at)
+        if origin is tuple:
+            return self._tuple(get_args(hint), value, at)
         if origin is Literal:
             if any(value == allowed and type(value) is type(allowed) for allowed in get_args(hint)):
                 return value
             raise self.fail(at, f"{value!r} is none of {', '.join(map(repr, get_args(hint)))}")
-        if origin is tuple:
-            return self._tuple(get_args(hint), value, at)
         if origin in (types.UnionType, Union):
             return self.union(get_args(hint), value, at)
-        if _is_record(hint):
-            return self.object(hint, value, at)
-        if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._mapping(get_args(hint)[1], value, at)
-        if type(value) is not hint and not (hint is float and type(value) is int):
-            raise self.wanted(hint, value, at)
-        if hint in (int, float) and not -_LARGEST < value < _LARGEST:
-            raise self.wanted(hint, value, at)
-        return self._text(value, at) if hint is str else value
+        return self._mapping(get_args(hint)[1], value, at)
+
+    def _plain(self, kind: Any, value: Any, at: str) -> Any:
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise self.wanted(kind, value, at)
+        if kind is str:
+            return self._text(value, at)
+        if kind is not bool and not -_LARGEST < value < _LARGEST:
+            raise self.wanted(kind, value, at)
+        return value
 
     def _text(self, value: str, at: str) -> str:
         if self.text is not None:
@@ -236,13 +251,13 @@ class Reader:
             return value
         raise self.fail(at, f"a param is a number, a list or a type, not {shown(value)}")
 
-    def _bounded(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
-        if PAIRS in args:
+    def _marked(self, hint: Any, marks: tuple[Any, ...], value: Any, at: str) -> Any:
+        if PAIRS in marks:
             return tuple(self._mapping(object, value, at).items())
-        found = self.read(args[0], value, at)
-        least = next((rule.value for rule in args[1:] if isinstance(rule, AtLeast)), None)
-        if least is not None and found < least:
-            raise self.fail(at, f"{found} is less than {least}")
+        found = self.read(hint, value, at)
+        for mark in marks:
+            if type(mark) is AtLeast and found < mark.value:
+                raise self.fail(at, f"{found} is less than {mark.value}")
         return found
 
     def _tuple(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
@@ -268,6 +283,8 @@ class Reader:
             return self.read(rest[0], value, at)
         classes = {c.__name__: c for c in rest if _is_record(c) and c not in self.special}
         if isinstance(value, dict):
+            if len(classes) == 1 and "type" not in value:
+                return self.object(next(iter(classes.values())), value, at)
             name = value.get("type")
             if isinstance(name, str) and name in classes:
                 return self.object(classes[name], {k: v for k, v in value.items() if k != "type"}, at)
@@ -281,9 +298,10 @@ class Reader:
         """A value of a dataclass."""
         if not isinstance(value, dict):
             raise self.wanted(dict, value, at)
-        known = fields(cls)
-        told = {name: v for name, v in value.items() if name not in known or not known[name].derived}
-        return cls(**{known[name].attribute: v for name, v in self.values(*hints(cls), told, at).items()})
+        derived, called = _derived(cls), _called(cls)
+        told = {name: v for name, v in value.items() if name not in derived} if derived else value
+        found = self.values(*hints(cls), told, at)
+        return cls(**{called.get(name, name): v for name, v in found.items()} if called else found)
 
     def values(
         self, hints: Mapping[str, Any], optional: frozenset[str], value: Mapping[str, Any], at: str
