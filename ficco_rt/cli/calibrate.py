@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from ..report.wording import count, show_params
 from .console import Progress, Style, table
 from .machine import MachineRecord
 from .machine import record as machine_record
-from .messages import print_json
+from .messages import tell
 
 HOST = " *"  # behind a time that may be the host's
 NOISE = " †"  # behind the probe of a figure that it cannot tell from noise
@@ -52,13 +51,13 @@ def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, ou
         from ..machine.file import save
 
         save(machine, output)
-    if as_json:
-        print_json(record(series, machine, base))
-        return 0
-    sys.stdout.write(render(series, machine, base, time.monotonic() - begun, Style(sys.stdout), clock.spent))
-    if output is not None:
-        sys.stdout.write(f"\n{output}: written; --machine {output} takes it\n")
-    return 0
+    wrote = f"\n{output}: written; --machine {output} takes it\n" if output is not None else ""
+    took = time.monotonic() - begun
+    return tell(
+        as_json,
+        lambda: record(series, machine, base),
+        lambda style: render(series, machine, base, took, style, clock.spent) + wrote,
+    )
 
 
 def observed(base: Machine, clock: Clock, seconds: float, progress: Progress) -> tuple[Series, ...]:

@@ -271,7 +271,7 @@ def test_the_exit_code_is_of_what_was_asked_for() -> None:
         (["ag_gemm", "--set", "M=1", "--set", "M=2"], "M stands here twice; put its values behind one name"),
         (["ag_gemm", "--only", "nothing"], "--only nothing: no scenario has this in its name; there are qkv70b_8k"),
         (["ag_gemm", "--scenarios", "none.json"], "none.json: there is no such file"),
-        (["ag_gemm", "--scenarios", "s.json"], "s.json:1:10: is not JSON"),
+        (["ag_gemm", "--scenarios", "s.json"], "s.json:1:10: this is no JSON"),
         (["ag_gemm", "--machine", "h100"], "no machine is called 'h100'"),
         (["ag_gemm", "--gpus", "0"], "--gpus 0: expected numbers from 1 to 1024"),
         (["ag_gemm", "-o", "t.txt"], "t.txt: a table's name ends in .csv or .json"),
