@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, ge
 from ..errors import UsageError
 
 Params: TypeAlias = Mapping[str, object]
-_LARGEST = 1e18  # of a number
 _SHOWN = 40  # characters of what is wrong
 
 
@@ -190,6 +189,7 @@ class Reader:
     that their classes have not: files of other versions have them. `text` takes texts with control characters, which
     are refused without it."""
 
+    largest = 2.0**64  # of a number
     words: Mapping[Any, str] = {
         bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "an object", list: "a list"
     }  # fmt: skip
@@ -231,7 +231,7 @@ class Reader:
             raise self.wanted(kind, value, at)
         if kind is str:
             return self._text(value, at)
-        if kind is not bool and not -_LARGEST < value < _LARGEST:
+        if kind is not bool and not -self.largest < value < self.largest:
             raise self.wanted(kind, value, at)
         return value
 

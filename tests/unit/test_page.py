@@ -134,6 +134,14 @@ def test_a_page_needs_nothing_else(folder: Path) -> None:
         assert len(page.ids) == len(set(page.ids))
 
 
+def test_a_run_of_any_size_and_seed_has_a_page(tmp_path: Path) -> None:
+    sizes = [word for name in "MNK" for word in ("--set", f"{name}={2**22}")]
+    files = ["--trace", str(tmp_path / "t.json"), "--report", str(tmp_path / "t.html")]
+    words = ["ag_gemm/serial", "--gpus", "2", "--backend", "sim", "--seed", str(2**63 - 1), *sizes, *files]
+    assert execute("ficco-run", words) == 0
+    assert "EFLOP" in (tmp_path / "t.html").read_text() or "PFLOP" in (tmp_path / "t.html").read_text()
+
+
 def test_a_trace_tells_its_page_all_of_the_run(folder: Path) -> None:
     """The page of a run is the page of its trace file, but for the file's name."""
     assert execute("ficco", ["report", str(folder / "fused.json"), "-o", str(folder / "again.html")]) == 0

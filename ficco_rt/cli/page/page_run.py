@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from ...analysis.account import Account, StageUse
@@ -74,7 +75,7 @@ class PageRun:
 
 def of_run(name: str, facts: Run | None, trace: Trace | None) -> PageRun:
     """A run with no control characters in what the page shows of it: names may be anybody's."""
-    told = None if facts is None else _run(records.plain(facts), name)
+    told = None if facts is None else _run(records.plain(facts), name, largest=inf)  # it is what a run gave
     return PageRun(plain(name), told, None if trace is None else clean(trace))
 
 
@@ -96,8 +97,9 @@ def read_run(path: str) -> PageRun:
     )
 
 
-def _run(data: Any, path: str, place: str = "") -> Run:
+def _run(data: Any, path: str, place: str = "", largest: float = records.Reader.largest) -> Run:
     """The facts of a run, of this version or of another one."""
-    way_out = "; let `ficco-run --trace FILE.json` write the run again"
-    run: Run = records.Reader(path, others=True, way_out=way_out, text=plain).read(Run, data, place)
+    reader = records.Reader(path, True, "; let `ficco-run --trace FILE.json` write the run again", plain)
+    reader.largest = largest
+    run: Run = reader.read(Run, data, place)
     return run
