@@ -9,7 +9,7 @@ duration.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, TypeAlias
@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 from ..device.features import usual
 from ..device.ir import DeviceLaunch, Placement
 from ..device.launches import LaunchPlanner
+from ..files.records import Count, Micros
 from ..graph.kinds import SIDE_OF_SPAN
 from ..machine.model import Machine
 from ..plan.ir import Launch, Plan
@@ -42,46 +43,68 @@ class RankUse:
 
 @dataclass(frozen=True, slots=True)
 class StageUse:
-    """What a stage (all its iterations) did, on all ranks. Times in microseconds from the run's start."""
+    """What a stage did, on all ranks. Times are microseconds.
 
-    name: str
-    kind: str  # of most of its works
-    place: str  # file:line of the schedule
-    works: int
-    ranks: int  # that it runs on
-    start: float
-    stop: float
-    busy: float  # at least one of its works was under way: the mean over its ranks
-    waited: float  # its streams waited, or blocks of its launches: on the rank where that is most
-    bytes: int
-    flops: int
-    peer_bytes: int = 0  # of what computes: in other ranks' memory, among `bytes`
+    stage: Its name; iterations count as one.
+    kind: Of its spans, for most of its time.
+    place: file:line of the schedule.
+    works: On all ranks.
+    ranks: Ranks that it runs on.
+    start_us: Of the first work, microseconds from the run's begin.
+    stop_us: Of the last work.
+    busy_us: At least one of its works was under way: the mean over its ranks.
+    waited_us: Its streams waited, or blocks of its launches: on the rank where that is most.
+    path_us: Its share of the critical path.
+    bytes: Moved, or read and written, on all ranks.
+    flops: On all ranks.
+    peer_bytes: Of these bytes, those that GEMMs, sums and kernels read and write in other ranks' memory.
+    """
+
+    stage: str
+    kind: str
+    place: str
+    works: Count
+    ranks: Count
+    start: Micros
+    stop: Micros
+    busy: Micros
+    waited: Micros
+    path: Micros
+    bytes: Count
+    flops: Count
+    peer_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """A part of a run's time, in microseconds; `slower` is negative where the rank was busy for less than the ideal."""
+    """A part of a run's time, in microseconds.
+
+    name: ideal: the longer of computing alone and moving alone. waves: the last wave of GEMM launches has no tile for
+      every multiprocessor (estimated). slower: how much longer than the ideal the side was busy otherwise; negative: it
+      was busy for less than the ideal. exposed: the other side's work with none of this side's beside it; what is in
+      peer_bytes counts as computing. waiting: nothing but waits. launch: launches, signals, the run's begin and end.
+    """
 
     name: PartName
-    time: float
+    time: Micros
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The time of the rank that ends last; the parts add up to `time`, microseconds.
+    """Where the time of the rank that ends last went.
 
-    side: what the rank was busy with for longer. ideal: the longer of computing alone and moving alone. waves:
-    multiprocessors without a tile in the last waves of GEMM launches, estimated from tiles and blocks. slower: how much
-    longer than the ideal the side was busy otherwise, by smaller pieces, and beside the other side.
-    exposed: the other side's work with none of this side's beside it. waiting: nothing but waits. launch: the rest:
-    launches, signals, the run's begin and end.
+    rank: The rank that ends last, whose time is told.
+    side: What the rank was busy with for longer.
+    time_us: The trace's duration, microseconds; the sum of the parts.
+    peer_bytes: Bytes that GEMMs, sums and kernels of the rank read and write in other ranks' memory themselves. Their
+      time counts as computing.
     """
 
-    rank: int
+    rank: Count
     side: LongerSide
-    time: float
+    time: Micros
     parts: tuple[Spent, ...]
-    peer_bytes: int = 0  # that what computes on the rank moves between ranks itself, as a part of computing
+    peer_bytes: Count = 0
 
 
 # ---------------------------------------------------------------- of ranks and stages
@@ -105,16 +128,20 @@ def _between(spans: Iterable[TraceSpan]) -> int:
     return sum(span.peer_bytes for span in spans if span.kind in COMPUTE_KINDS)
 
 
-def stage_uses(trace: Trace) -> tuple[StageUse, ...]:
-    """Every stage that did something, in the order of first works."""
+def stage_uses(trace: Trace, path: Mapping[str, float]) -> tuple[StageUse, ...]:
+    """Every stage that did something, in the order of first works. `path`: the time of each on the critical path."""
     by_stage: dict[str, list[TraceSpan]] = {}
     for span in trace.spans:
         by_stage.setdefault(base_name(span.stage), []).append(span)
-    uses = [_stage(name, spans) for name, spans in by_stage.items() if any(s.kind not in NO_WORK for s in spans)]
+    uses = [
+        _stage(name, spans, path.get(name, 0.0))
+        for name, spans in by_stage.items()
+        if any(s.kind not in NO_WORK for s in spans)
+    ]
     return tuple(sorted(uses, key=lambda use: (use.start, use.stop)))
 
 
-def _stage(name: str, spans: Sequence[TraceSpan]) -> StageUse:
+def _stage(name: str, spans: Sequence[TraceSpan], path: float) -> StageUse:
     works = [span for span in spans if span.kind not in NO_WORK]
     busy: dict[int, Intervals] = {}
     kinds: dict[str, float] = {}
@@ -126,7 +153,7 @@ def _stage(name: str, spans: Sequence[TraceSpan]) -> StageUse:
         if span.kind == "wait":
             waited[span.rank] = waited.get(span.rank, 0.0) + (span.waited or span.stop - span.start)
     return StageUse(
-        name=name,
+        stage=name,
         kind=max(kinds, key=lambda kind: (kinds[kind], kind)),
         place=works[0].place,
         works=len(works),
@@ -135,6 +162,7 @@ def _stage(name: str, spans: Sequence[TraceSpan]) -> StageUse:
         stop=max(span.stop for span in works),
         busy=sum(length(union(found)) for found in busy.values()) / len(busy),
         waited=max(waited.values(), default=0.0),
+        path=path,
         bytes=sum(span.bytes for span in works),
         flops=sum(span.flops for span in works),
         peer_bytes=_between(works),

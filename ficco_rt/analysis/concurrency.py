@@ -10,57 +10,52 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..files.records import Millis, Positive
 from .account import RankUse
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrent:
-    """A run of `iterations`. Times are microseconds of the whole run: its own, one after the other, all products alone,
-    all collectives alone. `overlap`: see `overlap_rate`; None: nothing was traced."""
+    """Of a run that repeats a product and the vendor's collective of it. Milliseconds are of an iteration.
 
-    iterations: int
-    time: float
-    sequential: float
-    products: float
-    collectives: float
-    overlap: float | None
+    sequential_ms: Product, then collective.
+    products_ms: Products alone.
+    collectives_ms: Collectives alone.
+    time_ratio: Time ÷ sequential.
+    normalised_time: Time ÷ the longer of products and collectives.
+    share_of_saving: (sequential - time) ÷ (sequential - the longer of products and collectives).
+    overlap_rate: Of the trace: the time with computing and moving at once ÷ the time of the shorter side.
+    """
 
-    @property
-    def ideal(self) -> float:
-        """The longer of products alone and collectives alone. The first product and the last collective, which nothing
-        can hide, are not counted."""
-        return max(self.products, self.collectives)
+    iterations: Positive
+    iteration: Millis
+    sequential: Millis = 0.0
+    products: Millis = 0.0
+    collectives: Millis = 0.0
+    time_ratio: float | None = None
+    normalised_time: float | None = None
+    share_of_saving: float | None = None
+    overlap_rate: float | None = None
 
-    @property
-    def time_ratio(self) -> float | None:
-        """Time over sequential time: below 1 the run is faster."""
-        return self.time / self.sequential if self.sequential else None
 
-    @property
-    def normalised_time(self) -> float | None:
-        """Time over the ideal: 1 is perfect overlap by the vendor's collective, and other means may fall below it."""
-        return self.time / self.ideal if self.ideal else None
-
-    @property
-    def share_of_saving(self) -> float | None:
-        """What was saved against the sequential run, over what the ideal would save."""
-        most = self.sequential - self.ideal
-        return (self.sequential - self.time) / most if most > 0 else None
-
-    def record(self) -> dict[str, object]:
-        """As --json has it."""
-        each = 1e3 * self.iterations
-        return {
-            "iterations": self.iterations,
-            "iteration_ms": self.time / each,
-            "sequential_ms": self.sequential / each,
-            "products_ms": self.products / each,
-            "collectives_ms": self.collectives / each,
-            "time_ratio": self.time_ratio,
-            "normalised_time": self.normalised_time,
-            "share_of_saving": self.share_of_saving,
-            "overlap_rate": self.overlap,
-        }
+def concurrent(
+    iterations: int, time: float, sequential: float, products: float, collectives: float, overlap: float | None
+) -> Concurrent:
+    """Times are microseconds of the whole run: its own, one after the other, all products alone, all collectives alone.
+    The first product and the last collective, which nothing can hide, are not counted in the ideal."""
+    ideal = max(products, collectives)
+    each = 1e3 * iterations
+    return Concurrent(
+        iterations=iterations,
+        iteration=time / each,
+        sequential=sequential / each,
+        products=products / each,
+        collectives=collectives / each,
+        time_ratio=time / sequential if sequential else None,
+        normalised_time=time / ideal if ideal else None,
+        share_of_saving=(sequential - time) / (sequential - ideal) if sequential > ideal else None,
+        overlap_rate=overlap,
+    )
 
 
 def overlap_rate(uses: Iterable[RankUse]) -> float | None:

@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import hypot
+from typing import Annotated
 
 import numpy as np
 
+from ..files.records import HIDDEN, Named
 from ..kernels.vendor_cost import call_time
 from ..machine.cost import VENDOR_GEMMS, Overheads, VendorGemm, gemm_rate, overheads, vendor_gemm
 from ..machine.model import Machine
@@ -39,29 +41,41 @@ LARGE = 0.1  # of the operations of the largest product: those that go by the ra
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """What was measured, and its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
-    """A figure, its unit, and the probe that it rests on. `residual`: the median share by which the probe's times
-    differ from what the figure says. `host`: the host issued the probe's runs while they ran, so that the figure may be
-    the time of the host. `error`: its standard error, 0 where that is not known. `noise`: what was measured and its
-    standard error, where these cannot be told from noise, or from the `usual` value that `FOUND` has; the value is then
-    the one that was known before. `found`: what the probe found, where the value is the one that was known before,
-    changed by as much as the probe found another one than `FOUND` has."""
+    """A figure of the machine. `error`: its standard error, 0 where that is not known. `usual`: what `FOUND` has.
+
+    probe: The probe that found it.
+    residual: The median share by which the probe's times differ from what the figure says.
+    host: The host issued the probe's runs while they ran: the figure may be the time of the host.
+    noise: Null, or what was measured: it cannot be told from noise, or from what was found before, so the value is the
+      one known before.
+    found: Null, or what the probe found, where the value is the stored one of this device, changed by as much as the
+      probe found another figure than it finds there.
+    """
 
     value: float
     unit: str
     probe: str
     residual: float = 0.0
     host: bool = False
-    error: float = 0.0
-    noise: tuple[float, float] | None = None
-    usual: float | None = None
+    error: Annotated[float, HIDDEN] = 0.0
+    noise: Noise | None = None
+    usual: Annotated[float | None, HIDDEN] = None
     found: float | None = None
 
     @property
     def measured(self) -> float | None:
         """What the probe found, whatever the value is; None: nothing but noise."""
         if self.noise is not None:
-            return None if self.usual is None else self.noise[0]
+            return None if self.usual is None else self.noise.value
         return self.value if self.found is None else self.found
 
 
@@ -92,7 +106,7 @@ class _Fit:
         if unit != "µs" or value > max(SURE * error, LEAST):
             self.found[name] = Constant(value, unit, probe, off, host, error)
         elif name in _LINKS + _DEVICE + OVERHEADS:
-            self.found[name] = Constant(self.before(name), unit, probe, off, host, error, (value, error))
+            self.found[name] = Constant(self.before(name), unit, probe, off, host, error, Noise(value, error))
 
     def before(self, name: str) -> float:
         """A figure as it was known before it was measured."""
@@ -311,7 +325,7 @@ def _told(name: str, constant: Constant, fit: _Fit) -> Constant:
         return constant
     before = fit.before(name)
     if abs(constant.value - usual) < SURE * constant.error:
-        return replace(constant, value=before, noise=(constant.value, constant.error), usual=usual)
+        return replace(constant, value=before, noise=Noise(constant.value, constant.error), usual=usual)
     value = max(0.0, before + constant.value - usual) if constant.unit == "µs" else before * constant.value / usual
     return replace(constant, value=value, found=constant.value)
 
@@ -356,7 +370,7 @@ def _vendor_after(value: Mapping[str, float], base: Machine) -> tuple[tuple[str,
 def _source(constant: Constant, before: str) -> str:
     stored = f" ({before})" if before else ""
     if constant.noise is not None:
-        value, error = constant.noise
+        value, error = constant.noise.value, constant.noise.error
         what = "noise" if constant.usual is None else f"the {figure(constant.usual)} of two such GPUs"
         told = f"{figure(value)} ± {figure(error, 2)} {constant.unit}"
         return f"as stored{stored}: probe '{constant.probe}' cannot tell it from {what}, {told}"
@@ -371,20 +385,23 @@ def _source(constant: Constant, before: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How much longer something took than it would alone, or in one piece: 0.1 is 10 %."""
+    """How much longer something took than it would alone, or in one piece.
+
+    loss: As a share: 0.1 is 10 %.
+    """
 
     params: Mapping[str, int]
-    share: float
+    share: Annotated[float, Named("loss")]
 
 
-def decomposition(measured: Sequence[Series]) -> dict[str, list[Loss]]:
+def decomposition(measured: Sequence[Series]) -> dict[str, tuple[Loss, ...]]:
     """By probe: what cutting a GEMM costs."""
     series = {s.probe.name: s.points for s in measured}
     whole = {_shape(p.params): p.micros for p in series.get("product", ())}
-    found = {}
+    found: dict[str, tuple[Loss, ...]] = {}
     for name in ("pieces of rows", "pieces of K"):
         points = [p for p in series.get(name, ()) if _shape(p.params) in whole]
-        found[name] = [Loss(p.params, p.micros / whole[_shape(p.params)] - 1) for p in points]
+        found[name] = tuple(Loss(p.params, p.micros / whole[_shape(p.params)] - 1) for p in points)
     return found
 
 
@@ -392,7 +409,7 @@ def decomposition(measured: Sequence[Series]) -> dict[str, list[Loss]]:
 class Beside(Loss):
     """Of a GEMM and copies at once: by how much both took longer than the longer one alone."""
 
-    copies_are_longer: bool
+    copies_are_longer: Annotated[bool, HIDDEN]
 
 
 def contention(measured: Sequence[Series]) -> Iterator[Beside]:

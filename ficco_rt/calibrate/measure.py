@@ -6,13 +6,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import ficco_dsl
 
 from ..analysis.account import placed_launches
 from ..compiler import build, plan_of
 from ..errors import DeviceError, ScheduleError
+from ..files.records import HIDDEN, INLINE, Micros, Named
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..sim.simulate import simulate
@@ -30,25 +31,33 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Microseconds of a run with these params: the median, the least and the greatest, and what the machine that the
-    plan was made for says of it. `kernel` is the first launch's, empty if there is none. `early`: a launch begins while
-    the one before it ends. `ahead`: see `Times`."""
+    """Microseconds of a run with these params. `early`: a launch begins while the one before it ends.
+
+    us: The median, microseconds.
+    modelled_us: What the machine that the plan was made for says of it.
+    kernel: The first launch's, empty if there is none.
+    issued_ahead: The host had issued each run before it began.
+    """
 
     params: Params
-    micros: float
-    least: float
-    most: float
-    modelled: float
+    micros: Annotated[float, Named("us")]
+    least: Micros
+    most: Micros
+    modelled: Micros
     kernel: str = ""
-    early: bool = False
-    ahead: bool = True
+    early: Annotated[bool, HIDDEN] = False
+    ahead: Annotated[bool, Named("issued_ahead")] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a probe has measured, or why it has not; and how many seconds that took."""
+    """What a probe has measured.
 
-    probe: Probe
+    missing: Why it was not measured; empty: it was.
+    seconds: That measuring it took.
+    """
+
+    probe: Annotated[Probe, INLINE]
     points: tuple[Point, ...]
     missing: str = ""
     seconds: float = 0.0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from ..files.records import HIDDEN
 
 KIB, MIB = 1024, 1024**2
 ROW = 4096  # elements of 2 bytes in a row of what is copied
@@ -24,10 +26,10 @@ class Probe:
 
     name: str
     measures: str
-    text: str
-    points: tuple[Params, ...]
+    text: Annotated[str, HIDDEN]
+    points: Annotated[tuple[Params, ...], HIDDEN]
     mode: Mode = "streams"
-    ranks: int = 1
+    ranks: Annotated[int, HIDDEN] = 1
 
 
 _PUSH = """

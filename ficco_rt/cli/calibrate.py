@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ..calibrate.fit import Constant, Loss, constants, contention, decomposition, machine_of
+from ..calibrate.fit import Beside, Constant, Loss, constants, contention, decomposition, machine_of
 from ..calibrate.measure import Clock, Series, measure
 from ..calibrate.probes import Probe, probes
 from ..calibrate.tables import measured_of
@@ -18,7 +18,9 @@ from ..machine.model import Machine
 from ..machine.units import figure
 from ..report.wording import count, show_params
 from .console import Progress, Style, table
-from .messages import print_json
+from .machine import MachineRecord
+from .machine import record as machine_record
+from .messages import tell
 
 HOST = " *"  # behind a time that may be the host's
 NOISE = " †"  # behind the probe of a figure that it cannot tell from noise
@@ -49,13 +51,13 @@ def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, ou
         from ..machine.file import save
 
         save(machine, output)
-    if as_json:
-        print_json(record(series, machine, base))
-        return 0
-    sys.stdout.write(render(series, machine, base, time.monotonic() - begun, Style(sys.stdout), clock.spent))
-    if output is not None:
-        sys.stdout.write(f"\n{output}: written; --machine {output} takes it\n")
-    return 0
+    wrote = f"\n{output}: written; --machine {output} takes it\n" if output is not None else ""
+    took = time.monotonic() - begun
+    return tell(
+        as_json,
+        lambda: record(series, machine, base),
+        lambda style: render(series, machine, base, took, style, clock.spent) + wrote,
+    )
 
 
 def observed(base: Machine, clock: Clock, seconds: float, progress: Progress) -> tuple[Series, ...]:
@@ -83,41 +85,21 @@ def calibrated(series: Sequence[Series], base: Machine, name: str | None, driver
 # ---------------------------------------------------------------- what is told
 
 
-def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[str, object]:
-    from .machine import record as told
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What `ficco calibrate --json` prints."""
 
-    found = constants(series, base)
-    return {
-        "machine": told(machine),
-        "constants": {name: _constant(c) for name, c in found.items()},
-        "probes": [
-            {
-                "name": s.probe.name, "measures": s.probe.measures, "mode": s.probe.mode, "missing": s.missing,
-                "seconds": s.seconds,
-                "points": [
-                    {"params": dict(p.params), "us": p.micros, "least_us": p.least, "most_us": p.most,
-                     "modelled_us": p.modelled, "kernel": p.kernel, "issued_ahead": p.ahead}
-                    for p in s.points
-                ],
-            }
-            for s in series
-        ],
-        "decomposition_loss": {name: [_loss(x) for x in losses] for name, losses in decomposition(series).items()},
-        "contention_loss": [_loss(loss) for loss in contention(series)],
-    }  # fmt: skip
+    machine: MachineRecord
+    constants: Mapping[str, Constant]
+    probes: tuple[Series, ...]
+    decomposition_loss: Mapping[str, tuple[Loss, ...]]
+    contention_loss: tuple[Beside, ...]
 
 
-def _constant(c: Constant) -> dict[str, object]:
-    value, error = c.noise or (None, None)
-    noise = None if c.noise is None else {"value": value, "error": error}
-    return {
-        "value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host, "noise": noise,
-        "found": c.found,
-    }  # fmt: skip
-
-
-def _loss(loss: Loss) -> dict[str, object]:
-    return {"params": dict(loss.params), "loss": loss.share}
+def record(series: Sequence[Series], machine: Machine, base: Machine) -> Calibration:
+    """What --json prints."""
+    both = tuple(contention(series))
+    return Calibration(machine_record(machine), constants(series, base), tuple(series), decomposition(series), both)
 
 
 def render(
@@ -145,7 +127,7 @@ def render(
     if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
         parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
     told = ", ".join(
-        f"{name.replace('_', ' ')} {figure(c.noise[0])} ± {figure(c.noise[1], 2)} {c.unit}"
+        f"{name.replace('_', ' ')} {figure(c.noise.value)} ± {figure(c.noise.error, 2)} {c.unit}"
         for name, c in found.items()
         if c.noise is not None
     )

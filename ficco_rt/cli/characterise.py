@@ -43,7 +43,7 @@ def characterise(
     if output is not None:
         write_atomic(output, signatures(found))
     written = output and f"{output}: losses of {found.machine}, {found.source}\n"
-    return tell(as_json, lambda: _record(found), lambda style: written or _text(found, style))
+    return tell(as_json, lambda: found, lambda style: written or _text(found, style))
 
 
 def _operators(choices: dict[str, tuple[SettingValue, ...]]) -> tuple[list[Operator], str]:
@@ -88,18 +88,3 @@ def _table(title: str, shares: Shares, columns: Mapping[Any, str]) -> list[str]:
         told = ("–" if share is None else f"{share:.3f}" for share in found)
         rows.append([*map(str, (op.m, op.n, op.k)), *told])
     return [title, table(rows, right=frozenset(range(len(rows[0]))))]
-
-
-def _record(of: Losses) -> dict[str, object]:
-    return {
-        "machine": of.machine,
-        "ranks": of.ranks,
-        "source": of.source,
-        "decomposition": [
-            {"M": d.of.m, "N": d.of.n, "K": d.of.k, "axis": d.axis, "pieces": d.pieces, "share": d.share}
-            for d in of.decomposition
-        ],
-        "contention": [
-            {"M": c.of.m, "N": c.of.n, "K": c.of.k, "subject": c.subject, "share": c.share} for c in of.contention
-        ],
-    }

@@ -4,18 +4,90 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
+from typing import Literal
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
+from ..device.ir import Mode
 from ..errors import PlanError, SizesError, exit_code
 from ..files import atomic
+from ..files.records import Count
 from ..report.job import Job, compile_job, operations, proof_words, short_words, waits
 from ..report.request import STDIN, Request, Source, parse, read
 from ..report.settings import gpu_list
-from ..report.sources import diagnostic_record, sourced
+from ..report.sources import DiagnosticRecord, diagnostic_records, sourced
 from ..report.wording import count
 from .console import Progress
-from .messages import as_ours, error_class, error_record, error_text, print_json, say, warn
+from .messages import ErrorRecord, as_ours, error_class, error_record, error_text, print_json, say, warn
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChecked:
+    """A schedule or a plan that is right.
+
+    operations: On all ranks.
+    waits: On streams, and of works of streamed launches.
+    short_sums: Tensors whose partial sums may pass the end of their type (fp16: 65504) where the result does not.
+    """
+
+    target: str
+    schedule: str
+    ranks: Count
+    ok: Literal[True]
+    proven: bool
+    unproven: tuple[str, ...]
+    proof_ms: float
+    operations: Count
+    streams: Count
+    waits: Count
+    short_sums: tuple[str, ...]
+    warnings: tuple[DiagnosticRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlanChecked:
+    """A device plan that is right.
+
+    compared: It is what the plan in its file gives. false: the file holds no plan.
+    """
+
+    target: str
+    schedule: str
+    ranks: Count
+    ok: Literal[True]
+    mode: Mode
+    devices: Count
+    streams: Count
+    words: Count
+    launches: Count
+    actions: Count
+    compared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """One that is wrong.
+
+    ranks: null: it is wrong at any number.
+    """
+
+    target: str
+    ranks: Count | None
+    ok: Literal[False]
+    error: ErrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What `ficco check --json` prints.
+
+    ok: All are right.
+    results: One for each target and number of ranks.
+    """
+
+    ok: bool
+    results: tuple[PlanChecked | DevicePlanChecked | Wrong, ...]
 
 
 def check(
@@ -29,7 +101,7 @@ def check(
     """Check every target at every number of ranks; one that is wrong does not hide the others."""
     numbers = (None,) if gpus is None else gpu_list(gpus)
     progress = Progress()
-    results: list[dict[str, object]] = []
+    results: list[PlanChecked | DevicePlanChecked | Wrong] = []
     told: set[object] = set()
     worst = 0
 
@@ -37,7 +109,7 @@ def check(
         nonlocal worst
         error = as_ours(caught)
         worst = max(worst, exit_code(error))
-        results.append({"target": target, "ranks": ranks, "ok": False, "error": error_record(error)})
+        results.append(Wrong(target, ranks, False, error_record(error)))
         if not as_json:
             at = f": {count(ranks, 'rank')}" if ranks else ""
             verdict = "refused" if error_class(error) == SizesError.__name__ else "WRONG"
@@ -73,11 +145,11 @@ def check(
             if not as_json:
                 sys.stdout.write(f"{_shown(target)}: {_sentence(job)}\n")
     if as_json:
-        print_json({"ok": worst == 0, "results": results})
+        print_json(Checked(worst == 0, tuple(results)))
     return worst
 
 
-def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, object]:
+def _device_plan(target: str, source: Source, progress: Progress) -> DevicePlanChecked:
     """A stored device plan, checked from itself alone, and compared with what its plan gives."""
     from ..compiler import compilation
     from ..device import codec
@@ -104,26 +176,26 @@ def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, o
             found = tuple(differences(plan, device_plan(layout, plan.mode)))
             if found:
                 raise PlanError(found)
-    return {
-        "target": target,
-        "schedule": plan.schedule,
-        "ranks": len(plan.placement.devices),
-        "ok": True,
-        "mode": plan.mode,
-        "devices": len(plan.placement.ordinals),
-        "streams": len([s for s in plan.streams if s.name.kind != "caller"]),
-        "words": len(plan.words),
-        "launches": len(plan.launches),
-        "actions": len(plan.body),
-        "compared": stored is not None,
-    }
+    return DevicePlanChecked(
+        target=target,
+        schedule=plan.schedule,
+        ranks=len(plan.placement.devices),
+        ok=True,
+        mode=plan.mode,
+        devices=len(plan.placement.ordinals),
+        streams=len([s for s in plan.streams if s.name.kind != "caller"]),
+        words=len(plan.words),
+        launches=len(plan.launches),
+        actions=len(plan.body),
+        compared=stored is not None,
+    )
 
 
-def _device_sentence(record: dict[str, object]) -> str:
+def _device_sentence(record: DevicePlanChecked) -> str:
     counted = ("ranks", "devices", "streams", "words", "launches", "actions")
-    numbers = ", ".join(count(int(str(record[name])), name.removesuffix("s")) for name in counted)
-    plan = "as its plan has it" if record["compared"] else "not compared with its plan, which the file does not hold"
-    return f"device plan, mode {record['mode']}: no race, no deadlock, runs stay apart, {plan}; {numbers}"
+    numbers = ", ".join(count(getattr(record, name), name.removesuffix("s")) for name in counted)
+    plan = "as its plan has it" if record.compared else "not compared with its plan, which the file does not hold"
+    return f"device plan, mode {record.mode}: no race, no deadlock, runs stay apart, {plan}; {numbers}"
 
 
 def _shown(target: str) -> str:
@@ -142,19 +214,19 @@ def _sentence(job: Job) -> str:
     return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}{short_words(job)}"
 
 
-def _record(target: str, job: Job) -> dict[str, object]:
+def _record(target: str, job: Job) -> PlanChecked:
     plan = job.plan
-    return {
-        "target": target,
-        "schedule": plan.schedule,
-        "ranks": plan.ranks,
-        "ok": True,
-        "proven": job.proven,
-        "unproven": job.unproven,
-        "proof_ms": job.proof_time / 1e3,
-        "operations": operations(plan),
-        "streams": len(plan.streams),
-        "waits": waits(plan),
-        "short_sums": job.short_sums,
-        "warnings": [diagnostic_record(d) for d in job.warnings],
-    }
+    return PlanChecked(
+        target=target,
+        schedule=plan.schedule,
+        ranks=plan.ranks,
+        ok=True,
+        proven=job.proven,
+        unproven=job.unproven,
+        proof_ms=job.proof_time / 1e3,
+        operations=operations(plan),
+        streams=len(plan.streams),
+        waits=waits(plan),
+        short_sums=job.short_sums,
+        warnings=diagnostic_records(job.warnings),
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import UsageError
 from ..files import atomic, shipped
-from ..files.arguments import VENDOR
+from ..files.records import NEWER, PAIRS, Count, Micros, Params, Reader, decoded
 from ..machine.profiles import is_file
 from ..report.job import Job, given_words
 from ..report.request import joins_more, machine_of
@@ -91,24 +91,17 @@ def candidates_of(path: str) -> list[object]:
     """The candidates of a file: a JSON list of schedules' names or paths, or of objects with `schedule` and `params`.
 
     Raises UsageError with the entry that is wrong."""
-    try:
-        entries = json.loads(atomic.read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no JSON: {str(error)[:80]}") from error
-    if not isinstance(entries, list):
-        raise UsageError(f'{path}: a list is needed, such as ["ag_gemm/serial", {_EXAMPLE}]')
-    found: list[object] = []
-    for i, entry in enumerate(entries):
-        if isinstance(entry, str):
-            found.append(entry)
-            continue
-        if not isinstance(entry, dict) or not isinstance(entry.get("schedule"), str):
-            raise UsageError(f"{path}: entry {i + 1} is no candidate: a schedule's name or {_EXAMPLE} is needed")
-        params = entry.get("params", {})
-        if not isinstance(params, dict) or entry.keys() - {"schedule", "params"}:
-            raise UsageError(f"{path}: entry {i + 1}: a candidate has schedule and params, as in {_EXAMPLE}")
-        found.append((entry["schedule"], params))
-    return found
+    reader = Reader(path, way_out=f'; a list is needed, such as ["ag_gemm/serial", {_EXAMPLE}]')
+    entries = reader.read(tuple[str | OwnCandidate, ...], decoded(atomic.read_text(path), path), "candidates")
+    return [entry if isinstance(entry, str) else (entry.schedule, dict(entry.params)) for entry in entries]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCandidate:
+    """A candidate of a file."""
+
+    schedule: str
+    params: Annotated[tuple[tuple[str, object], ...], PAIRS] = ()
 
 
 _EXAMPLE = '{"schedule": "ag_gemm/streamed", "params": {"chunks": 4}}'
@@ -123,32 +116,73 @@ def settings_of(choice: Choice, given: Sequence[str]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- words
 
 
-def record(choice: Choice) -> dict[str, object]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateRecord:
+    """A schedule that could have been chosen.
+
+    predicted_us: Microseconds; null: nothing predicts it.
+    """
+
+    schedule: str = ""
+    params: Params = NEWER
+    predicted: Micros | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRecord:
+    """What `ficco choose --json` prints.
+
+    operation: Such as ag_gemm.
+    by: What chose.
+    schedule: The chosen one.
+    mode: How it should run.
+    kernel: Whose GEMM makes the products.
+    predicted_us: Microseconds. By rules: an estimate by a closed formula; by model: modelled; by measured: measured.
+    why: Reasons, a sentence each.
+    sources: What the reasons rest on.
+    candidates: The chosen one first.
+    """
+
+    operation: str = ""
+    ranks: Count = 0
+    machine: str = ""
+    by: Literal["rules", "model", "measured"] = "rules"
+    schedule: str = ""
+    params: Params = NEWER
+    mode: Literal["streams", "graph"] = "streams"
+    kernel: Literal["ours", "vendor"] = "ours"
+    predicted: Micros | None = None
+    why: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    candidates: tuple[CandidateRecord, ...] = ()
+
+
+def record(choice: Choice) -> ChoiceRecord:
     """What --json prints."""
-    return {
-        "operation": choice.operation,
-        "ranks": choice.ranks,
-        "machine": choice.machine.name,
-        "by": choice.by,
-        "schedule": choice.schedule,
-        "params": dict(choice.params),
-        "mode": choice.mode,
-        "kernel": VENDOR if choice.vendored else "ours",
-        "predicted_us": choice.predicted,
-        "why": list(choice.why),
-        "sources": list(choice.sources),
-        "candidates": [
-            {"schedule": o.schedule, "params": dict(o.params), "predicted_us": o.predicted} for o in choice.options
-        ],
-    }
+    return ChoiceRecord(
+        operation=choice.operation,
+        ranks=choice.ranks,
+        machine=choice.machine.name,
+        by=choice.by,
+        schedule=choice.schedule,
+        params=choice.params,
+        mode=choice.mode,
+        kernel="vendor" if choice.vendored else "ours",
+        predicted=choice.predicted,
+        why=choice.why,
+        sources=choice.sources,
+        candidates=tuple(
+            CandidateRecord(schedule=o.schedule, params=dict(o.params), predicted=o.predicted) for o in choice.options
+        ),
+    )
 
 
-def reasons(job: Job) -> list[str]:
+def reasons(job: Job) -> tuple[str, ...]:
     """Why a run is of this schedule with these values."""
     if job.choice is not None:
         first, *others = job.choice.why
-        return [f"chosen for {job.choice.operation} by {_BY[job.choice.by]}: {first}", *others]
-    return [f"named on the command line ({show_path(job.path)})", *given_words(job)]
+        return (f"chosen for {job.choice.operation} by {_BY[job.choice.by]}: {first}", *others)
+    return (f"named on the command line ({show_path(job.path)})", *given_words(job))
 
 
 _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 from ..errors import UsageError
 from ..explore import measured as measurements
@@ -19,6 +21,7 @@ from ..explore.table import TABLE, Row, TableFile, read, size_names
 from ..explore.trials import Trial, asked_for, fitting, trials
 from ..files import shipped
 from ..files.atomic import check_outputs, write_atomic
+from ..files.records import Count
 from ..machine.model import Machine
 from ..report.drawing import plain
 from ..report.plots import comparison, file_part, pictures, signatures
@@ -192,7 +195,7 @@ _HEADER = ("scenario", "fastest", "time", "over serial", "of ideal", "next")
 
 
 def _line(of: Best) -> tuple[str, ...]:
-    row, second = of.row, of.second
+    row, second = of.row, of.next_
     behind = f"{second.label} {100 * of.lead:+.1f} %" if second is not None and of.lead is not None else "–"
     over = "–" if row.speedup is None else f"{row.speedup:.2f}"
     share = "–" if row.share is None else f"{100 * row.share:.0f} %"
@@ -231,17 +234,26 @@ def _fit_words(of: Fit) -> str:
     return words + (f", rank correlation {of.correlation:.2f}" if of.correlation is not None else "")
 
 
-def _record(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str]) -> dict[str, object]:
-    found = best(rows)
-    fitted = fit(pairs) if pairs else None
-    return {
-        "clock": "virtual",
-        "rows": len(rows),
-        "refused": sum(bool(row.problem) for row in rows),
-        "wins": wins(found),
-        "best": [{**b.row.record(), "next": b.second.record() if b.second else None, "lead": b.lead} for b in found],
-        "fit": None
-        if fitted is None
-        else {"pairs": fitted.pairs, "median": fitted.median, "p90": fitted.p90, "correlation": fitted.correlation},
-        "drawn": list(drawn),
-    }
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """What `ficco explore --json` prints. All times are modelled.
+
+    rows: Of the table.
+    refused: Rows without a time.
+    wins: How often each schedule is best.
+    best: The best schedule of each scenario, number of ranks and machine.
+    drawn: Files.
+    """
+
+    clock: Literal["virtual"]
+    rows: Count
+    refused: Count
+    wins: Mapping[str, Count]
+    best: tuple[Best, ...]
+    fit: Fit | None
+    drawn: tuple[str, ...]
+
+
+def _record(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str]) -> Exploration:
+    found, refused = best(rows), sum(bool(row.problem) for row in rows)
+    return Exploration("virtual", len(rows), refused, wins(found), found, fit(pairs) if pairs else None, tuple(drawn))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from ..errors import UsageError
@@ -10,6 +11,13 @@ from ..files import shipped
 from ..files.shipped import ShippedSchedule
 from .console import Style, table
 from .messages import tell
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What `ficco list --json` prints."""
+
+    schedules: tuple[ShippedSchedule, ...]
 
 
 def list(operation: str | None, as_json: bool) -> int:
@@ -20,8 +28,7 @@ def list(operation: str | None, as_json: bool) -> int:
         if operation not in known:
             raise UsageError(f"there is no operation '{operation[:80]}'; there are {', '.join(known)}")
         entries = tuple(e for e in entries if _folder(e.name) == operation)
-    records = [{"name": e.name, "title": e.title, "right": e.right, "path": str(e.path)} for e in entries]
-    return tell(as_json, lambda: {"schedules": records}, lambda style: _text(entries, style))
+    return tell(as_json, lambda: Listing(entries), lambda style: _text(entries, style))
 
 
 def _text(entries: Sequence[ShippedSchedule], style: Style) -> str:

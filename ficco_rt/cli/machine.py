@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from ..errors import UsageError
-from ..machine.model import Device, Links, Machine
+from ..files.records import HIDDEN, INLINE, Count
+from ..machine.model import Device, Links, Machine, TopologyKind
 from ..machine.rules import hints, is_table, unit_of
 from ..machine.tables import TITLES
-from ..machine.units import Unit, figure
+from ..machine.units import figure
 from ..report.wording import count, show_bytes
 from .console import Style, table
 from .messages import tell
@@ -41,7 +42,7 @@ def _list(as_json: bool) -> int:
 
     machines = [stored(name) for name in NAMES]
     rows = [(m.name, count(m.ranks, "rank"), m.device.name, linked(m), _measured(m)) for m in machines]
-    return tell(as_json, lambda: {"machines": list(map(record, machines))}, lambda _: table(rows, indent="") + "\n")
+    return tell(as_json, lambda: MachineList(tuple(map(record, machines))), lambda _: table(rows, indent="") + "\n")
 
 
 # ---------------------------------------------------------------- facts
@@ -49,13 +50,82 @@ def _list(as_json: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One number of a device or a tier. `measured` is None for facts of the hardware."""
+    """One number of a device or a tier.
 
-    name: str
+    unit: In words; empty: a count.
+    measured: null: nothing to measure.
+    """
+
+    name: Annotated[str, HIDDEN]
     value: float
-    unit: Unit
+    unit: str
     measured: bool | None
     source: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """A GPU: its numbers by name.
+
+    arch: Such as sm_90a or gfx942.
+    """
+
+    name: str
+    arch: str
+    numbers: Annotated[Mapping[str, Number], INLINE]
+
+
+@dataclass(frozen=True, slots=True)
+class TierRecord:
+    """Links: their numbers by name."""
+
+    name: str
+    kind: TopologyKind
+    numbers: Annotated[Mapping[str, Number], INLINE]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRecord:
+    """What was measured, with what, and when.
+
+    devices: One for each rank.
+    """
+
+    devices: tuple[str, ...]
+    driver: str
+    software: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRecord:
+    """What `ficco machine --json` prints.
+
+    source: Where its numbers come from.
+    kernels: Which kernels multiply 16-bit types, in words.
+    tiers: From the innermost.
+    measured: null: nothing.
+    tables: Entries of each table that a calibration measured.
+    """
+
+    name: str
+    source: str
+    ranks: Count
+    kernels: str
+    device: DeviceRecord
+    tiers: tuple[TierRecord, ...]
+    measured: MeasuredRecord | None
+    tables: Mapping[str, Count]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineList:
+    """Without a name."""
+
+    machines: tuple[MachineRecord, ...]
+
+
+Told: TypeAlias = MachineRecord | MachineList
 
 
 def numbers(machine: Machine, part: Device | Links, path: str) -> Iterator[Number]:
@@ -71,7 +141,7 @@ def numbers(machine: Machine, part: Device | Links, path: str) -> Iterator[Numbe
             if unit is not None:
                 source = machine.source_of(f"{path}.{key}")
                 measured = source.startswith("measured") if unit.measurable else None
-                yield Number(key, number, unit, measured, source)
+                yield Number(key, number, unit.words, measured, source)
 
 
 def parts(machine: Machine) -> Iterator[tuple[Device | Links, str]]:
@@ -81,30 +151,25 @@ def parts(machine: Machine) -> Iterator[tuple[Device | Links, str]]:
         yield links, f"tiers[{i}]"
 
 
-def record(machine: Machine) -> dict[str, Any]:
+def record(machine: Machine) -> MachineRecord:
     """The machine as JSON tells it."""
 
-    def told(part: Device | Links, path: str) -> dict[str, Any]:
-        return {
-            n.name: {"value": n.value, "unit": n.unit.words, "measured": n.measured, "source": n.source}
-            for n in numbers(machine, part, path)
-        }
+    def told(part: Device | Links, path: str) -> dict[str, Number]:
+        return {n.name: n for n in numbers(machine, part, path)}
 
-    device, measured = machine.device, machine.measured
-    tables = {name: len(getattr(measured, name)) if measured else 0 for name in TITLES}
-    return {
-        "name": machine.name,
-        "source": machine.source,
-        "ranks": machine.ranks,
-        "kernels": kernels(device.arch),
-        "device": {"name": device.name, "arch": device.arch, **told(device, "device")},
-        "tiers": [
-            {"name": links.name, "kind": links.kind, **told(links, f"tiers[{i}]")}
-            for i, links in enumerate(machine.tiers)
-        ],
-        "measured": measured and {n: getattr(measured, n) for n in ("devices", "driver", "software", "date")},
-        "tables": tables,
-    }
+    device = machine.device
+    return MachineRecord(
+        name=machine.name,
+        source=machine.source,
+        ranks=machine.ranks,
+        kernels=kernels(device.arch),
+        device=DeviceRecord(device.name, device.arch, told(device, "device")),
+        tiers=tuple(
+            TierRecord(links.name, links.kind, told(links, f"tiers[{i}]")) for i, links in enumerate(machine.tiers)
+        ),
+        measured=MeasuredRecord(m.devices, m.driver, m.software, m.date) if (m := machine.measured) else None,
+        tables={name: len(getattr(m, name)) if m else 0 for name in TITLES},
+    )
 
 
 def kernels(arch: str) -> str:
@@ -198,7 +263,7 @@ def _numbers(machine: Machine, part: Device | Links, path: str) -> str:
 
 
 def _value(number: Number) -> str:
-    match number.unit.words:
+    match number.unit:
         case "bytes":
             return show_bytes(number.value)
         case "bytes a microsecond":

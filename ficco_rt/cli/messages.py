@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any, Literal
 
 import click
 
@@ -16,7 +17,8 @@ from ficco_dsl.diagnostics import Diagnostic
 
 from .. import __version__, env
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError, exit_code
-from ..report.sources import SourcedError, Sources, diagnostic_record, plain_json, show_paths
+from ..files.records import json_text
+from ..report.sources import DiagnosticRecord, SourcedError, Sources, diagnostic_records, show_paths
 from ..report.wording import count
 from .console import Style, show_diagnostic
 
@@ -31,7 +33,7 @@ def report_usage(error: click.ClickException, program: str, as_json: bool) -> in
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         sys.stderr.write(message + "\n")
     elif as_json:
-        print_json({"error": {"class": "UsageError", "exit_code": 2, "message": message, "diagnostics": []}})
+        print_json(Failure(ErrorRecord(class_="UsageError", exit_code=2, message=message)))
     else:
         message = message[:1].lower() + message[1:].rstrip(".")
         say(f"{path}: {message}\ntry '{path} --help'")
@@ -45,7 +47,7 @@ def report_error(error: Exception, program: str, as_json: bool) -> int:
     if code == 5 and env.get("FICCO_DEBUG"):
         traceback.print_exception(error)
     if as_json:
-        print_json({"error": error_record(error)})
+        print_json(Failure(error_record(error)))
     else:
         say(error_text(error, program))
     return code
@@ -77,15 +79,35 @@ def error_class(error: Exception) -> str:
     return error.kind if isinstance(error, SourcedError) else type(error).__name__
 
 
-def error_record(error: Exception) -> dict[str, object]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRecord:
+    """Why a command has failed.
+
+    class: Of ficco_rt.errors, such as ScheduleError.
+    exit_code: 1 the schedule is wrong, 2 usage, 3 device or driver, 4 the numbers are wrong, 5 a bug of ours.
+    diagnostics: All mistakes of a schedule.
+    """
+
+    class_: str = ""
+    exit_code: Literal[1, 2, 3, 4, 5] = 5
+    message: str
+    diagnostics: tuple[DiagnosticRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What any command with --json prints where nothing else can be said. `ficco-run` adds the same `error` to a run
+    whose numbers are wrong."""
+
+    error: ErrorRecord
+
+
+def error_record(error: Exception) -> ErrorRecord:
     """The error as JSON knows it."""
-    code = exit_code(error)
-    return {
-        "class": error_class(error),
-        "exit_code": code,
-        "message": _bug(error) if code == 5 else str(error),
-        "diagnostics": [diagnostic_record(d) for d in error.diagnostics] if isinstance(error, ScheduleError) else [],
-    }
+    code: Any = exit_code(error)
+    message = _bug(error) if code == 5 else str(error)
+    found = diagnostic_records(error.diagnostics) if isinstance(error, ScheduleError) else ()
+    return ErrorRecord(class_=error_class(error), exit_code=code, message=message, diagnostics=found)
 
 
 def warn(diagnostics: Iterable[Diagnostic], texts: Mapping[str, str]) -> None:
@@ -106,7 +128,7 @@ def tell(as_json: bool, record: Callable[[], object], words: Callable[[Style], s
 
 def print_json(value: object) -> None:
     """One object on stdout, on one line; numbers that JSON does not have become null."""
-    sys.stdout.write(json.dumps(plain_json(value), ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
 
 
 def _bug(error: Exception) -> str:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
-from ..analysis.account import Account, account, rank_uses
-from ..analysis.concurrency import Concurrent, overlap_rate
-from ..driver.api import GPUS
+from ..analysis.account import Account, StageUse, account, rank_uses
+from ..analysis.concurrency import Concurrent, concurrent, overlap_rate
+from ..driver.api import GPUS, DriverName
 from ..errors import NumbersError
-from ..report.account_words import SERIAL, lost_words, moved_words, time_records
+from ..files.records import LEFT_OUT, NEWER, Count, Micros, Params, Positive
+from ..report.account_words import SERIAL, RunTimes, lost_words, moved_words, times_of
 from ..report.inside_words import launch_records, summary
 from ..report.job import Job, proof_words, short_words, within_roundings
-from ..report.sources import diagnostic_record
+from ..report.sources import DiagnosticRecord, diagnostic_records
 from ..report.wording import count, join_words, show_params, show_time
-from .choose import reasons
+from ..trace.inside import LaunchInside
+from ..trace.model import ClockKind
+from .choose import ChoiceRecord, reasons
 from .choose import record as choice_record
 from .console import Style, table
-from .messages import error_record
+from .messages import ErrorRecord, error_record
 
 if TYPE_CHECKING:
     from ..exec.ideal import Yardsticks
@@ -33,7 +36,7 @@ class Result:
     """What a run has shown. Times in microseconds; `times` are those of the timed runs on the trace's clock."""
 
     job: Job
-    backend: str
+    backend: DriverName | Literal["sim"]
     plan_hash: str
     seed: int
     trace: Trace
@@ -79,7 +82,7 @@ class Result:
         return sum(use.peer_bytes for use in rank_uses(self.trace))
 
     @property
-    def exposed_of(self) -> str:
+    def exposed_of(self) -> Literal["timed runs", "model", "traced run"]:
         """Which runs `exposed` tells of."""
         if self.yardsticks.measured:
             return "timed runs"
@@ -96,7 +99,7 @@ class Result:
         if not y.iterations:
             return None
         overlap = None if self.peer_bytes else overlap_rate(rank_uses(self.trace))
-        return Concurrent(y.iterations, self.time, y.serial, y.compute_alone, y.collectives_alone, overlap)
+        return concurrent(y.iterations, self.time, y.serial, y.compute_alone, y.collectives_alone, overlap)
 
     @property
     def error(self) -> NumbersError | None:
@@ -113,89 +116,198 @@ class Result:
         )
 
 
-def record(result: Result) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class GivenRecord:
+    """A value that a rule gave to what was left open."""
+
+    value: object = 0
+    rule: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The error of a run, relative to the largest, and what its roundings add up to."""
+
+    rel_err: float | None = None
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run, as `ficco-run --json` prints it and trace files hold it.
+
+    path: Of the schedule or plan.
+    title: The schedule's first comment; empty: none.
+    devices: What ran it; empty: nothing did.
+    processes: That the ranks were in.
+    collectives: What makes them, and why; null: the plan has none.
+    graph: Replayed as graphs.
+    machine: Compiled for, and modelled on.
+    clock: Times are modelled, or a device's.
+    params: Params and types by name.
+    given: Values that rules gave to what was left open.
+    choice: For an operation: what was chosen; null: a schedule was named.
+    verified: The numbers are right; null: not run, not compared, or within an allowance of more than 0.05.
+    integers: Integers that nothing rounds were equal.
+    proven: The proof speaks for all outputs.
+    why: Why this schedule with these values, a sentence each.
+    warnings: What is legal, and slow or coarse.
+    unproven: Outputs that no claim speaks for.
+    rel_err: Of random data, relative to the largest.
+    tolerance: What the plan's own roundings add up to.
+    one_signed: The run on data of one sign; null: none, as no partial sum is rounded, or not asked for.
+    allowance: The share of a result that roundings may take on data of one sign; null: not run, or not compared.
+    short_sums: Tensors whose partial sums may pass the end of their type (fp16: 65504) where the result does not.
+    order: How the host backend stepped.
+    iters: Timed runs.
+    time_ms: The median of the timed runs, milliseconds.
+    serial_ms: With no overlap: computing, then moving.
+    ideal_ms: The longer of the next two.
+    yardsticks: How serial and ideal were found.
+    yardsticks_of: Of what they are: plan, where not all outputs are claimed.
+    serial_by: The schedule that ran as serial.
+    ideal_by: What the ideal's way sends in place of what the claims send. null: it is the claims' way.
+    share_of_ideal: ideal ÷ time.
+    exposed_ms: See exposed_of. null: GEMMs, sums or kernels move data between ranks themselves, and a trace does not
+      tell their moving from their computing.
+    exposed_of: timed runs: how much longer than computing alone. Otherwise: communication with no computing beside it.
+    concurrent: null: the run does not repeat a product and its collective.
+    stages: In the order of their first works.
+    modelled: What the model says of a measured run, where --trace or --report asked; otherwise null.
+    launches: Streamed launches, and what their works did.
+    host_us: Of this machine's CPU for a run, or for modelling it.
+    plan_hash: SHA-256 of the plan's content.
+    version: Of ficco.
+    error: Why the numbers are wrong.
+    """
+
+    schedule: str
+    path: str
+    title: str
+    backend: Literal["sim", "host", "cuda", "hip"]
+    devices: str
+    processes: Positive = 1
+    collectives: str | None = None
+    graph: bool = False
+    machine: str
+    clock: ClockKind
+    ranks: Count
+    params: Params
+    given: Mapping[str, GivenRecord]
+    choice: ChoiceRecord | None = None
+    verified: bool | None = None
+    integers: bool | None = None
+    proven: bool = False
+    why: tuple[str, ...] = ()
+    warnings: tuple[DiagnosticRecord, ...] = ()
+    unproven: tuple[str, ...] = ()
+    rel_err: float | None = None
+    tolerance: float | None = None
+    one_signed: Error | None = None
+    allowance: float | None = None
+    short_sums: tuple[str, ...] = ()
+    seed: Count = NEWER
+    order: str | None = None
+    iters: Count
+    time_ms: float
+    time_ms_min: float
+    time_ms_max: float
+    serial_ms: float
+    ideal_ms: float
+    compute_alone_ms: float
+    communication_alone_ms: float = 0.0
+    yardsticks: Literal["measured", "modelled"]
+    yardsticks_of: Literal["operation", "plan"] = "operation"
+    serial_by: str | None = None
+    ideal_by: str | None = None
+    share_of_ideal: float | None = None
+    exposed_ms: float | None = None
+    exposed_of: Literal["timed runs", "model", "traced run"] = "model"
+    concurrent: Concurrent | None = None
+    account: Account = NEWER
+    stages: tuple[StageUse, ...] = NEWER
+    modelled: RunTimes | None = None
+    launches: tuple[LaunchInside, ...] = ()
+    host: Micros = 0.0
+    plan_hash: str
+    version: str
+    error: ErrorRecord = LEFT_OUT
+
+
+def record(result: Result) -> Run:
     """What --json prints."""
     job, plan, yardsticks = result.job, result.job.plan, result.yardsticks
     compared = result.verification  # None, too, where nothing is claimed: nothing was verified then
     if compared is not None and compared.rel_err is None:
         compared = None
-    rounded = compared is not None and compared.alone != "exact"  # whether random data were compared
-    facts: dict[str, object] = {
-        "schedule": plan.schedule,
-        "path": job.path,
-        "title": job.title,
-        "backend": result.backend,
-        "devices": result.devices,
-        "processes": result.processes,
-        "collectives": result.collectives or None,
-        "graph": result.graph,
-        "machine": job.machine.name,
-        "clock": result.trace.clock,
-        "ranks": plan.ranks,
-        "params": dict(plan.params),
-        "given": {g.param: {"value": g.value, "rule": g.rule, "why": g.why} for g in job.given},
-        "choice": None if job.choice is None else choice_record(job.choice),
+    rounded = compared if compared is not None and compared.alone != "exact" else None  # random data were compared
+    one_signed = compared.one_signed if compared is not None else None
+    exposed, times = result.exposed, times_of(result.trace, plan, job.machine, yardsticks)
+    return Run(
+        schedule=plan.schedule,
+        path=job.path,
+        title=job.title,
+        backend=result.backend,
+        devices=result.devices,
+        processes=result.processes,
+        collectives=result.collectives or None,
+        graph=result.graph,
+        machine=job.machine.name,
+        clock=result.trace.clock,
+        ranks=plan.ranks,
+        params=dict(plan.params),
+        given={g.param: GivenRecord(g.value, g.rule, g.why) for g in job.given},
+        choice=None if job.choice is None else choice_record(job.choice),
         # neither right nor wrong: within roundings that may take too much
-        "verified": None if compared is None or (compared.ok and not compared.correct) else compared.ok,
-        "integers": compared.integers if compared else None,
-        "proven": job.proven,
-        "why": reasons(job),
-        "warnings": [diagnostic_record(d) for d in job.warnings],
-        "unproven": job.unproven,
-        "rel_err": compared.rel_err if rounded and compared else None,
-        "tolerance": compared.tolerance if rounded and compared else None,
-        "one_signed": _one_signed(compared),
-        "allowance": compared.allowance if compared else None,
-        "short_sums": job.short_sums,
-        "seed": result.seed,
-        "order": result.order,
-        "iters": len(result.times),
-        "time_ms": result.time / 1e3,
-        "time_ms_min": min(result.times) / 1e3,
-        "time_ms_max": max(result.times) / 1e3,
-        "serial_ms": yardsticks.serial / 1e3,
-        "ideal_ms": yardsticks.ideal / 1e3,
-        "compute_alone_ms": yardsticks.compute_alone / 1e3,
-        "communication_alone_ms": yardsticks.communication_alone / 1e3,
-        "yardsticks": "measured" if yardsticks.measured else "modelled",
-        "yardsticks_of": yardsticks.of,
-        "serial_by": yardsticks.serial_by or None,
-        "ideal_by": yardsticks.ideal_by or None,
-        "share_of_ideal": result.share_of_ideal,
-        "exposed_ms": None if result.exposed is None else result.exposed / 1e3,
-        "exposed_of": result.exposed_of,
-        "concurrent": None if result.concurrent is None else result.concurrent.record(),
-        **_times(result, result.trace, yardsticks),
-        "modelled": _modelled(result),
-        "launches": launch_records(result.trace),
-        "host_us": median(result.host),
-        "plan_hash": result.plan_hash,
-        "version": __version__,
-    }
-    if result.error:
-        facts["error"] = error_record(result.error)
-    return facts
+        verified=None if compared is None or (compared.ok and not compared.correct) else compared.ok,
+        integers=compared.integers if compared else None,
+        proven=job.proven,
+        why=reasons(job),
+        warnings=diagnostic_records(job.warnings),
+        unproven=job.unproven,
+        rel_err=rounded.rel_err if rounded else None,
+        tolerance=rounded.tolerance if rounded else None,
+        one_signed=Error(one_signed.rel_err, one_signed.tolerance) if one_signed is not None else None,
+        allowance=compared.allowance if compared else None,
+        short_sums=job.short_sums,
+        seed=result.seed,
+        order=result.order,
+        iters=len(result.times),
+        time_ms=result.time / 1e3,
+        time_ms_min=min(result.times) / 1e3,
+        time_ms_max=max(result.times) / 1e3,
+        serial_ms=yardsticks.serial / 1e3,
+        ideal_ms=yardsticks.ideal / 1e3,
+        compute_alone_ms=yardsticks.compute_alone / 1e3,
+        communication_alone_ms=yardsticks.communication_alone / 1e3,
+        yardsticks="measured" if yardsticks.measured else "modelled",
+        yardsticks_of=yardsticks.of,
+        serial_by=yardsticks.serial_by or None,
+        ideal_by=yardsticks.ideal_by or None,
+        share_of_ideal=result.share_of_ideal,
+        exposed_ms=None if exposed is None else exposed / 1e3,
+        exposed_of=result.exposed_of,
+        concurrent=result.concurrent,
+        account=times.account,
+        stages=times.stages,
+        modelled=_modelled(result),
+        launches=launch_records(result.trace),
+        host=median(result.host),
+        plan_hash=result.plan_hash,
+        version=__version__,
+        error=error_record(result.error) if result.error else LEFT_OUT,
+    )
 
 
-def _one_signed(found: Verification | None) -> dict[str, object] | None:
-    if found is None or found.one_signed is None:
-        return None
-    return {"rel_err": found.one_signed.rel_err, "tolerance": found.one_signed.tolerance}
-
-
-def _times(result: Result, trace: Trace, yardsticks: Yardsticks) -> dict[str, object]:
-    job = result.job
-    return time_records(trace, job.plan, job.machine, yardsticks.compute_alone, yardsticks.communication_alone)
-
-
-def _modelled(result: Result) -> dict[str, object] | None:
+def _modelled(result: Result) -> RunTimes | None:
     """What the model says of the run, beside what was measured; None where it was not asked, or is all there is."""
     from ..exec.ideal import ideal
 
     if result.modelled is None:
         return None
-    yardsticks = ideal(result.job.plan, result.job.machine)
-    return {"time_us": result.modelled.duration, **_times(result, result.modelled, yardsticks)}
+    plan, machine = result.job.plan, result.job.machine
+    return times_of(result.modelled, plan, machine, ideal(plan, machine))
 
 
 def report(result: Result, style: Style) -> str:
@@ -219,7 +331,7 @@ def report(result: Result, style: Style) -> str:
         ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
         ("serial", _serial(result)),
         ("ideal", _ideal(result)),
-        *([("at once", _at_once(result, concurrent))] if (concurrent := result.concurrent) is not None else []),
+        *([("at once", _at_once(result, at_once))] if (at_once := result.concurrent) is not None else []),
         ("exposed", _exposed(result)),
         ("lost", lost_words(result.account)),
         *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
@@ -279,13 +391,12 @@ def _estimate(result: Result) -> str:
 
 def _at_once(result: Result, found: Concurrent) -> str:
     """The figures of a run of iterations, by the iteration."""
-    each = found.iterations
-    parts = [f"{count(each, 'iteration')} of {show_time(found.time / each)}"]
+    parts = [f"{count(found.iterations, 'iteration')} of {show_time(1e3 * found.iteration)}"]
     parts += [f"{found.time_ratio:.3f} of sequential"] if found.time_ratio is not None else []
     parts += [f"{found.normalised_time:.3f} of ideal"] if found.normalised_time is not None else []
     parts += [f"{100 * found.share_of_saving:.0f} % of the ideal saving"] if found.share_of_saving is not None else []
-    parts += [f"overlap rate {100 * found.overlap:.0f} %"] if found.overlap is not None else []
-    sides = f"product {show_time(found.products / each)}, collective {show_time(found.collectives / each)} alone"
+    parts += [f"overlap rate {100 * found.overlap_rate:.0f} %"] if found.overlap_rate is not None else []
+    sides = f"product {show_time(1e3 * found.products)}, collective {show_time(1e3 * found.collectives)} alone"
     return f"{', '.join(parts)}; {sides}{_estimate(result)}"
 
 

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Literal
 from .. import __version__
 from ..driver.api import GPUS, GpuName
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
-from ..files import atomic
+from ..files import atomic, records
 from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
+from ..files.records import Positive, Reader, decoded
 from ..graph.overrides import apart, with_said, written
 from ..report.charts import Panel, Series, panels
 from ..report.drawing import plain
 from ..report.request import Request, machine_at_hand, resolve
 from ..report.settings import parse_choices
 from ..report.wording import by_reason, count, show_time
+from ..trace.model import ClockKind
 from .console import Progress, Style, table
 from .messages import say, tell
 from .shape_apart import by_threads, made_apart, threads_said
-from .shaping import Effort, Row, Setting, measured_row, modelled_row, row_of, settings, swept, told
+from .shaping import Effort, Row, Setting, measured_row, modelled_row, settings, swept, told
 
 if TYPE_CHECKING:
     from ficco_dsl.nodes import Schedule
@@ -178,8 +180,8 @@ def _rows(sweep: Sweep, tried: Sequence[Mapping[str, object]], path: str | None,
             made = sweep.made(one)
             known[made] = replace(row, made=made) if row.made else row  # what was lost is to be made another time
             if path is not None:
-                kept = [row.record() for row in known.values() if row.made]
-                write_atomic(path, json.dumps({"ficco_shape": FORMAT, "rows": kept}, indent=1) + "\n")
+                kept = RowsFile(FORMAT, tuple(row for row in known.values() if row.made))
+                write_atomic(path, json.dumps(records.plain(kept), indent=1) + "\n")
             progress.report(done / len(lacking))
     return [replace(known[sweep.made(one)], made=sweep.made(one)) for one in tried]
 
@@ -196,17 +198,24 @@ def _made(sweep: Sweep, lacking: Sequence[Setting]) -> Iterator[tuple[Setting, R
         yield from zip(settings_, made_apart(sweep.like(settings_[0]), settings_), strict=True)
 
 
-def _there(path: str | None) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class RowsFile:
+    """The rows of a sweep as they are kept."""
+
+    ficco_shape: int
+    rows: tuple[Row, ...]
+
+
+def _there(path: str | None) -> tuple[Row, ...]:
     """The rows of the file, if there is one."""
     if path is None or not Path(path).is_file():
-        return []
-    try:
-        data = json.loads(atomic.read_text(path))
-        if not isinstance(data, dict) or data.get("ficco_shape") != FORMAT:
-            raise UsageError(f"{path}: is no table of `ficco shape`, or one of another version; name another file")
-        return [row_of(record) for record in data["rows"]]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path}: is no table of `ficco shape`: {str(error)[:80]}") from error
+        return ()
+    data = decoded(atomic.read_text(path), path)
+    number = data.get("ficco_shape") if isinstance(data, dict) else None
+    if type(number) is not int or number != FORMAT:
+        raise UsageError(f"{path}: is no table of `ficco shape`, or one of another version; name another file")
+    found: RowsFile = Reader(path, way_out="; name another file").read(RowsFile, data, "")
+    return found.rows
 
 
 # ---------------------------------------------------------------- words and picture
@@ -232,8 +241,8 @@ def _text(of: Sweep, rows: Sequence[Row], wrote: Sequence[str], style: Style) ->
         lines.append(f"refused: {count(len(alike), 'setting')}, such as {plain(f'{first.label}: {first.problem}')}")
     if timed:
         best = timed[0]
-        words = f"; {best.ratio:.3f} of sequential" if best.ratio is not None else ""
-        words += f", {100 * best.share:.0f} % of the ideal saving" if best.share is not None else ""
+        words = f"; {best.time_ratio:.3f} of sequential" if best.time_ratio is not None else ""
+        words += f", {100 * best.share_of_saving:.0f} % of the ideal saving" if best.share_of_saving is not None else ""
         lines.append(f"best: {plain(best.label)}{words}")
     if driver == "sim":
         lines.append(_MODEL)
@@ -256,8 +265,8 @@ _HEADER = ("setting", "time", "of sequential", "saving", "free SMs", "free smem"
 
 def _line(row: Row) -> tuple[str, ...]:
     each = (row.time or 0.0) / max(1, row.iterations)
-    ratio = "–" if row.ratio is None else f"{row.ratio:.3f}"
-    share = "–" if row.share is None else f"{100 * row.share:.0f} %"
+    ratio = "–" if row.time_ratio is None else f"{row.time_ratio:.3f}"
+    share = "–" if row.share_of_saving is None else f"{100 * row.share_of_saving:.0f} %"
     sms = "–" if row.free_sms is None else str(row.free_sms)
     smem = "–" if row.free_smem is None else f"{row.free_smem / 1024:.0f} KiB"
     return plain(row.label), show_time(each), ratio, share, sms, smem
@@ -277,9 +286,9 @@ def picture(rows: Sequence[Row], name: str, machine: Machine, driver: str) -> st
     for what, read_, scale, unit in reads:
         series = []
         for kind, of in sorted(kinds.items()):
-            placed = [(row, free) for row in of if row.ratio is not None and (free := read_(row)) is not None]
-            points = tuple((free / scale, row.ratio or 0.0) for row, free in placed)
-            tips = tuple(f"{row.label}\n{row.ratio:.3f} of sequential" for row, _ in placed)
+            placed = [(row, free) for row in of if row.time_ratio is not None and (free := read_(row)) is not None]
+            points = tuple((free / scale, row.time_ratio or 0.0) for row, free in placed)
+            tips = tuple(f"{row.label}\n{row.time_ratio:.3f} of sequential" for row, _ in placed)
             series.append(Series(kind, points, tips))
         made.append(Panel(f"time over sequential, by {what}", f"{what}{unit}", "time over sequential", tuple(series)))
     how = "modelled, not measured" if driver == "sim" else "measured"
@@ -287,14 +296,29 @@ def picture(rows: Sequence[Row], name: str, machine: Machine, driver: str) -> st
     return panels(f"{name}: what to leave free", about, made, sorted(kinds))
 
 
-def _record(of: Sweep, rows: Sequence[Row], wrote: Sequence[str]) -> dict[str, object]:
-    return {
-        "schedule": of.schedule.name,
-        "ranks": of.machine.ranks,
-        "machine": of.machine.name,
-        "clock": "virtual" if of.driver == "sim" else "device",
-        "version": __version__,
-        "rows": [row.record() for row in rows],
-        "best": next((row.record() for row in _timed(rows)), None),
-        "wrote": list(wrote),
-    }
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """What `ficco shape --json` prints.
+
+    machine: Measured on, or modelled for.
+    clock: Times are modelled, or a device's.
+    rows: A setting each, in the order tried.
+    best: The fastest; null: none has a time.
+    wrote: Files.
+    """
+
+    schedule: str
+    ranks: Positive
+    machine: str
+    clock: ClockKind
+    version: str
+    rows: tuple[Row, ...]
+    best: Row | None
+    wrote: tuple[str, ...]
+
+
+def _record(of: Sweep, rows: Sequence[Row], wrote: Sequence[str]) -> Shaped:
+    clock: ClockKind = "virtual" if of.driver == "sim" else "device"
+    best = next(iter(_timed(rows)), None)
+    name, machine = of.schedule.name, of.machine
+    return Shaped(name, machine.ranks, machine.name, clock, __version__, tuple(rows), best, tuple(wrote))

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from ficco_dsl import nodes as n
 from ficco_dsl.verbs import Gemm
 
-from ..analysis.concurrency import Concurrent
+from ..files.records import PAIRS, Count, Micros, derived
 from ..graph.overrides import NOTHING, apart, engine_of, value_of, with_said
 
 if TYPE_CHECKING:
@@ -38,27 +38,35 @@ _THREADS = (256, 128)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting with its time and what the run is compared with, in microseconds; without a time `problem` says why.
-    `free_sms`, `free_smem`: multiprocessors that the products' launches leave free, and bytes of shared memory on each
-    of the others; None: it is not known, as of a vendor's kernel."""
+    """A setting with its time and what the run is compared with.
 
-    setting: tuple[tuple[str, object], ...]
-    time: float | None = None
-    sequential: float = 0.0
-    ideal: float = 0.0
-    iterations: int = 0
+    time_us: Of a run; null: see problem.
+    sequential_us: The same work one after the other.
+    iterations: Of a run; 0: it repeats nothing.
+    time_ratio: time ÷ sequential.
+    share_of_saving: (sequential - time) ÷ (sequential - ideal).
+    free_sms: Multiprocessors that products leave free; null: unknown, as of a vendor's kernel.
+    free_smem: Bytes of shared memory that products leave free on each of the others; null: unknown.
+    problem: Why there is no time; empty: there is one.
+    made: A digest of what made the row.
+    """
+
+    setting: Annotated[tuple[tuple[str, object], ...], PAIRS]
+    time: Micros | None = None
+    sequential: Micros = 0.0
+    ideal: Micros = 0.0
+    iterations: Count = 0
     free_sms: int | None = None
     free_smem: int | None = None
     problem: str = ""
     made: str = ""
 
-    @property
-    def ratio(self) -> float | None:
+    @derived
+    def time_ratio(self) -> float | None:
         return self.time / self.sequential if self.time and self.sequential else None
 
-    @property
-    def share(self) -> float | None:
-        """Of the ideal saving."""
+    @derived
+    def share_of_saving(self) -> float | None:
         most = self.sequential - self.ideal
         return (self.sequential - self.time) / most if self.time and most > 0 else None
 
@@ -66,35 +74,10 @@ class Row:
     def label(self) -> str:
         return ", ".join(f"{name} = {_shown(name, value)}" for name, value in self.setting) or "as the text says"
 
-    def record(self) -> dict[str, object]:
-        """As JSON has it."""
-        return {
-            "setting": dict(self.setting), "time_us": self.time, "sequential_us": self.sequential,
-            "ideal_us": self.ideal, "iterations": self.iterations, "time_ratio": self.ratio,
-            "share_of_saving": self.share, "free_sms": self.free_sms, "free_smem": self.free_smem,
-            "problem": self.problem, "made": self.made,
-        }  # fmt: skip
-
 
 def _shown(name: str, value: object) -> str:
     whole = name.endswith(".smem") and isinstance(value, int) and value and value % KIB == 0
     return f"{value // KIB} KiB" if whole and isinstance(value, int) else str(value)
-
-
-def row_of(record: Mapping[str, Any]) -> Row:
-    """Back from JSON. Raises KeyError, TypeError, ValueError."""
-    time = record["time_us"]
-    return Row(
-        setting=tuple((str(k), v) for k, v in dict(record["setting"]).items()),
-        time=None if time is None else float(time),
-        sequential=float(record["sequential_us"]),
-        ideal=float(record["ideal_us"]),
-        iterations=int(record["iterations"]),
-        free_sms=record["free_sms"],
-        free_smem=record["free_smem"],
-        problem=str(record["problem"]),
-        made=str(record["made"]),
-    )
 
 
 # ---------------------------------------------------------------- what is tried
@@ -192,10 +175,7 @@ def modelled_row(setting: Setting, plan: Plan, machine: Machine, made: str) -> R
 
 def timed_row(setting: Setting, plan: Plan, machine: Machine, made: str, time: float, found: Yardsticks) -> Row:
     """The row of a setting that took `time`."""
-    ideal = found.ideal
-    if found.iterations:
-        whole = Concurrent(found.iterations, time, found.serial, found.compute_alone, found.collectives_alone, None)
-        ideal = whole.ideal
+    ideal = max(found.compute_alone, found.collectives_alone) if found.iterations else found.ideal
     sms, smem = left_free(plan, machine)
     return Row(tuple(setting.items()), time, found.serial, ideal, found.iterations, sms, smem, "", made)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import DeviceError, LeftError, UsageError, exit_code
+from ..files.records import plain
 from ..graph.budget import one_meter
 from ..process.group import Group
 from ..process.transports import launched
@@ -48,7 +49,9 @@ def together(options: Options) -> int:
         outcome = Outcome(_part(replace(options, gpus=_ranks(options, who, size)), group))
     except Exception as error:  # noqa: BLE001  as in `main`: every error becomes words and a code
         ours = as_ours(error)
-        outcome = Outcome(exit_code(ours), error_text(ours, PROGRAM), error_record(ours), isinstance(ours, LeftError))
+        outcome = Outcome(
+            exit_code(ours), error_text(ours, PROGRAM), plain(error_record(ours)), isinstance(ours, LeftError)
+        )
         group.leave(ours)
     try:
         told = ends.exchange(json.dumps([getattr(outcome, n) for n in Outcome.__slots__]).encode(), GOODBYE, "the end")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..errors import UsageError
 from ..files import atomic
+from ..files.records import Count, Micros, Params
 from ..report.settings import parse_settings
 from ..report.wording import count, show_params, show_time
 from .choose import candidates_of, how_words
@@ -15,8 +16,65 @@ from .console import Progress, table
 from .messages import tell
 
 if TYPE_CHECKING:
-    from ..select.memory import Time
     from ..select.tune import Tuned
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRecord:
+    """A measured time.
+
+    us: The median, microseconds.
+    """
+
+    schedule: str
+    params: Params
+    mode: Literal["graph", "streams"]
+    us: float
+    least: Micros
+    most: Micros
+    runs: Count
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRecord:
+    """What could not be measured."""
+
+    schedule: str
+    params: Params
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TunedRecord:
+    """What `ficco tune --json` prints.
+
+    output: The file of measured times.
+    """
+
+    output: str
+    operation: str
+    ranks: Count
+    device: str
+    sizes: Params
+    times: tuple[TimeRecord, ...]
+    failed: tuple[FailedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRecord:
+    """With --merge.
+
+    settings: Operations with sizes on devices.
+    times: Of all cases.
+    """
+
+    output: str
+    settings: Count
+    times: Count
+
+
+_MODES: dict[str, Literal["graph", "streams"]] = {"graph": "graph", "streams": "streams"}
+Told: TypeAlias = TunedRecord | MergedRecord
 
 
 def tune(
@@ -69,27 +127,20 @@ def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | No
     made = memory.merged(memory.load(path) for path in targets)
     memory.save(made, output)
     number = sum(map(len, made.times.values()))
-    record = {"output": output, "settings": len(made.times), "times": number}
+    record = MergedRecord(output, len(made.times), number)
     words = f"{output}: {count(number, 'time')} of {count(len(made.times), 'case')}\n"
     return tell(as_json, lambda: record, lambda _: words)
 
 
-def _tuned_record(found: Tuned, path: Path) -> dict[str, object]:
-    return {
-        "output": str(path),
-        "operation": found.case.operation,
-        "ranks": found.case.ranks,
-        "device": found.case.device,
-        "sizes": dict(found.case.sizes),
-        "times": [_time_record(t) for t in found.times],
-        "failed": [{"schedule": c.schedule, "params": dict(c.params), "reason": r} for c, r in found.failed],
-    }
-
-
-def _time_record(t: Time) -> Mapping[str, object]:
-    params = dict(t.candidate.params)
-    spread = {"least_us": t.least, "most_us": t.most, "runs": t.runs}
-    return {"schedule": t.candidate.schedule, "params": params, "mode": t.mode, "us": t.median, **spread}
+def _tuned_record(found: Tuned, path: Path) -> TunedRecord:
+    times = (
+        TimeRecord(c.schedule, dict(c.params), _MODES[t.mode], t.median, t.least, t.most, t.runs)
+        for t in found.times
+        for c in (t.candidate,)
+    )
+    failed = (FailedRecord(c.schedule, dict(c.params), reason) for c, reason in found.failed)
+    of = found.case
+    return TunedRecord(str(path), of.operation, of.ranks, of.device, dict(of.sizes), tuple(times), tuple(failed))
 
 
 def _tuned_report(found: Tuned, path: Path) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated, Any
 
+from ..files.records import HIDDEN, Count, Positive
 from ..graph.ir import CollectiveSettings, Leave
 from ..kernels.collective_blocks import ASSUMED, Version, blocks_of, planned
 from ..kernels.leaving import footprint_of
 from ..kernels.occupancy import Limits
-from ..kernels.room import Fit, Footprint, Resource, Several, fit, left
+from ..kernels.room import Footprint, Resource, Several, fit, left
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
 from .ir import DeviceLaunch
@@ -21,37 +23,66 @@ ASKED = "the driver is asked on a GPU, and a kernel that leaves less is refused"
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A kernel of a rank's queue. `blocks` of it share a multiprocessor when it runs alone: as many as its grid has, or
-    as fit; `limited_by` is what keeps out one more than fits. None: nobody knows what its blocks take."""
+    """A kernel of a rank's queue.
+
+    threads: null: known on a GPU only.
+    registers: Of a thread, at most.
+    blocks: On a multiprocessor, alone: as many as the kernel's grid has, or as fit.
+    limited_by: What keeps out one more than fits.
+    source: Of the figures.
+    leave: What the text asks to be left.
+    """
 
     queue: str
     kernel: str
-    block: Footprint | None
-    blocks: int | None
+    block: Annotated[Footprint | None, HIDDEN]
+    threads: Positive | None
+    registers: Count | None
+    static_smem: Count | None
+    dynamic_smem: Count | None
+    cluster: Positive | None
+    blocks: Count | None
     limited_by: tuple[Resource, ...]
-    source: str  # of the figures
+    source: str
     measured: bool
-    leave: str = ""  # as the text says it
+    leave: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """How many blocks of `kernel` fit on a multiprocessor that holds all that `beside` has there; places in the
-    table."""
+    """Two kernels of different queues, which may run at once.
 
-    kernel: int
-    beside: int
-    fit: Fit
+    kernel: Place in kernels.
+    beside: Place in kernels, of another queue.
+    blocks: That fit beside all blocks of the other.
+    """
+
+    kernel: Count
+    beside: Count
+    blocks: Count
+    limited_by: tuple[Resource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What a multiprocessor has for blocks; sizes in bytes."""
+
+    registers: Count
+    smem: Count
+    smem_reserved_a_block: Count
+    threads: Count
+    blocks: Count
 
 
 @dataclass(frozen=True, slots=True)
 class RoomTable:
-    """Of one rank's kernels; `neighbours` are of different queues, whose kernels may run at once."""
+    """Kernels of a rank that may share a multiprocessor, and which fit beside which."""
 
     device: str
-    limits: Limits
-    tenants: tuple[Tenant, ...]
-    neighbours: tuple[Neighbours, ...]
+    limits: Annotated[Limits, HIDDEN]
+    multiprocessor: Multiprocessor
+    kernels: tuple[Tenant, ...]
+    beside: tuple[Neighbours, ...]
 
 
 def room_table(
@@ -62,12 +93,20 @@ def room_table(
     found = dict.fromkeys((*_ours(plan, launches, rank, limits), *_library(plan, rank, limits, version)))
     tenants = tuple(found)
     pairs = (
-        Neighbours(i, j, fit(a.block, (Several(b.block, b.blocks),), limits))
+        Neighbours(i, j, (fits := fit(a.block, (Several(b.block, b.blocks),), limits)).blocks, fits.limited_by)
         for i, a in enumerate(tenants)
         for j, b in enumerate(tenants)
         if a.queue != b.queue and a.block is not None and b.block is not None and b.blocks
     )
-    return RoomTable(device.name, limits, tenants, tuple(pairs))
+    has = left((), limits)
+    free = Multiprocessor(has.registers, limits.smem_per_sm, limits.smem_reserved, has.threads, has.blocks)
+    return RoomTable(device.name, limits, free, tenants, tuple(pairs))
+
+
+def _tenant(queue: str, name: str, block: Footprint | None, blocks: int | None, *told: Any) -> Tenant:
+    names = ("threads", "registers", "static_smem", "dynamic_smem", "cluster")
+    sizes: list[Any] = [block and getattr(block, n) for n in names]
+    return Tenant(queue, name, block, *[*sizes, blocks, *told])
 
 
 def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limits) -> Iterator[Tenant]:
@@ -78,26 +117,18 @@ def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limit
         if stream.rank != rank or isinstance(command, CollectiveCall):  # whose sums run where the library does not
             continue
         asked = getattr(getattr(command, "attributes", None), "leave", None)
-        said = "" if asked is None else str(asked)
+        said = None if asked is None else str(asked)
         if not config.registers:  # a user's, or the vendor's
             source = UNKNOWN if asked is None else f"leave = {said}: {ASKED}"
             name = config.kernel
             if config.matmuls and config.matmuls[0].sms:
                 name += f", asked for {config.matmuls[0].sms} multiprocessors"
-            yield Tenant(stream.queue, name, None, None, (), source, measured=False, leave=said)
+            yield _tenant(stream.queue, name, None, None, (), source, False, said)
             continue
         alone = fit(footprint_of(config), (), limits)
         blocks = min(alone.blocks, -(-config.blocks // limits.sms))
-        yield Tenant(
-            stream.queue,
-            config.kernel,
-            footprint_of(config),
-            blocks,
-            alone.limited_by,
-            "registers at most, as compiled",
-            measured=True,
-            leave=said,
-        )
+        source = "registers at most, as compiled"
+        yield _tenant(stream.queue, config.kernel, footprint_of(config), blocks, alone.limited_by, source, True, said)
 
 
 def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterator[Tenant]:
@@ -109,7 +140,8 @@ def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterato
         for b in blocks_of(kinds, threads, limits.arch, version):
             alone = fit(b.footprint, (), limits)
             name = f"{b.footprint.kernel}, {b.when}"
-            yield Tenant(stream.queue, name, b.footprint, min(1, alone.blocks), alone.limited_by, b.source, b.measured)
+            held = min(1, alone.blocks)
+            yield _tenant(stream.queue, name, b.footprint, held, alone.limited_by, b.source, b.measured)
 
 
 def blocks_left(plan: Plan, leave: Leave, arch: str, library: str = "") -> tuple[Footprint, ...]:
@@ -145,48 +177,3 @@ def too_little_left(
                     f"{rest.registers} and {rest.smem}; say leave = {limits.sms // 8} sms"
                 )
     return None
-
-
-def table_facts(table: RoomTable) -> dict[str, object]:
-    """As plain values."""
-    return {
-        "device": table.device,
-        "multiprocessor": _whole(table.limits),
-        "kernels": [
-            {
-                "queue": t.queue,
-                "kernel": t.kernel,
-                "threads": t.block and t.block.threads,
-                "registers": t.block and t.block.registers,
-                "static_smem": t.block and t.block.static_smem,
-                "dynamic_smem": t.block and t.block.dynamic_smem,
-                "cluster": t.block and t.block.cluster,
-                "blocks": t.blocks,
-                "limited_by": list(t.limited_by),
-                "source": t.source,
-                "measured": t.measured,
-                "leave": t.leave or None,
-            }
-            for t in table.tenants
-        ],
-        "beside": [
-            {
-                "kernel": n.kernel,
-                "beside": n.beside,
-                "blocks": n.fit.blocks,
-                "limited_by": list(n.fit.limited_by),
-            }
-            for n in table.neighbours
-        ],
-    }
-
-
-def _whole(limits: Limits) -> dict[str, int]:
-    has = left((), limits)
-    return {
-        "registers": has.registers,
-        "smem": limits.smem_per_sm,
-        "smem_reserved_a_block": limits.smem_reserved,
-        "threads": has.threads,
-        "blocks": has.blocks,
-    }

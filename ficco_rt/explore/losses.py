@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import ficco_dsl
 
 from .. import compiler
+from ..files.records import INLINE, AtLeast, Count, Named
 from ..machine.model import Machine
 from ..machine.tables import Contention, GemmRates
 from ..sim.simulate import simulate
@@ -59,9 +60,9 @@ _BOTH = _PARAMS + _SENT + _PRODUCT + _DMA + _SM + _MOVE + _MULTIPLY
 class Operator:
     """A GPU's own GEMM: [m, k] · [k, n], in elements."""
 
-    m: int
-    n: int
-    k: int
+    m: Annotated[int, AtLeast(0), Named("M")]
+    n: Annotated[int, AtLeast(0), Named("N")]
+    k: Annotated[int, AtLeast(0), Named("K")]
 
     @property
     def operations(self) -> float:
@@ -71,31 +72,35 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """What is left of a GEMM's speed in pieces: the time of the whole one over that of its pieces, with launches.
-    1: nothing is lost."""
+    """What is left of a GEMM's speed in pieces.
 
-    of: Operator
+    share: Whole ÷ pieces, with their launches; 1: nothing is lost.
+    """
+
+    of: Annotated[Operator, INLINE]
     axis: Axis
-    pieces: int
+    pieces: Count
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Contending:
-    """What is left of the speed of a GEMM beside copies, or of copies beside a GEMM: the time alone over the time
-    beside. 1: nothing is lost."""
+    """What is left of the speed of a GEMM beside copies, or of copies beside a GEMM.
 
-    of: Operator
+    share: Alone ÷ beside the other; 1: nothing is lost.
+    """
+
+    of: Annotated[Operator, INLINE]
     subject: Subject
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Both losses of a machine. `source`: modelled, or measured."""
+    """What `ficco characterise --json` prints: both losses of a machine."""
 
     machine: str
-    ranks: int
+    ranks: Count
     source: Literal["modelled", "measured"]
     decomposition: tuple[Decomposition, ...]
     contention: tuple[Contending, ...]

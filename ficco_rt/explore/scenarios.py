@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from ..errors import UsageError
 from ..files.atomic import read_text
+from ..files.records import decoded
 
 Value: TypeAlias = "int | str | tuple[Value, ...]"
 Settings: TypeAlias = tuple[tuple[str, Value], ...]
@@ -52,13 +53,7 @@ def load(path: Path | str, operation: str) -> tuple[Scenario, ...]:
     The file: {"ag_gemm": [{"name": "x", "M": 8192, "N": 10240, "K": 8192}, …], …}; "about" is for readers.
     Raises UsageError with the place.
     """
-    text = read_text(path)
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
-        raise UsageError(f"{path}: is no list of scenarios: {error}") from error
+    data = decoded(read_text(path), str(path))
     if not isinstance(data, dict):
         raise UsageError(f'{path}: wanted an object of operations, such as {{"ag_gemm": [...]}}')
     if operation not in data:

@@ -6,21 +6,27 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
+from ..files.records import INLINE, Count, derived
 from .table import Case, Row
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest trial of a scenario on a machine, and the fastest one of another schedule."""
+    """The fastest trial of a scenario on a machine, and the fastest one of another schedule.
 
-    row: Row
-    second: Row | None
+    next: The second best.
+    lead: How much less time than the next, as a share of it.
+    """
 
-    @property
+    row: Annotated[Row, INLINE]
+    next_: Row | None
+
+    @derived
     def lead(self) -> float | None:
         """How much longer the second one takes, as a part of the best one's time."""
-        return self.second.time / self.row.time - 1 if self.second and self.second.time and self.row.time else None
+        return self.next_.time / self.row.time - 1 if self.next_ and self.next_.time and self.row.time else None
 
 
 def cases(rows: Iterable[Row]) -> dict[Case, list[Row]]:
@@ -70,12 +76,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How far the model is from what was measured."""
+    """The model beside measured times.
 
-    pairs: int
-    median: float  # of the errors' sizes
+    median: Of the sizes of the errors: modelled ÷ measured, less 1.
+    correlation: Of ranks among a case's trials, the median over cases of three or more.
+    """
+
+    pairs: Count
+    median: float
     p90: float
-    correlation: float | None  # of ranks among a case's trials, the median over cases of three or more
+    correlation: float | None
 
 
 def fit(pairs: Sequence[Pair]) -> Fit:

@@ -16,16 +16,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from ..errors import UsageError
 from ..files.atomic import FileKind, read_text, write_atomic
-from .scenarios import Settings, frozen, read_value, written
+from ..files.records import PAIRS, Count, Micros, Reader, derived, plain
+from .scenarios import Settings, Value, read_value, written  # noqa: F401  Value: the type of a setting names it
 
 TABLE = FileKind("table", (".csv", ".json"))
 FORMAT = 1
 _BEFORE = ("operation", "scenario", "ranks", "machine")
 _AFTER = ("schedule", "params", "time_us", "serial_us", "ideal_us", "speedup", "share", "problem", "made")
+_TIMES = ("time_us", "serial_us", "ideal_us")
 _HEAD = f'{{"ficco_explore": {FORMAT}, "rows": [\n'
 _TAIL = b"\n]}\n"
 
@@ -35,21 +37,29 @@ Key: TypeAlias = tuple[str, str, Settings, int, str, str, Settings]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A schedule with its params on a scenario and a machine. Times are modelled microseconds; None: not compiled, and
-    `problem` says why."""
+    """A schedule with its params on a scenario and a machine. Times are modelled microseconds; null: not compiled.
+
+    scenario: The sizes' name.
+    serial_us: Of the operation: all of it computed, then moved.
+    ideal_us: Of the operation: the longer of computing and moving.
+    problem: Why there is no time; empty: there is one.
+    made: A digest of what made the row: this version, the machine's values, the schedule's text.
+    speedup: serial ÷ time.
+    share: ideal ÷ time.
+    """
 
     operation: str
     scenario: str
-    sizes: Settings
-    ranks: int
+    sizes: Annotated[Settings, PAIRS]
+    ranks: Count
     machine: str
     schedule: str
-    params: Settings
-    time: float | None
-    serial: float | None  # of the operation: all of it computed, then moved
-    ideal: float | None  # of the operation: the longer of computing and moving
+    params: Annotated[Settings, PAIRS]
+    time: Micros | None
+    serial: Micros | None
+    ideal: Micros | None
     problem: str
-    made: str  # a digest of what made the row: this version, the machine's values, the schedule's text
+    made: str
 
     @property
     def key(self) -> Key:
@@ -62,12 +72,12 @@ class Row:
         """What is done, and where."""
         return self.operation, self.scenario, self.sizes, self.ranks, self.machine
 
-    @property
+    @derived
     def speedup(self) -> float | None:
         """Times as fast as serial."""
         return self.serial / self.time if self.serial and self.time else None
 
-    @property
+    @derived
     def share(self) -> float | None:
         """Of the ideal that is reached."""
         return self.ideal / self.time if self.ideal and self.time else None
@@ -76,14 +86,6 @@ class Row:
     def label(self) -> str:
         """`streamed chunks=4`."""
         return " ".join([self.schedule.rpartition("/")[2], *(f"{n}={written(v)}" for n, v in self.params)])
-
-    def record(self) -> dict[str, object]:
-        """As JSON has it."""
-        ahead = {"operation": self.operation, "scenario": self.scenario, "ranks": self.ranks, "machine": self.machine}
-        return {**ahead, "sizes": dict(self.sizes), "schedule": self.schedule, "params": dict(self.params)} | {
-            "time_us": self.time, "serial_us": self.serial, "ideal_us": self.ideal, "speedup": self.speedup,
-            "share": self.share, "problem": self.problem, "made": self.made,
-        }  # fmt: skip
 
 
 def read(path: Path | str) -> list[Row]:
@@ -108,11 +110,12 @@ def _read_json(text: str, path: Path | str) -> list[Row]:
         if line in ("", "]}"):
             continue
         try:
-            rows.append(_of_record(json.loads(line.removesuffix(","))))
-        except (ValueError, TypeError, KeyError) as error:
+            data = json.loads(line.removesuffix(","))
+        except (ValueError, RecursionError) as error:
             if number == len(lines) + 1:  # torn
                 continue
             raise UsageError(f"{path}:{number}: is no row of a table: {error}") from error
+        rows.append(_row(data, f"{path}:{number}"))
     return rows
 
 
@@ -126,39 +129,29 @@ def _read_csv(text: str, path: Path | str) -> list[Row]:
         if tuple(header[: len(_BEFORE)]) != _BEFORE or tuple(header[-len(_AFTER) :]) != _AFTER:
             raise UsageError(f"{path}:1: is no table of `ficco explore`; name another file")
         sizes = header[len(_BEFORE) : -len(_AFTER)]
-        return [_of_cells(dict(zip(header, cells, strict=True)), sizes) for cells in lines]
-    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        return [
+            _row(_of_cells(dict(zip(header, cells, strict=True)), sizes), f"{path}:{lines.line_num}") for cells in lines
+        ]
+    except (ValueError, csv.Error) as error:
         raise UsageError(f"{path}:{lines.line_num}: is no row of a table: {error}") from error
 
 
-def _of_record(record: Mapping[str, object]) -> Row:
-    sizes, params = record["sizes"], record["params"]
-    if not isinstance(sizes, dict) or not isinstance(params, dict):
-        raise ValueError("sizes and params are objects")
-    time, serial, ideal = (
-        None if record[name] is None else float(str(record[name])) for name in ("time_us", "serial_us", "ideal_us")
-    )
-    return Row(
-        operation=str(record["operation"]),
-        scenario=str(record["scenario"]),
-        sizes=tuple((str(n), frozen(v)) for n, v in sizes.items()),
-        ranks=int(str(record["ranks"])),
-        machine=str(record["machine"]),
-        schedule=str(record["schedule"]),
-        params=tuple((str(n), frozen(v)) for n, v in params.items()),
-        time=time,
-        serial=serial,
-        ideal=ideal,
-        problem=str(record["problem"]),
-        made=str(record["made"]),
-    )
+def _row(data: object, place: str) -> Row:
+    row: Row = Reader(place, way_out="; name another file").read(Row, data, "row")
+    return row
 
 
-def _of_cells(cells: Mapping[str, str], sizes: Sequence[str]) -> Row:
+def _of_cells(cells: Mapping[str, str], sizes: Sequence[str]) -> dict[str, object]:
+    """The row of a CSV as JSON has it. Raises ValueError."""
     params = (text.partition("=") for text in cells["params"].split())
-    times = {name: float(cells[name]) if cells[name] else None for name in ("time_us", "serial_us", "ideal_us")}
-    bound = {n: read_value(cells[n]) for n in sizes if cells[n]}
-    return _of_record({**cells, **times, "sizes": bound, "params": {n: read_value(v) for n, _, v in params}})
+    numbers = {name: float(cells[name]) if cells[name] else None for name in _TIMES}
+    return {
+        **{name: cells[name] for name in (*_BEFORE, *_AFTER)},
+        **numbers,
+        "ranks": int(cells["ranks"]),
+        "sizes": {n: plain(read_value(cells[n])) for n in sizes if cells[n]},
+        "params": {n: plain(read_value(v)) for n, _, v in params},
+    }
 
 
 class TableFile:
@@ -206,7 +199,7 @@ class TableFile:
             raise UsageError(f"{self._path}: cannot be written: no space left on device")
 
     def _line(self, row: Row) -> str:
-        record = row.record()
+        record = plain(row)
         if self._json:
             return json.dumps(record)
         sizes = {name: written(value) for name, value in row.sizes}

@@ -18,7 +18,12 @@ BASELINE = "serial"  # an operation's schedule with no overlap
 
 @dataclass(frozen=True, slots=True)
 class ShippedSchedule:
-    """A shipped schedule: `ag_gemm/serial`, its file, the first comment line of it, and what it is right for."""
+    """A shipped schedule.
+
+    name: Such as ag_gemm/streamed.
+    title: The first comment line.
+    right: What it is right for.
+    """
 
     name: str
     path: Path

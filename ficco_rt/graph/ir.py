@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from ficco_dsl.diagnostics import Span
 
+from ..files.records import Count, Positive
 from ..geometry.region import Region
 from ..types import Dtype, holds
 
@@ -68,8 +69,8 @@ class Resources:
 class CollectiveSettings:
     """What a queue asks of the vendor's library of collectives; None leaves the choice to the library."""
 
-    ctas: int | None = None  # blocks of a collective's kernel at most, each on a multiprocessor; 0: none where it can
-    threads: int | None = None  # of such a block, at most
+    ctas: Count | None = None  # blocks of a collective's kernel at most, each on a multiprocessor; 0: none where it can
+    threads: Positive | None = None  # of such a block, at most
 
 
 @dataclass(frozen=True, slots=True)

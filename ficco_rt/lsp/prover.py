@@ -120,20 +120,21 @@ def prove(request: Request) -> Answer:
     from ficco_dsl.diagnostics import ScheduleError
 
     from ..errors import UsageError
+    from ..files.records import plain
     from ..report.job import compile_job
     from ..report.request import Request as Asked
     from ..report.request import Source
-    from ..report.sources import diagnostic_record
+    from ..report.sources import diagnostic_records
 
     source = Source(request.path, request.path, request.text.encode(), False, {request.path: request.text})
     try:
         asked = Asked(source, request.ranks, tuple(request.settings), request.machine)
         job = compile_job(asked)
     except ScheduleError as error:
-        return {"proven": False, "diagnostics": [diagnostic_record(d) for d in error.diagnostics], "warnings": []}
+        return {"proven": False, "diagnostics": plain(diagnostic_records(error.diagnostics)), "warnings": []}
     except UsageError as error:
         return {"proven": False, "diagnostics": [], "warnings": [], "usage": str(error)}
-    warnings = [diagnostic_record(d) for d in job.warnings]
+    warnings = plain(diagnostic_records(job.warnings))
     return {"proven": job.proven, "diagnostics": [], "warnings": warnings, **_facts(job)}
 
 
@@ -155,9 +156,9 @@ def _facts(job: Any) -> dict[str, Any]:
         shape = " × ".join(map(str, tensor.shapes[0]))
         size = show_bytes(sizes[tensor.name] * prod(tensor.shapes[0]))
         names[tensor.name] = f"{shape} of {tensor.dtype} on rank 0: {size}"
-    for pair in told["waits_for"]:
-        because = ", ".join(dict.fromkeys(f"{b['tensor']} ({b['hazard']})" for b in pair["because"]))
-        stages.setdefault(pair["stage"], []).append(f"waits for {pair['for']}, because of {because}")
+    for pair in told.waits_for:
+        because = ", ".join(dict.fromkeys(f"{b.tensor} ({b.hazard})" for b in pair.because))
+        stages.setdefault(pair.stage, []).append(f"waits for {pair.for_}, because of {because}")
     by_place: dict[tuple[int, ...], list[Any]] = {}
     for op in graph.ops:
         if op.where.rank == 0:

@@ -12,9 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import types
 import typing
-import unicodedata
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +22,7 @@ from typing import Any, TypeAlias
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError, UsageError
+from ..files import records
 from ..geometry.region import Axis, Interval, Region
 from ..graph import ir as graph_ir
 from ..graph.budget import PLAN_PIECES, VALUES, Budget, without_collection
@@ -88,14 +87,7 @@ def read_document(
     key = f"ficco_{name.replace(' ', '_')}"
     values = sum(map(text.count, ",[{"))
     Budget(VALUES, PlanError).spend(values, Span(path, 1, 1, 1, 1))
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _broken(path, f"this is no JSON: {error.msg}", error.lineno, error.colno) from None
-    except RecursionError:
-        raise _broken(path, f"this is no {name}: it is nested too deeply") from None
-    except ValueError:  # Python's own limit
-        raise _broken(path, f"this is no {name}: a number has thousands of digits") from None
+    data = records.decoded(text, path, _broken)
     if not isinstance(data, dict) or key not in data:
         raise _broken(path, f"this JSON is no {name}: it has no '{key}' version")
     source = data.get("path")
@@ -107,7 +99,7 @@ def read_document(
             help=f"write the {name} again from {source if isinstance(source, str) else 'its schedule'}, with "
             f"`{_WRITES[name]}`, or take the ficco that wrote this one",
         )
-    reader = Reader(path, source if isinstance(source, str) else path, unions)
+    reader = Reader(path, source if isinstance(source, str) else path)
     body = {k: v for k, v in data.items() if k not in (key, "hash", "path") and k not in aside}
     try:
         value = reader.read(kind, body, name)
@@ -199,18 +191,6 @@ def layout(body: Mapping[str, Any], by_line: Container[str] = ()) -> str:
 # ---------------------------------------------------------------- works
 
 
-@cache
-def _fields(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
-
-
-@cache
-def _optional(cls: type) -> frozenset[str]:
-    """Fields that may be left out."""
-    return frozenset(f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING)
-
-
 @dataclass(frozen=True, slots=True)
 class _Record:
     """One kind of work as it is stored: the JSON's names in their order, each with the field of the work or of its
@@ -223,7 +203,7 @@ class _Record:
     @property
     def optional(self) -> frozenset[str]:
         """Names that may be left out."""
-        return frozenset(name for name, field in self.fields.items() if field in _optional(self.body))
+        return frozenset(name for name, field in self.fields.items() if field in records.hints(self.body)[1])
 
 
 _ORDER = ("waits", "signals", "op", "origin")
@@ -233,9 +213,9 @@ _OF_WORKS = frozenset({*_ORDER, "tiles"})
 def _record(kind: OpKind[Any]) -> _Record:
     """The body's fields, those with a default behind the work's own."""
     body: type = kind.body
-    optional = _optional(body)
-    first = [f for f in _fields(body) if f not in optional]
-    last = [f for f in _fields(body) if f in optional]
+    known, optional = records.hints(body)
+    first = [f for f in known if f not in optional]
+    last = [f for f in known if f in optional]
     names = (*first, *(("tiles",) if kind.tiled else ()), *_ORDER, *last)
     return _Record(kind.stored, body, {kind.stored_as.get(f, f): f for f in names})
 
@@ -245,8 +225,9 @@ _RECORD_OF: dict[type, _Record] = {record.body: record for record in _RECORDS}
 
 
 def _record_hints(record: _Record) -> dict[str, Any]:
-    of_work = {**_fields(ir.Work), "tiles": tuple[int, int]}  # where it is stored it is never None
-    return {name: (of_work if f in _OF_WORKS else _fields(record.body))[f] for name, f in record.fields.items()}
+    of_work = {**records.hints(ir.Work)[0], "tiles": tuple[int, int]}  # where it is stored it is never None
+    of_body, _ = records.hints(record.body)
+    return {name: (of_work if f in _OF_WORKS else of_body)[f] for name, f in record.fields.items()}
 
 
 # ---------------------------------------------------------------- reading
@@ -262,110 +243,37 @@ def _kinds(unions: Unions) -> dict[type, str]:
     return {member: member.__name__ for union in (*_UNIONS, *unions) for member in typing.get_args(union)}
 
 
-class Reader:
-    """Reads values by the types of the plan's own data model; says where the JSON does not fit."""
+class Reader(records.Reader):
+    """Reads values by the types of the plan's own data model; PlanError says where the JSON does not fit."""
 
-    def __init__(self, path: str, source: str, unions: Unions = ()) -> None:
-        self.path, self.source, self.unions = path, source, unions
+    def __init__(self, path: str, source: str) -> None:
+        super().__init__(path)
+        self.source = source
+        self.special |= {Region: self._region, Span: self._span, ir.Work: self._work}
         self.pieces_left = Budget(PLAN_PIECES, PlanError)
         self.regions: dict[str, Region] = {}
         self.spans: dict[tuple[int, ...], Span] = {}
 
-    def fail(self, at: str, message: str) -> PlanError:
+    def fail(self, at: str, message: str) -> Exception:
         return _broken(self.path, f"{at}: {message}")
 
-    def read(self, hint: Any, value: Any, at: str) -> Any:
-        if hint is object:  # params
-            return self._param(value, at)
-        if hint is Region:
-            return self._region(value, at)
-        if hint is Span:
-            return self._span(value, at)
-        origin = typing.get_origin(hint)
-        if origin is typing.Literal:
-            if value in typing.get_args(hint):
-                return value
-            raise self.fail(at, f"{value!r} is none of {', '.join(map(repr, typing.get_args(hint)))}")
-        if origin is tuple:
-            return self._tuple(typing.get_args(hint), value, at)
-        if origin in (types.UnionType, typing.Union):
-            return self._union(typing.get_args(hint), value, at)
-        if hint is ir.Work:
-            return self._work(value, at)
-        if dataclasses.is_dataclass(hint):
-            return self._object(typing.cast(type, hint), value, at)
-        if hint is float and type(value) is int:
-            return value
-        if type(value) is not hint:
-            raise self.fail(at, f"{typing.cast(type, hint).__name__} expected, found {json.dumps(value)[:40]}")
-        if hint is str and not _is_text(value):
-            raise self.fail(at, f"{json.dumps(value)[:40]} is no text")
-        return value
-
-    def _param(self, value: Any, at: str) -> Any:
-        if isinstance(value, list):
-            return tuple(self._param(v, at) for v in value)
-        if type(value) is int or (isinstance(value, str) and _is_text(value)):
-            return value
-        raise self.fail(at, f"a param is a number, a list or a type, not {json.dumps(value)[:40]}")
-
-    def _tuple(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
-        if not isinstance(value, list):
-            raise self.fail(at, f"list expected, found {json.dumps(value)[:40]}")
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(self.read(args[0], v, f"{at}[{i}]") for i, v in enumerate(value))
-        if len(args) != len(value):
-            raise self.fail(at, f"{len(args)} members expected, found {len(value)}")
-        return tuple(self.read(a, v, f"{at}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
-
-    def _union(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
-        if value is None and type(None) in args:
-            return None
-        rest = [a for a in args if a is not type(None)]
-        if len(rest) == 1:  # it may be left out
-            return self.read(rest[0], value, at)
-        classes = {c.__name__: c for c in args if isinstance(c, type) and c in _kinds(self.unions)}
-        if isinstance(value, dict):
-            name = value.get("type")
-            if isinstance(name, str) and name in classes:
-                return self._object(classes[name], {k: v for k, v in value.items() if k != "type"}, at)
-            raise self.fail(at, f"type {name!r} is none of {', '.join(classes)}")
+    def union(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
         if isinstance(value, list) and Region in args:
             return self._region(value, at)
-        for a in args:
-            if a is not type(None) and not dataclasses.is_dataclass(a):
-                return self.read(a, value, at)
-        raise self.fail(at, f"found {json.dumps(value)[:40]}")
-
-    def _object(self, cls: type, value: Any, at: str) -> Any:
-        if not isinstance(value, dict):
-            raise self.fail(at, f"{cls.__name__} expected, found {json.dumps(value)[:40]}")
-        return cls(**self._values(_fields(cls), _optional(cls), value, at))
+        return super().union(args, value, at)
 
     def _work(self, value: Any, at: str) -> ir.Work:
         if not isinstance(value, dict):
-            raise self.fail(at, f"found {json.dumps(value)[:40]}")
+            raise self.fail(at, f"found {records.shown(value)}")
         name = value.get("type")
         record = next((r for r in _RECORDS if r.name == name), None)
         if record is None:
             raise self.fail(at, f"type {name!r} is none of {', '.join(r.name for r in _RECORDS)}")
         stored = {k: v for k, v in value.items() if k != "type"}
-        given = self._values(_record_hints(record), record.optional, stored, at)
+        given = self.values(_record_hints(record), record.optional, stored, at)
         found = {record.fields[k]: v for k, v in given.items()}
         of_work = {k: found.pop(k) for k in _OF_WORKS & found.keys()}
         return ir.Work(record.body(**found), **of_work)
-
-    def _values(
-        self, hints: Mapping[str, Any], optional: frozenset[str], value: Mapping[str, Any], at: str
-    ) -> dict[str, Any]:
-        """The fields of an object, which has all of them but the optional ones."""
-        if value.keys() != hints.keys():
-            missing = sorted(hints.keys() - value.keys() - optional)
-            extra = sorted(value.keys() - hints.keys())
-            if missing or extra:
-                raise self.fail(at, f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(extra)}")
-        given = ((name, hint) for name, hint in hints.items() if name in value)
-        return {name: self.read(hint, value[name], f"{at}.{name}") for name, hint in given}
 
     def _region(self, value: Any, at: str) -> Region:
         key = json.dumps(value)
@@ -389,7 +297,7 @@ class Reader:
                             raise self.fail(at, f"an axis is an index or a list of [start, stop], not {axis!r}")
                 self.pieces_left.spend(prod(len(a.segments) for a in out), Span(self.path, 1, 1, 1, 1))
                 return Region(tensor, rank, tuple(out))
-        raise self.fail(at, f"a region is [tensor, rank, axis, …], not {json.dumps(value)[:40]}")
+        raise self.fail(at, f"a region is [tensor, rank, axis, …], not {records.shown(value)}")
 
     def _span(self, value: Any, at: str) -> Span:
         if not isinstance(value, list) or len(value) != 4 or not all(type(x) is int and x > 0 for x in value):
@@ -398,8 +306,3 @@ class Reader:
         if key not in self.spans:
             self.spans[key] = Span(self.source, *value)
         return self.spans[key]
-
-
-def _is_text(value: str) -> bool:
-    """JSON can spell half a character, which nothing can print, and what a terminal takes as a command."""
-    return not any("\ud800" <= c <= "\udfff" or (unicodedata.category(c) == "Cc" and c not in "\n\t") for c in value)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..analysis.account import Account, PartName, StageUse, account, stage_uses
 from ..analysis.causes import arrows, path_times
+from ..files.records import NEWER, Micros
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace.model import Trace
 from .wording import show_bytes, signed_time
+
+if TYPE_CHECKING:
+    from ..exec.ideal import Yardsticks
 
 _IDEAL = ("ideal", "The longer of computing alone and moving alone.")
 _WAVES = ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated).")
@@ -46,52 +51,29 @@ WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
 }
 
 
-def time_records(
-    trace: Trace, plan: Plan, machine: Machine, compute_alone: float, communication_alone: float
-) -> dict[str, object]:
-    """The account and the stages of a run, as --json has them. The yardsticks are microseconds."""
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Where a run's time went.
+
+    stages: In the order of their first works.
+    """
+
+    time: Micros
+    stages: tuple[StageUse, ...]
+    account: Account = NEWER
+
+
+def times_of(trace: Trace, plan: Plan, machine: Machine, yardsticks: Yardsticks) -> RunTimes:
+    """The account and the stages of a run."""
     if not trace.arrows:
         trace = replace(trace, arrows=arrows(plan, trace))
-    return {
-        "account": account_record(account(trace, plan, machine, compute_alone, communication_alone)),
-        "stages": stage_records(trace),
-    }
+    alone = yardsticks.compute_alone, yardsticks.communication_alone
+    return RunTimes(trace.duration, stages_of(trace), account(trace, plan, machine, *alone))
 
 
-def account_record(found: Account) -> dict[str, object]:
-    """What --json says of an account."""
-    parts = [{"name": part.name, "time_us": part.time} for part in found.parts]
-    return {
-        "rank": found.rank,
-        "side": found.side,
-        "time_us": found.time,
-        "parts": parts,
-        "peer_bytes": found.peer_bytes,
-    }
-
-
-def stage_records(trace: Trace) -> list[dict[str, object]]:
-    """What --json says of the stages of a run whose trace has arrows."""
-    path = path_times(trace)
-    return [_stage_record(use, path.get(use.name, 0.0)) for use in stage_uses(trace)]
-
-
-def _stage_record(use: StageUse, path: float) -> dict[str, object]:
-    return {
-        "stage": use.name,
-        "kind": use.kind,
-        "place": use.place,
-        "works": use.works,
-        "ranks": use.ranks,
-        "start_us": use.start,
-        "stop_us": use.stop,
-        "busy_us": use.busy,
-        "waited_us": use.waited,
-        "path_us": path,
-        "bytes": use.bytes,
-        "flops": use.flops,
-        "peer_bytes": use.peer_bytes,
-    }
+def stages_of(trace: Trace) -> tuple[StageUse, ...]:
+    """The stages of a run whose trace has arrows."""
+    return stage_uses(trace, path_times(trace))
 
 
 def lost_words(found: Account) -> str:

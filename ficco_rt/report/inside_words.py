@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..trace.inside import LaunchInside, WorkInside, launches
+from dataclasses import replace
+
+from ..trace.inside import LaunchInside, launches
 from ..trace.model import Trace
 from .wording import count, one_line, show_time
 
@@ -29,30 +31,9 @@ def summary(trace: Trace) -> str | None:
     return launch_words(most) + others
 
 
-def launch_records(trace: Trace) -> list[dict[str, object]]:
-    """What --json says of streamed launches. Times in microseconds from the run's begin."""
-    return [
-        {
-            "rank": launch.span.rank,
-            "stage": launch.span.stage,
-            "start_us": launch.span.start,
-            "stop_us": launch.span.stop,
-            "waited_us": launch.span.waited,
-            "within_us": launch.span.within,
-            "works": [_record(work) for work in launch.works],
-        }
+def launch_records(trace: Trace) -> tuple[LaunchInside, ...]:
+    """Streamed launches as --json has them."""
+    return tuple(
+        replace(launch, works=tuple(replace(work, label=one_line(work.label)) for work in launch.works))
         for launch in launches(trace)
-    ]
-
-
-def _record(work: WorkInside) -> dict[str, object]:
-    return {
-        "ops": list(work.ops),
-        "label": one_line(work.label),
-        "place": work.place,
-        "came_us": work.came,
-        "began_us": work.began,
-        "ended_us": work.ended,
-        "waited_us": work.waited,
-        "awaited": work.awaited,
-    }
+    )

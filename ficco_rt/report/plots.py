@@ -67,7 +67,7 @@ def winner_map(rows: Sequence[Row], where: str) -> str | None:
     for found in best(rows):
         at = _ratios(dict(found.row.sizes))
         if at is not None:
-            lead = f"; next {found.second.label}, {100 * found.lead:+.1f} %" if found.second and found.lead else ""
+            lead = f"; next {found.next_.label}, {100 * found.lead:+.1f} %" if found.next_ and found.lead else ""
             tip = f"{found.row.scenario}: {found.row.label}{lead}"
             points.setdefault(found.row.schedule.rpartition("/")[2], []).append((at, tip))
     if not points:

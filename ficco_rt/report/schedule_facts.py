@@ -3,58 +3,294 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..device.features import usual
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
-from ..device.room_table import room_table, table_facts
+from ..device.room_table import RoomTable, room_table
+from ..files.records import LEFT_OUT, Count, Micros, Params
 from ..geometry.region import between_ranks
-from ..graph.ir import Collective, Copy, Gemm, Graph, KernelCall, Op, Reduce
+from ..graph.ir import (
+    Collective,
+    CollectiveSettings,
+    Copy,
+    Engine,
+    Gemm,
+    Graph,
+    KernelCall,
+    Op,
+    Priority,
+    Reduce,
+)
 from ..graph.kinds import kind_of
 from ..graph.ops.kind import OpKind
-from ..machine.model import Machine, Port
+from ..machine.model import Machine, Port, TopologyKind
 from ..plan.ir import Plan, SignalFlag
 from ..trace.model import base_name
 from ..types import TYPES
 from .job import Job, given_words, operations, proof_words, waits
-from .sources import diagnostic_record
+from .sources import DiagnosticRecord, diagnostic_records
 
-Facts = dict[str, Any]
 MATRIX = 8  # the most ranks for which every pair gets a number of its own
 
 
-def gather(job: Job) -> Facts:
+Spread: TypeAlias = tuple[int, int]  # least and most
+
+
+@dataclass(frozen=True, slots=True)
+class OperationFacts:
+    """Operations of one kind in a stage, as each rank sees them; of two numbers the least and the most.
+
+    kind: What the language calls the operation.
+    a_rank: Operations a rank.
+    by_library: GEMMs that the vendor's library makes, a rank.
+    ways: push, pull, local: how many.
+    peers: Other ranks that a rank copies to or from.
+    bytes_from_others: What launches read in other ranks' memory, a rank. Absent: nothing.
+    bytes_to_others: What launches write in other ranks' memory, a rank. Absent: nothing.
+    shapes: Different ones; of GEMMs [M, N, K].
+    """
+
+    kind: str
+    a_rank: Spread
+    by_library: Spread = LEFT_OUT
+    bytes_each: tuple[Count, ...] = LEFT_OUT
+    bytes_a_rank: Spread = LEFT_OUT
+    ways: Mapping[str, Count] = LEFT_OUT
+    peers: Spread = LEFT_OUT
+    bytes_from_others: Spread = LEFT_OUT
+    bytes_to_others: Spread = LEFT_OUT
+    shapes: tuple[tuple[Count, ...], ...] = LEFT_OUT
+    flops_a_rank: Spread = LEFT_OUT
+    accumulates: bool = LEFT_OUT
+    terms: tuple[Count, ...] = LEFT_OUT
+    collectives: tuple[str, ...] = LEFT_OUT
+    kernels: tuple[str, ...] = LEFT_OUT
+
+
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """A stage; of two numbers the least and the most.
+
+    asked_of_the_library: What the queue asks of NCCL or RCCL; null: nothing.
+    launched_with: Stages that share its launches.
+    does: One for each kind of operation.
+    """
+
+    name: str
+    line: Count
+    queue: str
+    engine: Engine
+    priority: Priority | None
+    asked_of_the_library: CollectiveSettings | None
+    streamed: bool
+    iterations: Count
+    phases: Count
+    after: tuple[str, ...]
+    operations: Count
+    operations_a_rank: Spread
+    launches_a_rank: Spread
+    launched_with: tuple[str, ...]
+    does: tuple[OperationFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why operations wait."""
+
+    hazard: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFacts:
+    """How operations of a stage wait for those of a stage.
+
+    for: The stage that is waited for.
+    operations: That wait.
+    operations_a_rank: Least and most.
+    each_for: How many each waits for, least and most.
+    """
+
+    stage: str
+    for_: str
+    operations: Count
+    operations_a_rank: Spread
+    kinds: tuple[str, str]
+    each_for: Spread
+    from_: Literal["this rank", "other ranks", "this and other ranks"]
+    because: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """What a link carries.
+
+    link: In words, such as out of rank 3.
+    time_us: At the link's rate.
+    """
+
+    link: str
+    bytes: Count
+    time: Micros
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """What the links of a machine, or of a tier, carry.
+
+    links_even: All take equally long.
+    busiest_link: The one that takes longest; null: nothing crosses one.
+    """
+
+    topology: TopologyKind
+    links_used: Count
+    links_even: bool
+    busiest_link: LinkLoad | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierUse(LinkUse):
+    """What the links of a tier carry."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic(LinkUse):
+    """The bytes that move.
+
+    out: Bytes from each rank to others.
+    in: Bytes to each rank from others.
+    within_ranks: Bytes of copies within ranks.
+    by_launches: Of the bytes between ranks: those that launches other than copies read and write themselves.
+    pairs: Bytes from rank to rank; null: too many ranks.
+    """
+
+    out: tuple[Count, ...]
+    in_: tuple[Count, ...]
+    within_ranks: Count
+    by_launches: Count
+    pairs: tuple[tuple[Count, ...], ...] | None
+    tiers: tuple[TierUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What is computed; of two numbers the least and the most.
+
+    gemm_time_us: Of the busiest rank, at the rate of large products.
+    """
+
+    gemm_flops_a_rank: Spread
+    gemm_time: Micros
+    launches_a_rank: Spread
+    tiles_a_rank: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A tensor.
+
+    shape: On the rank where it is largest.
+    """
+
+    name: str
+    kind: Literal["input", "output", "scratch"]
+    dtype: str
+    shape: tuple[Count, ...]
+    bytes: Count
+    same_on_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory that tensors take."""
+
+    tensors: tuple[TensorFacts, ...]
+    peak_bytes_a_rank: Count
+    device_bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """How much a plan holds.
+
+    streams_a_rank: Least and most.
+    """
+
+    streams_a_rank: Spread
+    streams_of_rank_0: tuple[str, ...]
+    commands: Count
+    operations: Count
+    events: Count
+    flags: Count
+    flag_signals_on_streams: Count
+    waits: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `ficco explain --json` prints.
+
+    params: Params and types by name.
+    given: Values that rules gave, a sentence each.
+    computes: Claims, as the schedule writes them.
+    room: Kernels of rank 0 that may share a multiprocessor, and which fit beside which.
+    """
+
+    schedule: str
+    title: str
+    path: str
+    ranks: Count
+    machine: str
+    params: Params
+    given: tuple[str, ...]
+    computes: tuple[str, ...]
+    proof: str
+    unproven: tuple[str, ...]
+    stages: tuple[StageFacts, ...]
+    waits_for: tuple[WaitFacts, ...]
+    traffic: Traffic
+    compute: Compute
+    memory: Memory
+    room: RoomTable
+    plan: PlanFacts
+    warnings: tuple[DiagnosticRecord, ...]
+
+
+def gather(job: Job) -> Explanation:
     """Everything that is reported, as plain values: bytes, operations, microseconds."""
     graph, plan, machine = job.graph, job.plan, job.machine
     assert graph is not None
-    return {
-        "schedule": graph.schedule,
-        "title": job.title,
-        "path": job.path,
-        "ranks": graph.ranks,
-        "machine": machine.name,
-        "params": dict(graph.params),
-        "given": given_words(job),
-        "computes": [claim.text for claim in graph.claims],
-        "proof": proof_words(job),
-        "unproven": job.unproven,
-        "stages": _stages(graph, plan),
-        "waits_for": _waits_for(graph),
-        "traffic": _traffic(graph, machine),
-        "compute": _compute(graph, plan, machine),
-        "memory": _memory(graph, machine),
-        "room": _room(plan, machine),
-        "plan": _plan(plan),
-        "warnings": [diagnostic_record(d) for d in job.warnings],
-    }
+    return Explanation(
+        schedule=graph.schedule,
+        title=job.title,
+        path=job.path,
+        ranks=graph.ranks,
+        machine=machine.name,
+        params=dict(graph.params),
+        given=tuple(given_words(job)),
+        computes=tuple(claim.text for claim in graph.claims),
+        proof=proof_words(job),
+        unproven=job.unproven,
+        stages=_stages(graph, plan),
+        waits_for=tuple(_waits_for(graph)),
+        traffic=_traffic(graph, machine),
+        compute=_compute(graph, plan, machine),
+        memory=_memory(graph, machine),
+        room=_room(plan, machine),
+        plan=_plan(plan),
+        warnings=diagnostic_records(job.warnings),
+    )
 
 
-def _stages(graph: Graph, plan: Plan) -> list[Facts]:
+def _stages(graph: Graph, plan: Plan) -> tuple[StageFacts, ...]:
     by_stage: dict[str, list[Op]] = {}
     for stage in graph.stages:
         by_stage.setdefault(stage.name, [])
@@ -66,43 +302,41 @@ def _stages(graph: Graph, plan: Plan) -> list[Facts]:
         own = [s for s in graph.stages if s.name == name]
         queue = graph.queue(own[0].queue)
         a_rank = Counter(op.where.rank for op in ops)
+        kinds = dict.fromkeys(kind_of(op.body) for op in ops)
         facts.append(
-            {
-                "name": name,
-                "line": own[0].origin.line,
-                "queue": queue.name,
-                "engine": queue.engine,
-                "priority": queue.resources.priority,
-                "asked_of_the_library": None if queue.collectives is None else asdict(queue.collectives),
-                "streamed": own[0].streamed,
-                "iterations": len(own),
-                "phases": len({(op.where.stage, op.where.phase) for op in ops}),
-                "after": sorted({graph.stages[a].name for s in own for a in s.after}),
-                "operations": len(ops),
-                "operations_a_rank": least_and_most(a_rank[r] for r in range(graph.ranks)),
-                "launches_a_rank": least_and_most(launches[r, name] for r in range(graph.ranks)),
-                "launched_with": sorted(shared.get(name, ())),
-                "does": [
-                    _does(graph, kind, [op for op in ops if kind_of(op.body) is kind])
-                    for kind in dict.fromkeys(kind_of(op.body) for op in ops)
-                ],
-            }
+            StageFacts(
+                name=name,
+                line=own[0].origin.line,
+                queue=queue.name,
+                engine=queue.engine,
+                priority=queue.resources.priority,
+                asked_of_the_library=queue.collectives,
+                streamed=own[0].streamed,
+                iterations=len(own),
+                phases=len({(op.where.stage, op.where.phase) for op in ops}),
+                after=tuple(sorted({graph.stages[a].name for s in own for a in s.after})),
+                operations=len(ops),
+                operations_a_rank=least_and_most(a_rank[r] for r in range(graph.ranks)),
+                launches_a_rank=least_and_most(launches[r, name] for r in range(graph.ranks)),
+                launched_with=tuple(sorted(shared.get(name, ()))),
+                does=tuple(_does(graph, kind, [op for op in ops if kind_of(op.body) is kind]) for kind in kinds),
+            )
         )
-    return facts
+    return tuple(facts)
 
 
-def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> Facts:
+def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> OperationFacts:
     """One kind of operation of a stage, as each rank sees it."""
     bodies: list[Any] = [op.body for op in ops]  # all of `kind`
     size = partial(_bytes, graph)
 
-    def a_rank(amount: Callable[[Any], int]) -> list[int]:
+    def a_rank(amount: Callable[[Any], int]) -> Spread:
         found: Counter[int] = Counter()
         for op in ops:
             found[op.where.rank] += amount(op)
         return least_and_most(found[r] for r in range(graph.ranks))
 
-    facts: Facts = {"kind": kind.word, "a_rank": a_rank(lambda op: 1)}
+    facts: dict[str, Any] = {}
     if kind.body is Copy:
         facts["bytes_each"] = _distinct(size(copy.dst) for copy in bodies)
         facts["bytes_a_rank"] = a_rank(lambda op: size(op.writes[0]))
@@ -119,10 +353,10 @@ def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> Facts:
         facts["accumulates"] = any(gemm.accumulate for gemm in bodies)
         facts["terms"] = _distinct(len(gemm.addends) for gemm in bodies)
     elif kind.body is Collective:
-        facts["collectives"] = sorted({call.kind for call in bodies})
+        facts["collectives"] = tuple(sorted({call.kind for call in bodies}))
         facts["bytes_each"] = _distinct(max(size(call.dst), size(call.src)) for call in bodies)
     elif kind.body is KernelCall:
-        facts["kernels"] = sorted({call.kernel for call in bodies})
+        facts["kernels"] = tuple(sorted({call.kernel for call in bodies}))
     else:
         if kind.body is Reduce:
             facts["terms"] = _distinct(len(total.terms) for total in bodies)
@@ -133,10 +367,10 @@ def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> Facts:
             moved = a_rank(lambda op, own=own: sum(b[2] for b in _between(graph, op) if b[own] == op.where.rank))  # type: ignore[misc]
             if moved[1]:
                 facts[name] = moved
-    return facts
+    return OperationFacts(kind.word, a_rank(lambda op: 1), **facts)
 
 
-def _waits_for(graph: Graph) -> list[Facts]:
+def _waits_for(graph: Graph) -> Iterator[WaitFacts]:
     """For each pair of stages: how the operations of one wait for those of the other, because of data."""
     # for each op: how many ops it waits for, its rank, and how many of these ops are on other ranks
     pairs: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
@@ -158,33 +392,24 @@ def _waits_for(graph: Graph) -> list[Facts]:
         for name, befores in found.items():
             away = sum(rank != op.where.rank for _, rank in befores)
             pairs.setdefault((stage, name), []).append((len(befores), op.where.rank, away))
-    facts = []
     for stage, before in sorted(pairs, key=lambda p: (order[p[0]], order[p[1]])):
         entries = pairs[stage, before]
         waiting = Counter(rank for _, rank, _ in entries)
-        reasons = Counter(why[stage, before])
-        facts.append(
-            {
-                "stage": stage,
-                "for": before,
-                "operations": len(entries),
-                "operations_a_rank": least_and_most(waiting[r] for r in range(graph.ranks)),
-                "kinds": [kinds[stage], kinds[before]],
-                "each_for": least_and_most(number for number, _, _ in entries),
-                "from": _from(sum(n for n, _, _ in entries), sum(away for _, _, away in entries)),
-                "because": [
-                    {"hazard": h, "tensor": t} for (h, t), _ in sorted(reasons.items(), key=lambda r: (-r[1], r[0]))
-                ],
-            }
+        reasons = sorted(Counter(why[stage, before]).items(), key=lambda r: (-r[1], r[0]))
+        total, away = sum(n for n, _, _ in entries), sum(away for _, _, away in entries)
+        yield WaitFacts(
+            stage=stage,
+            for_=before,
+            operations=len(entries),
+            operations_a_rank=least_and_most(waiting[r] for r in range(graph.ranks)),
+            kinds=(kinds[stage], kinds[before]),
+            each_for=least_and_most(number for number, _, _ in entries),
+            from_="other ranks" if away == total else "this and other ranks" if away else "this rank",
+            because=tuple(Reason(*reason) for reason, _ in reasons),
         )
-    return facts
 
 
-def _from(total: int, away: int) -> str:
-    return "other ranks" if away == total else "this and other ranks" if away else "this rank"
-
-
-def _traffic(graph: Graph, machine: Machine) -> Facts:
+def _traffic(graph: Graph, machine: Machine) -> Traffic:
     """Bytes by (from, to), and what that means for the busiest link."""
     n = graph.ranks
     pairs: Counter[tuple[int, int]] = Counter()
@@ -203,34 +428,27 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
     for (a, b), size in pairs.items():
         for port in machine.ports(a, b):
             load[port] += size
-    return {
-        "out": [sum(pairs[r, p] for p in range(n)) for r in range(n)],
-        "in": [sum(pairs[p, r] for p in range(n)) for r in range(n)],
-        "within_ranks": local,
-        "by_launches": launched,
-        "pairs": [[pairs[a, b] for b in range(n)] for a in range(n)] if n <= MATRIX else None,
+    return Traffic(
+        out=tuple(sum(pairs[r, p] for p in range(n)) for r in range(n)),
+        in_=tuple(sum(pairs[p, r] for p in range(n)) for r in range(n)),
+        within_ranks=local,
+        by_launches=launched,
+        pairs=tuple(tuple(pairs[a, b] for b in range(n)) for a in range(n)) if n <= MATRIX else None,
         **_busiest(machine, load, machine.links.kind),
-        "tiers": [
-            {"name": links.name, **_busiest(machine, {p: n for p, n in load.items() if p.tier == i}, links.kind)}
+        tiers=tuple(
+            TierUse(name=links.name, **_busiest(machine, {p: n for p, n in load.items() if p.tier == i}, links.kind))
             for i, links in enumerate(machine.tiers)
-        ],
-    }
+        ),
+    )
 
 
-def _busiest(machine: Machine, load: Mapping[Port, int], topology: str) -> Facts:
-    """The port that takes longest, among ports with the bytes that pass each."""
+def _busiest(machine: Machine, load: Mapping[Port, int], topology: str) -> dict[str, Any]:
+    """The port that takes longest, among ports with the bytes that pass each; fields of `LinkUse`."""
     times = {port: size / machine.of_port(port).rate for port, size in load.items()}
-    busiest = min(times, key=lambda port: (-times[port], _port(machine, port)), default=None)
-    facts: Facts = {
-        "topology": topology,
-        "links_used": len(load),
-        "links_even": len(set(times.values())) == 1,
-        "busiest_link": None,
-    }
-    if busiest is not None:
-        words = " ".join(_port(machine, busiest))
-        facts["busiest_link"] = {"link": words, "bytes": load[busiest], "time_us": times[busiest]}
-    return facts
+    most = min(times, key=lambda port: (-times[port], _port(machine, port)), default=None)
+    busiest = None if most is None else LinkLoad(" ".join(_port(machine, most)), load[most], times[most])
+    even = len(set(times.values())) == 1
+    return {"topology": topology, "links_used": len(load), "links_even": even, "busiest_link": busiest}
 
 
 def _port(machine: Machine, port: Port) -> tuple[str, ...]:
@@ -247,7 +465,7 @@ def _port(machine: Machine, port: Port) -> tuple[str, ...]:
     return ("out of" if port.kind == "out" else "into") + f" {noun}", a
 
 
-def _compute(graph: Graph, plan: Plan, machine: Machine) -> Facts:
+def _compute(graph: Graph, plan: Plan, machine: Machine) -> Compute:
     flops: Counter[int] = Counter()
     dtypes: set[str] = set()
     for op in graph.ops:
@@ -262,48 +480,45 @@ def _compute(graph: Graph, plan: Plan, machine: Machine) -> Facts:
     ranks = range(graph.ranks)
     rate = dict(machine.device.gemm_rate)
     slowest = min((rate[d] for d in dtypes), default=0.0)
-    return {
-        "gemm_flops_a_rank": least_and_most(flops[r] for r in ranks),
-        "gemm_time_us": max((flops[r] for r in ranks), default=0) / slowest if slowest else 0.0,
-        "launches_a_rank": least_and_most(launches[r] for r in ranks),
-        "tiles_a_rank": least_and_most(tiles[r] for r in ranks),
-    }
+    return Compute(
+        gemm_flops_a_rank=least_and_most(flops[r] for r in ranks),
+        gemm_time=max((flops[r] for r in ranks), default=0) / slowest if slowest else 0.0,
+        launches_a_rank=least_and_most(launches[r] for r in ranks),
+        tiles_a_rank=least_and_most(tiles[r] for r in ranks),
+    )
 
 
-def _memory(graph: Graph, machine: Machine) -> Facts:
+def _memory(graph: Graph, machine: Machine) -> Memory:
     tensors = []
     totals = [0] * graph.ranks
     for tensor in graph.tensors:
         sizes = [TYPES[tensor.dtype].bytes * prod(shape) for shape in tensor.shapes]
         totals = [a + b for a, b in zip(totals, sizes, strict=True)]
         largest = max(range(graph.ranks), key=lambda r: sizes[r])
-        shape = list(tensor.shapes[largest])
-        entry = {"name": tensor.name, "kind": tensor.kind, "dtype": tensor.dtype, "shape": shape}
-        tensors.append({**entry, "bytes": sizes[largest], "same_on_all": len(set(tensor.shapes)) == 1})
-    return {"tensors": tensors, "peak_bytes_a_rank": max(totals, default=0), "device_bytes": machine.device.memory}
+        shape, same = tensor.shapes[largest], len(set(tensor.shapes)) == 1
+        tensors.append(TensorFacts(tensor.name, tensor.kind, tensor.dtype, shape, sizes[largest], same))
+    return Memory(tuple(tensors), max(totals, default=0), machine.device.memory)
 
 
-def _room(plan: Plan, machine: Machine) -> Facts:
+def _room(plan: Plan, machine: Machine) -> RoomTable:
     """Of rank 0, each rank on a device of its own."""
     device = machine.device
     planner = LaunchPlanner(plan, device, Placement(tuple(range(plan.ranks))), usual(device.arch), frozenset())
-    return table_facts(room_table(plan, device, planner.all(rank=0)))
+    return room_table(plan, device, planner.all(rank=0))
 
 
-def _plan(plan: Plan) -> Facts:
+def _plan(plan: Plan) -> PlanFacts:
     streams = Counter(s.rank for s in plan.streams)
-    names = [s.name for s in plan.streams if s.rank == 0]
-    signals = sum(isinstance(command, SignalFlag) for _, command in plan.commands())
-    return {
-        "streams_a_rank": least_and_most(streams[r] for r in range(plan.ranks)),
-        "streams_of_rank_0": names,
-        "commands": sum(len(s.commands) for s in plan.streams),
-        "operations": operations(plan),
-        "events": plan.events,
-        "flags": len(plan.flag_homes),
-        "flag_signals_on_streams": signals,
-        "waits": waits(plan),
-    }
+    return PlanFacts(
+        streams_a_rank=least_and_most(streams[r] for r in range(plan.ranks)),
+        streams_of_rank_0=tuple(s.name for s in plan.streams if s.rank == 0),
+        commands=sum(len(s.commands) for s in plan.streams),
+        operations=operations(plan),
+        events=plan.events,
+        flags=len(plan.flag_homes),
+        flag_signals_on_streams=sum(isinstance(command, SignalFlag) for _, command in plan.commands()),
+        waits=waits(plan),
+    )
 
 
 def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]]:
@@ -335,11 +550,11 @@ def _way(rank: int, copy: Copy) -> str:
     return "push" if copy.src.rank == rank else "pull"
 
 
-def least_and_most(values: Iterable[int]) -> list[int]:
-    """[least, most]"""
+def least_and_most(values: Iterable[int]) -> Spread:
+    """The two."""
     listed = list(values)
-    return [min(listed), max(listed)] if listed else [0, 0]
+    return (min(listed), max(listed)) if listed else (0, 0)
 
 
-def _distinct(values: Iterable[Any]) -> list[Any]:
-    return sorted(set(values))
+def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(set(values)))

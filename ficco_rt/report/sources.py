@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
+from ..files.records import LEFT_OUT, Count
 from ..files.shipped import located
 
 _BIG = 16 << 20  # source files above this are not read for their lines
@@ -84,23 +87,57 @@ def _read_lines(name: str) -> list[str]:
         return []
 
 
-def diagnostic_record(diagnostic: Diagnostic) -> dict[str, object]:
-    """A diagnostic as JSON knows it."""
-    notes = [{"message": note.text, **(_place(note.span) if note.span else {})} for note in diagnostic.notes]
-    return {**_place(diagnostic.span), "message": diagnostic.message, "notes": notes, "help": diagnostic.help}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteRecord:
+    """What a diagnostic adds, with its place if it has one.
+
+    path: The file as the command line, or the library, names it.
+    line: From 1.
+    column: From 1.
+    end_column: Behind the last character.
+    """
+
+    message: str = ""
+    path: str = LEFT_OUT
+    line: Count = LEFT_OUT
+    column: Count = LEFT_OUT
+    end_line: Count = LEFT_OUT
+    end_column: Count = LEFT_OUT
 
 
-def plain_json(value: object) -> object:
-    """The value as JSON has it: numbers that JSON does not have are null."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, Mapping):
-        return {str(k): plain_json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(v) for v in value]
-    return value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosticRecord:
+    """A mistake or a warning, with its place in a schedule.
+
+    path: The file as the command line, or the library, names it.
+    line: From 1.
+    column: From 1.
+    end_column: Behind the last character.
+    help: A way out.
+    """
+
+    path: str = ""
+    line: Count = 0
+    column: Count = 0
+    end_line: Count = 0
+    end_column: Count = 0
+    message: str = ""
+    notes: tuple[NoteRecord, ...] = ()
+    help: str | None = None
 
 
-def _place(span: Span) -> dict[str, object]:
-    ends = {"end_line": span.end_line, "end_column": span.end_column}
-    return {"path": span.path, "line": span.line, "column": span.column, **ends}
+def diagnostic_records(diagnostics: Iterable[Diagnostic]) -> tuple[DiagnosticRecord, ...]:
+    """Diagnostics as JSON knows them."""
+    return tuple(
+        DiagnosticRecord(
+            **_place(d.span),
+            message=d.message,
+            notes=tuple(NoteRecord(message=n.text, **(_place(n.span) if n.span else {})) for n in d.notes),
+            help=d.help,
+        )
+        for d in diagnostics
+    )
+
+
+def _place(span: Span) -> dict[str, Any]:
+    return {name: getattr(span, name) for name in ("path", "line", "column", "end_line", "end_column")}

@@ -8,15 +8,16 @@ waited for to what waited.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, cast, get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
 from ..errors import UsageError
+from ..files import records
+from ..files.records import Count
 from ..graph.kinds import SIDE_OF_SPAN
 from ..trace.model import NO_WORK, Arrow, ClockKind, Lane, Launched, Trace, TraceSpan
 from .drawing import stack
-from .sources import plain_json
 
 FORMAT = "ficco-trace"
 VERSION = 3
@@ -24,7 +25,7 @@ _READ = (1, 2, 3)  # 1 had no launches with works inside, 2 no arrows and no fac
 _DIGITS = 6  # of a microsecond
 
 
-def to_json(trace: Trace, run: Mapping[str, object] | None = None) -> str:
+def to_json(trace: Trace, run: object = None) -> str:
     """The trace as text, an event a line. `run`: what `ficco-run --json` says of the run, for `ficco report`."""
     trace = kept(trace)
     events: list[dict[str, object]] = []
@@ -62,16 +63,17 @@ def to_json(trace: Trace, run: Mapping[str, object] | None = None) -> str:
         **({} if run is None else {"run": run}),
     }
     lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
-    head = json.dumps(plain_json(other), ensure_ascii=False, allow_nan=False)
+    head = records.json_text(other)
     return f'{{"displayTimeUnit": "ns",\n"otherData": {head},\n"traceEvents": [\n{lines}\n]}}\n'
 
 
 def from_json(text: str, path: str) -> Trace:
     """The trace that `to_json` wrote; UsageError says what is wrong with any other text."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is not JSON: {error}") from error
+    return read(records.decoded(text, path), path)
+
+
+def read(data: Any, path: str) -> Trace:
+    """The trace of decoded JSON."""
     other = data.get("otherData") if isinstance(data, dict) else None
     if not isinstance(other, dict) or other.get("format") != FORMAT:
         raise UsageError(f"{path}: is not a trace of ours; `ficco-run --trace FILE` writes one")
@@ -81,29 +83,27 @@ def from_json(text: str, path: str) -> Trace:
             f"{path}: is a trace of version {json.dumps(number)[:20]}; this ficco reads versions 1 to 3: let "
             "`ficco-run --trace FILE` write it again"
         )
-    read = _TraceReader(path)
-    ranks = read.field(other, "ranks", _count)
-    lanes = tuple(_lane(read, entry, ranks) for entry in read.field(other, "lanes", _list))
-    known = {(lane.rank, lane.stream) for lane in lanes}
+    reader = records.Reader(path, others=True, way_out="; let `ficco-run --trace FILE` write it again", text=str)
+    head: _Head = reader.read(_Head, other, "otherData")
+    known = {(rank, stream) for rank, stream, *_ in head.lanes}
+    if any(rank >= head.ranks for rank, _ in known):
+        raise reader.fail("otherData.lanes", f"a lane's rank is not below {head.ranks}, the number of ranks")
+    events = data.get("traceEvents")
+    if not isinstance(events, list):
+        raise reader.wanted(list, events, "traceEvents")
     spans: list[TraceSpan] = []
     arrows: list[Arrow] = []
-    for number, event in enumerate(read.field(data, "traceEvents", _list)):
-        phase = event.get("ph") if isinstance(event, dict) else None
-        place = _TraceReader(f"{path}: event {number}")
+    for number, event in enumerate(events):
+        phase, at = event.get("ph") if isinstance(event, dict) else None, f"traceEvents[{number}]"
         if phase == "s":
-            arrows.append(_arrow(place, event, len(spans)))
+            ends = reader.read(_Flow, event, at).args
+            if (last := max(ends.before, ends.after)) >= len(spans):
+                raise reader.fail(at, f"an arrow to event {last} of {len(spans)} that took time")
+            arrows.append(Arrow(ends.before, ends.after))
         elif phase not in ("M", "f"):
-            spans.append(_span(place, event, known))
-    return Trace(
-        schedule=read.field(other, "schedule", _text),
-        machine=read.field(other, "machine", _text),
-        clock=cast(ClockKind, read.field(other, "clock", _one_of(get_args(ClockKind)))),
-        ranks=ranks,
-        lanes=lanes,
-        spans=tuple(spans),
-        arrows=tuple(arrows),
-        within=read.field(other, "within", _number) if "within" in other else 0.0,
-    )
+            spans.append(_span(reader, event, at, known))
+    lanes = tuple(Lane(stream=stream, rank=rank, name=name, engine=engine) for rank, stream, name, engine in head.lanes)
+    return Trace(head.schedule, head.machine, head.clock, head.ranks, lanes, tuple(spans), tuple(arrows), head.within)
 
 
 def kept(trace: Trace) -> Trace:
@@ -147,113 +147,67 @@ def _flow(number: int, arrow: Arrow, trace: Trace, thread_of: Sequence[int]) -> 
 
 # ---------------------------------------------------------------- reading
 
-
-class _TraceReader:
-    """Takes fields out of decoded JSON; a wrong one is a UsageError that names file, event and field."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def field(self, record: object, name: str, kind: Callable[[object], Any]) -> Any:
-        value = record.get(name) if isinstance(record, dict) else None
-        result = kind(value)
-        if result is None:
-            raise UsageError(f"{self.place}: '{name}' is missing or not {kind.__doc__}")
-        return result
+_Time: TypeAlias = Annotated[float, records.AtLeast(0)]
+_KINDS = (*SIDE_OF_SPAN, *sorted(NO_WORK))
 
 
-def _text(value: object) -> str | None:
-    """text"""
-    return value if isinstance(value, str) else None
+@dataclass(frozen=True, slots=True)
+class _Head:
+    schedule: str
+    machine: str
+    clock: ClockKind
+    ranks: Count
+    lanes: tuple[tuple[Count, Count, str, str], ...]  # rank, stream, name, engine
+    within: _Time = 0.0
 
 
-def _number(value: object) -> float | None:
-    """a time"""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(cast(float, value)) if plain and 0 <= cast(float, value) < 1e15 else None
+@dataclass(frozen=True, slots=True)
+class _Args:
+    """Of an event that took time; what has a default is left out where there is nothing to say."""
+
+    stage: str
+    place: str
+    stream: Count
+    bytes: Count = 0
+    flops: Count = 0
+    peer: Count | None = None
+    launched: Launched | None = None
+    ops: tuple[Count, ...] = ()
+    waited: _Time = 0.0
+    within: _Time = 0.0
+    peer_bytes: Count = 0
 
 
-def _count(value: object) -> int | None:
-    """a count"""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None
+@dataclass(frozen=True, slots=True)
+class _Event:
+    cat: str
+    name: str
+    pid: Count
+    ts: _Time
+    dur: _Time
+    args: _Args
 
 
-def _list(value: object) -> list[Any] | None:
-    """a list"""
-    return value if isinstance(value, list) else None
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    before: Count
+    after: Count
 
 
-def _counts(value: object) -> list[int] | None:
-    """a list of counts"""
-    return value if isinstance(value, list) and all(_count(n) is not None for n in value) else None
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    args: _Ends
 
 
-def _record(value: object) -> dict[str, Any] | None:
-    """an object"""
-    return value if isinstance(value, dict) else None
-
-
-def _one_of(words: tuple[str, ...]) -> Callable[[object], str | None]:
-    def kind(value: object) -> str | None:
-        return value if isinstance(value, str) and value in words else None
-
-    kind.__doc__ = "one of " + ", ".join(words)
-    return kind
-
-
-_KIND = _one_of((*SIDE_OF_SPAN, *sorted(NO_WORK)))
-
-
-def _lane(read: _TraceReader, entry: object, ranks: int) -> Lane:
-    if isinstance(entry, list) and len(entry) == 4:
-        rank, stream, name, engine = entry
-        good = _count(rank) is not None and _count(stream) is not None and rank < ranks
-        if good and isinstance(name, str) and isinstance(engine, str):
-            return Lane(stream=stream, rank=rank, name=name, engine=engine)
-    raise UsageError(f"{read.place}: a lane is [rank, stream, name, engine], not {json.dumps(entry)[:60]}")
-
-
-def _launched(read: _TraceReader, entry: dict[str, Any]) -> Launched:
-    def maybe(name: str) -> int | None:
-        return None if entry.get(name) is None else read.field(entry, name, _count)
-
-    kernel, smem = read.field(entry, "kernel", _text), read.field(entry, "smem", _count)
-    return Launched(kernel, smem, maybe("residency"), maybe("blocks"), maybe("reached"))
-
-
-def _arrow(read: _TraceReader, event: dict[str, Any], spans: int) -> Arrow:
-    args = read.field(event, "args", _record)
-    arrow = Arrow(read.field(args, "before", _count), read.field(args, "after", _count))
-    if max(arrow) >= spans:
-        raise UsageError(f"{read.place}: an arrow to event {max(arrow)} of {spans} that took time")
-    return arrow
-
-
-# Of a span: what an event leaves out where there is nothing to say.
-_LEFT_OUT: dict[str, Callable[[object], Any]] = {
-    **dict.fromkeys(("bytes", "flops", "peer", "peer_bytes"), _count),
-    **dict.fromkeys(("waited", "within"), _number),
-}
-
-
-def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> TraceSpan:
-    if not isinstance(event, dict) or event.get("ph") != "X":
-        raise UsageError(f'{read.place}: expected a complete event ("ph": "X")')
-    args = read.field(event, "args", _record)
-    rank, stream = read.field(event, "pid", _count), read.field(args, "stream", _count)
-    if (rank, stream) not in known:
-        raise UsageError(f"{read.place}: rank {rank} has no stream {stream} in the list of lanes")
-    start, length = read.field(event, "ts", _number), read.field(event, "dur", _number)
-    return TraceSpan(
-        rank=rank,
-        stream=stream,
-        kind=read.field(event, "cat", _KIND),
-        label=read.field(event, "name", _text),
-        stage=read.field(args, "stage", _text),
-        start=start,
-        stop=round(start + length, _DIGITS),
-        place=read.field(args, "place", _text),
-        launched=_launched(read, read.field(args, "launched", _record)) if "launched" in args else None,
-        ops=tuple(read.field(args, "ops", _counts)) if "ops" in args else (),
-        **{name: read.field(args, name, kind) for name, kind in _LEFT_OUT.items() if name in args},
-    )
+def _span(reader: records.Reader, data: Any, at: str, known: set[tuple[int, int]]) -> TraceSpan:
+    if not isinstance(data, dict) or data.get("ph") != "X":
+        raise reader.fail(at, 'expected a complete event ("ph": "X")')
+    event: _Event = reader.read(_Event, data, at)
+    args = event.args
+    if event.cat not in _KINDS:
+        raise reader.fail(f"{at}.cat", f"{event.cat!r} is none of {', '.join(_KINDS)}")
+    if (event.pid, args.stream) not in known:
+        raise reader.fail(at, f"rank {event.pid} has no stream {args.stream} in the list of lanes")
+    told = {name: getattr(args, name) for name in _Args.__slots__}
+    stop = round(event.ts + event.dur, _DIGITS)
+    return TraceSpan(rank=event.pid, kind=event.cat, label=event.name, start=event.ts, stop=stop, **told)

@@ -234,4 +234,8 @@ def _positive(entry: Mapping[str, Any], name: str) -> float:
 
 
 def _frozen(value: object) -> object:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if type(value) not in (int, str):
+        raise ValueError(f"{str(value)[:20]} is no value of a param")
+    return value

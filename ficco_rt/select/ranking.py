@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from .. import compiler, env
 from ..errors import ScheduleError, UsageError
 from ..exec.operation import require_operation
 from ..files import atomic, shipped
+from ..files.records import Reader
 from ..kernels.tiles import DEPTH
 from ..machine.cost import vendor_gemm
 from ..machine.model import Machine
@@ -228,8 +228,8 @@ _KEPT: dict[Key, Ranking] = {}  # answers of this process; a lost one is only ma
 def kept(key: Key) -> Ranking | None:
     """The answer to a question that was asked before, in this process or in another one."""
     if key not in _KEPT:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # none, or a file that somebody else wrote
-            _KEPT[key] = _decoded(json.loads(_file(key).read_text(encoding="utf-8")))
+        with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
+            _KEPT[key] = _decoded(json.loads(_file(key).read_text(encoding="utf-8")), str(_file(key)))
     return _KEPT.get(key)
 
 
@@ -252,18 +252,18 @@ def _encoded(ranking: Ranking) -> str:
     return json.dumps({"ficco_choices": FORM, "ranked": ranked, "refused": refused})
 
 
-def _decoded(value: Mapping[str, Any]) -> Ranking:
-    if value["ficco_choices"] != FORM or not value["ranked"]:
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The file of an answer."""
+
+    ficco_choices: int
+    ranked: tuple[tuple[str, tuple[tuple[str, object], ...], float, int], ...]
+    refused: tuple[tuple[str, tuple[tuple[str, object], ...], str], ...]
+
+
+def _decoded(value: object, path: str) -> Ranking:
+    found: _Kept = Reader(path).read(_Kept, value, "")
+    if found.ficco_choices != FORM or not found.ranked:
         raise ValueError("of another form")
-    ranked = tuple(Ranked(_candidate(s, p), float(t), int(n)) for s, p, t, n in value["ranked"])
-    return Ranking(ranked, tuple((_candidate(s, p), str(reason)) for s, p, reason in value["refused"]))
-
-
-def _candidate(schedule: object, params: object) -> Candidate:
-    if not isinstance(params, list):
-        raise ValueError("of another form")
-    return Candidate(str(schedule), tuple((str(name), _tuples(value)) for name, value in params))
-
-
-def _tuples(value: object) -> object:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    ranked = tuple(Ranked(Candidate(s, p), t, n) for s, p, t, n in found.ranked)
+    return Ranking(ranked, tuple((Candidate(s, p), reason) for s, p, reason in found.refused))

@@ -5,31 +5,51 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from ..files.records import HIDDEN, NEWER, Count, Micros
 from .model import NO_WORK, Trace, TraceSpan
 
 
 @dataclass(frozen=True, slots=True)
 class WorkInside:
-    """A work of a streamed launch, or several that were made as one. Times in microseconds from the run's begin."""
+    """A work of a streamed launch, or several that were made as one. Times in microseconds from the run's begin.
 
-    rank: int
-    ops: tuple[int, ...]  # the plan's
+    ops: Of the plan.
+    place: file:line of the schedule.
+    came_us: The launch came to it.
+    waited_us: Blocks waited for it, the mean over all blocks.
+    awaited: What for, such as "waits for flag 3 of rank 1 stream dma"; empty: it did not wait.
+    """
+
+    ops: tuple[Count, ...]
     label: str
-    place: str  # file:line of the schedule
-    came: float  # the launch came to it
-    began: float
-    ended: float
-    waited: float  # blocks waited for it, the mean over all blocks
-    awaited: str = ""  # what for, if it waited: "waits for flag 3 of rank 1 stream dma"
+    place: str
+    came: Micros
+    began: Micros
+    ended: Micros
+    waited: Micros
+    awaited: str = ""
+    rank: Annotated[int, HIDDEN] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchInside:
-    """A streamed launch with its works, in the order in which the launch came to them."""
+    """A streamed launch.
 
-    span: TraceSpan
+    waited_us: Its blocks waited for flags, the mean over all blocks.
+    within_us: Its works' times may be off by so much against other spans.
+    works: In the order in which the launch came to them.
+    """
+
+    rank: Count
+    stage: str
+    start: Micros
+    stop: Micros
+    waited: Micros
+    within: Micros
     works: tuple[WorkInside, ...]
+    span: Annotated[TraceSpan, HIDDEN] = NEWER
 
     @property
     def longest(self) -> WorkInside | None:
@@ -58,7 +78,8 @@ def launches(trace: Trace) -> tuple[LaunchInside, ...]:
     made = []
     for bar in sorted(bars, key=lambda span: (span.rank, span.start)):
         mine = dict.fromkeys(of_op[bar.rank, op] for op in bar.ops if (bar.rank, op) in of_op)
-        made.append(LaunchInside(bar, tuple(sorted(mine, key=lambda work: (work.came, work.ops)))))
+        works_ = tuple(sorted(mine, key=lambda work: (work.came, work.ops)))
+        made.append(LaunchInside(bar.rank, bar.stage, bar.start, bar.stop, bar.waited, bar.within, works_, bar))
     return tuple(made)
 
 

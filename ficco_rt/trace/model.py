@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from ..files.records import Count
+
 ClockKind: TypeAlias = Literal["device", "virtual"]
 # What an operation's kind calls its spans (`graph/kinds.py`), or one of `NO_WORK`. `launch`: a streamed launch as a
 # whole, whose works and their waits are spans of their own.
@@ -17,10 +19,10 @@ class Launched:
     """How a kernel was launched: as asked for in the plan where times are modelled, as it was on a device."""
 
     kernel: str
-    smem: int  # dynamic shared memory, bytes a block
-    residency: int | None  # blocks that a multiprocessor has room for
-    blocks: int | None  # of the grid; modelled: no more than that
-    reached: int | None = None  # its blocks that were on a multiprocessor at once, at most, where marks tell
+    smem: Count  # dynamic shared memory, bytes a block
+    residency: Count | None = None  # blocks that a multiprocessor has room for
+    blocks: Count | None = None  # of the grid; modelled: no more than that
+    reached: Count | None = None  # its blocks that were on a multiprocessor at once, at most, where marks tell
 
 
 class TraceSpan(NamedTuple):  # a tuple: a run of many ranks has a hundred thousand

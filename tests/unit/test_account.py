@@ -108,11 +108,11 @@ def test_a_last_wave_has_no_tiles_for_all() -> None:
 
 
 def test_stages() -> None:
-    copy, gemm = stage_uses(small())
-    assert (copy.name, copy.kind, copy.works, copy.ranks, copy.start, copy.stop) == ("copy", "copy", 3, 2, 0, 32)
+    copy, gemm = stage_uses(small(), {})
+    assert (copy.stage, copy.kind, copy.works, copy.ranks, copy.start, copy.stop) == ("copy", "copy", 3, 2, 0, 32)
     assert (copy.busy, copy.waited, copy.bytes, copy.flops) == (12.5, 0, 30, 60)
-    assert (gemm.name, gemm.busy, gemm.start, gemm.stop) == ("gemm", 16, 12, 30)
-    (mm,) = stage_uses(streamed())
+    assert (gemm.stage, gemm.busy, gemm.start, gemm.stop) == ("gemm", 16, 12, 30)
+    (mm,) = stage_uses(streamed(), {})
     assert (mm.works, mm.busy, mm.waited) == (4, pytest.approx(27), 6)
 
 

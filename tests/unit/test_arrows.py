@@ -195,7 +195,7 @@ def test_files_of_older_versions_are_read_and_wrong_arrows_are_refused() -> None
     begin = next(e for e in data["traceEvents"] if e["ph"] == "s")
     for args, message in (
         ({"before": 0, "after": 99}, "an arrow to event 99 of 6 that took time"),
-        ({"before": 0}, "'after' is missing or not a count"),
+        ({"before": 0}, r"traceEvents\[\d+\].args: missing after;"),
     ):
         begin["args"] = args
         with pytest.raises(UsageError, match=message):

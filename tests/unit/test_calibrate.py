@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ficco_rt.calibrate import fit
-from ficco_rt.calibrate.fit import constants, contention, decomposition
+from ficco_rt.calibrate.fit import Noise, constants, contention, decomposition
 from ficco_rt.calibrate.measure import Series, Times, measure
 from ficco_rt.calibrate.probes import Mode, Probe, probes
 from ficco_rt.cli import calibrate as command
 from ficco_rt.cli.console import Progress, Style
 from ficco_rt.cli.main import execute
 from ficco_rt.errors import DeviceError
+from ficco_rt.files.records import plain
 from ficco_rt.machine import file
 from ficco_rt.machine.cost import OVERHEADS, vendor_gemm
 from ficco_rt.machine.model import Machine
@@ -159,7 +159,7 @@ def test_what_noise_hides_changes_no_stored_figure(base: Machine, monkeypatch: p
     assert 0.001 * rate.value < rate.error < 0.1 * rate.value
     monkeypatch.setattr(fit, "FOUND", {machine.device.name: {"rate": rate.value + 1.9 * rate.error}})
     kept = constants(series, machine)["rate"]
-    assert (kept.value, kept.noise, kept.found) == (machine.links.rate, (rate.value, rate.error), None)
+    assert (kept.value, kept.noise, kept.found) == (machine.links.rate, Noise(rate.value, rate.error), None)
     assert kept.measured == rate.value  # which is no noise itself: tables have it
     made = command.calibrated(series, machine, None, "CUDA 13.0")
     assert made.links.rate == machine.links.rate
@@ -189,8 +189,7 @@ def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) 
     assert found["copy_behind"].measured is None
     noise = found["copy_behind"].noise
     assert noise is not None
-    value, error = noise
-    assert value < 2 * error
+    assert noise.value < 2 * noise.error
     assert found["copy_behind"].value == STORED.copy_behind
     here = command.calibrated(series, machine, None, "CUDA 13.0")
     assert dict(here.device.overheads)["copy_behind"] == STORED.copy_behind
@@ -290,7 +289,7 @@ def test_what_is_told(base: Machine, series: tuple[Series, ...]) -> None:
     assert "copy time" in text
     assert "seconds, on GPUs: runs 1.2\n" in text
     assert "a GEMM beside copies" in text or "copies beside a GEMM" in text
-    record = json.loads(json.dumps(command.record(series, machine, base)))
+    record = plain(command.record(series, machine, base))
     hold("calibrate", record)
     assert record["constants"]["copy_time"]["unit"] == "µs"
     assert len(record["probes"]) == len(series)

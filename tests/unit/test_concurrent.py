@@ -17,7 +17,7 @@ import pytest
 
 import ficco_rt
 from ficco_rt.analysis.account import RankUse
-from ficco_rt.analysis.concurrency import Concurrent, overlap_rate
+from ficco_rt.analysis.concurrency import concurrent, overlap_rate
 from ficco_rt.cli import shape
 from ficco_rt.cli.baselines import baseline_plans
 from ficco_rt.cli.shape import Sweep
@@ -44,10 +44,10 @@ def compiled(name: str, **params: object) -> Plan:
 
 
 def test_metrics() -> None:
-    found = Concurrent(10, time=80.0, sequential=100.0, products=60.0, collectives=40.0, overlap=0.5)
+    found = concurrent(10, time=80.0, sequential=100.0, products=60.0, collectives=40.0, overlap=0.5)
     assert (found.time_ratio, found.normalised_time, found.share_of_saving) == (0.8, 80 / 60, 0.5)
-    assert found.record()["iteration_ms"] == 0.008
-    assert Concurrent(1, 1.0, 5.0, 5.0, 0.0, None).share_of_saving is None
+    assert found.iteration == 0.008
+    assert concurrent(1, 1.0, 5.0, 5.0, 0.0, None).share_of_saving is None
     assert overlap_rate([RankUse(10.0, 4.0, 1.0), RankUse(2.0, 6.0, 5.0)]) == 4 / 6
     assert overlap_rate([RankUse(10.0, 0.0, 0.0)]) is None
 

@@ -271,7 +271,7 @@ def test_the_exit_code_is_of_what_was_asked_for() -> None:
         (["ag_gemm", "--set", "M=1", "--set", "M=2"], "M stands here twice; put its values behind one name"),
         (["ag_gemm", "--only", "nothing"], "--only nothing: no scenario has this in its name; there are qkv70b_8k"),
         (["ag_gemm", "--scenarios", "none.json"], "none.json: there is no such file"),
-        (["ag_gemm", "--scenarios", "s.json"], "s.json:1:10: is not JSON"),
+        (["ag_gemm", "--scenarios", "s.json"], "s.json:1:10: this is no JSON"),
         (["ag_gemm", "--machine", "h100"], "no machine is called 'h100'"),
         (["ag_gemm", "--gpus", "0"], "--gpus 0: expected numbers from 1 to 1024"),
         (["ag_gemm", "-o", "t.txt"], "t.txt: a table's name ends in .csv or .json"),
@@ -283,7 +283,7 @@ def test_the_exit_code_is_of_what_was_asked_for() -> None:
         (["other.csv"], "other.csv:1: is no table of `ficco explore`"),
         (["torn.csv"], "torn.csv: has no rows"),
         (["broken.csv"], "broken.csv:2: is no row of a table"),
-        (["broken.json"], "broken.json:2: is no row of a table"),
+        (["broken.json"], "broken.json:2: row: missing ideal_us, .*, time_us; name another file"),
         (["t.csv", "--gpus", "8", "--jobs", "2"], "--jobs belongs to a sweep; t.csv is a table"),
         (["missing.csv"], "missing.csv: there is no such file"),
     ],
@@ -385,7 +385,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_rows_say() -> None:
     best = summary.best(ROWS)
-    assert [(b.row.label, b.second.label if b.second else None) for b in best] == [
+    assert [(b.row.label, b.next_.label if b.next_ else None) for b in best] == [
         ("streamed chunks=4 deep=[1,1]", "tapered taper=[3,1]"),
         ("serial", None),
     ]

@@ -19,8 +19,8 @@ import pytest
 
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.page.page_run import read_run
+from ficco_rt.cli.schema import made as schema_of
 from ficco_rt.report.drawing import _FAMILIES
-from tests.schemas import schema
 from tools import report_shots
 
 PAGE = Path(__file__).resolve().parents[2] / "ficco_rt" / "cli" / "page"
@@ -29,8 +29,7 @@ SIZES = ("--set", "M=2048", "--set", "N=1024", "--set", "K=1024")
 # The words of which the schemas allow no others.
 _CHOICES = {
     word
-    for name in ("run", "common")
-    for words in re.findall(r'"enum": \[([^\]]*)\]', json.dumps(schema(name)))
+    for words in re.findall(r'"enum": \[([^\]]*)\]', json.dumps(schema_of("run")))
     for word in json.loads(f"[{words}]")
 }
 EMPTY = {"meta", "br", "link", "input", "hr", "img"}
@@ -133,6 +132,14 @@ def test_a_page_needs_nothing_else(folder: Path) -> None:
         assert not {"src", "href"} & {attribute for attribute, _ in page.attributes}
         assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|@[A-Z]+@", page.source)
         assert len(page.ids) == len(set(page.ids))
+
+
+def test_a_run_of_any_size_and_seed_has_a_page(tmp_path: Path) -> None:
+    sizes = [word for name in "MNK" for word in ("--set", f"{name}={2**22}")]
+    files = ["--trace", str(tmp_path / "t.json"), "--report", str(tmp_path / "t.html")]
+    words = ["ag_gemm/serial", "--gpus", "2", "--backend", "sim", "--seed", str(2**63 - 1), *sizes, *files]
+    assert execute("ficco-run", words) == 0
+    assert "EFLOP" in (tmp_path / "t.html").read_text() or "PFLOP" in (tmp_path / "t.html").read_text()
 
 
 def test_a_trace_tells_its_page_all_of_the_run(folder: Path) -> None:
@@ -268,27 +275,32 @@ def test_names_of_all_kinds_stay_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"time_ms": None}, "time_ms is null, not a number"),
-        ({"time_ms": True}, "time_ms is true, not a number"),
-        ({"time_ms": float("nan")}, "time_ms is NaN, not a number"),
-        ({"ranks": 10**20}, "ranks is 100000000000000000000, not a whole number"),
-        ({"ranks": -1}, "ranks is -1, less than 0"),
-        ({"schedule": 5}, "schedule is 5, not text"),
-        ({"params": []}, "params is [], not an object"),
-        ({"why": "so"}, 'why is "so", not a list'),
-        ({"unproven": [["C"]]}, 'unproven[0] is ["C"], not text'),
-        ({"stages": [{}]}, "stages[0].stage is missing"),
-        ({"account": {}}, "account.rank is missing"),
+        ({"time_ms": None}, "time_ms: a number expected, found null"),
+        ({"time_ms": True}, "time_ms: a number expected, found true"),
+        ({"time_ms": float("nan")}, "time_ms: a number expected, found NaN"),
+        ({"ranks": 10**20}, "ranks: a whole number expected, found 100000000000000000000"),
+        ({"ranks": -1}, "ranks: -1 is less than 0"),
+        ({"seed": True}, "seed: a whole number expected, found true"),
+        ({"schedule": 5}, "schedule: text expected, found 5"),
+        ({"params": []}, "params: an object expected, found []"),
+        ({"why": "so"}, 'why: a list expected, found "so"'),
+        ({"unproven": [["C"]]}, 'unproven[0]: text expected, found ["C"]'),
+        (
+            {"stages": [{}]},
+            "stages[0]: missing busy_us, bytes, flops, kind, path_us, place, ranks, stage, start_us, stop_us, "
+            "waited_us, works",
+        ),
+        ({"account": {}}, "account: missing parts, rank, side, time_us"),
         (
             {"account": {"rank": 0, "side": [], "time_us": 1, "parts": []}},
-            'account.side is [], not one of "computing", "moving"',
+            "account.side: [] is none of 'computing', 'moving'",
         ),
         (
             {"account": {"rank": 0, "side": "moving", "time_us": 1, "parts": [{"name": {"a": 1}, "time_us": 1}]}},
-            'account.parts[0].name is {"a": 1}, not one of "ideal", "waves", "slower", "exposed", "waiting", "launch"',
+            "account.parts[0].name: {'a': 1} is none of 'ideal', 'waves', 'slower', 'exposed', 'waiting', 'launch'",
         ),
-        ({"modelled": 3}, "modelled is 3, not an object or null"),
-        ({"choice": []}, "choice is [], not an object or null"),
+        ({"modelled": 3}, "modelled: an object expected, found 3"),
+        ({"choice": []}, "choice: an object expected, found []"),
     ],
 )
 def test_wrong_files_are_refused(
@@ -340,7 +352,7 @@ def _places(value: Any) -> Iterator[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x", "t.json: is not JSON: "),
+        ("x", "t.json:1:1: this is no JSON: Expecting value"),
         ("[]", "t.json: tells of no run; `ficco-run --trace FILE.json` writes one with its timeline"),
         ('{"error": {"message": "no GPU"}}', "t.json: tells of a run that failed: no GPU"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Placement
 from ficco_rt.device.launches import LaunchPlanner
-from ficco_rt.device.room_table import RoomTable, room_table, table_facts, too_little_left
+from ficco_rt.device.room_table import RoomTable, room_table, too_little_left
 from ficco_rt.kernels.marks import MARK, blocks_at_once
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.room import Several, fits
@@ -26,8 +26,8 @@ def table(asked: str, threads: str = "threads = 256", text: str = PRODUCT) -> Ro
 
 def beside(found: RoomTable, own: str, other: str) -> set[int]:
     """Blocks of a kernel that fit beside another's, for all pairs of such names."""
-    names = [t.kernel for t in found.tenants]
-    return {n.fit.blocks for n in found.neighbours if own in names[n.kernel] and other in names[n.beside]}
+    names = [t.kernel for t in found.kernels]
+    return {n.blocks for n in found.beside if own in names[n.kernel] and other in names[n.beside]}
 
 
 def test_what_is_left_for_nccl_is_in_the_table() -> None:
@@ -41,15 +41,15 @@ def test_what_is_left_for_nccl_is_in_the_table() -> None:
 
 def test_kernels_of_one_queue_are_no_neighbours() -> None:
     found = table("leave = 64 KiB")
-    assert found.neighbours
-    for n in found.neighbours:
-        a, b = found.tenants[n.kernel], found.tenants[n.beside]
+    assert found.beside
+    for n in found.beside:
+        a, b = found.kernels[n.kernel], found.kernels[n.beside]
         assert a.queue != b.queue
         assert a.block is not None
         assert b.block is not None
         assert b.blocks
-        assert fits([Several(b.block, b.blocks), Several(a.block, n.fit.blocks)], found.limits)
-        assert not fits([Several(b.block, b.blocks), Several(a.block, n.fit.blocks + 1)], found.limits)
+        assert fits([Several(b.block, b.blocks), Several(a.block, n.blocks)], found.limits)
+        assert not fits([Several(b.block, b.blocks), Several(a.block, n.blocks + 1)], found.limits)
 
 
 @pytest.mark.parametrize(("library", "enough"), [("NCCL 2.28.9", True), ("NCCL 2.32.3", False), ("NCCL", True)])
@@ -67,11 +67,9 @@ def test_a_library_whose_blocks_take_more_is_told_of(library: str, enough: bool)
 def test_kernels_that_nobody_knows_say_so() -> None:
     text = PRODUCT.replace("queue comm", 'kernel k(read x) from "k.cu" entry "k" { grid = 4 }\nqueue comm')
     found = table("", text=text.replace("gemm C = A * A }", "gemm C = A * A  launch k(A) }"))
-    (own,) = (t for t in found.tenants if t.kernel == "k")
+    (own,) = (t for t in found.kernels if t.kernel == "k")
     assert (own.block, own.blocks, own.measured) == (None, None, False)
-    facts: Any = table_facts(found)
-    assert [k["threads"] for k in facts["kernels"] if k["kernel"] == "k"] == [None]
-    assert facts["multiprocessor"]["registers"] == 65536
+    assert (own.threads, found.multiprocessor.registers) == (None, 65536)
 
 
 # ---------------------------------------------------------------- what marks tell

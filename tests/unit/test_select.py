@@ -277,6 +277,9 @@ def test_a_broken_cache_is_no_cache(tmp_path: Path) -> None:
         "{}",
         '{"ficco_choices": 1, "ranked": [[1, 2, 3, 4]], "refused": []}',
         '{"ficco_choices": 9}',
+        '{"ficco_choices": true, "ranked": [["ag_gemm/serial", [], 1.0, 4]], "refused": []}',
+        '{"ficco_choices": 1, "ranked": [["ag_gemm/serial", [], NaN, 4]], "refused": []}',
+        '{"ficco_choices": 1, "ranked": [["ag_gemm/serial", [["chunks", true]], 1.0, 4]], "refused": []}',
     ):
         file.write_text(text)
         ranking._KEPT.clear()
@@ -484,10 +487,10 @@ def test_choose_by_the_model_and_among_candidates_of_a_file(run: Callable[..., E
     }
     assert "modelled for h200-switch, not measured" in run(*words).out
     for text, message in (
-        ("{", "c.json: is no JSON"),
-        ("{}", "c.json: a list is needed, such as"),
-        ("[3]", "c.json: entry 1 is no candidate: a schedule's name or {"),
-        ('[{"schedule": "ag_gemm/serial", "chunks": 3}]', "c.json: entry 1: a candidate has schedule and params"),
+        ("{", "c.json:1:2: this is no JSON: "),
+        ("{}", 'c.json: candidates: a list expected, found {}; a list is needed, such as ["ag_gemm/serial", {'),
+        ("[3]", "c.json: candidates[0]: text expected, found 3; a list is needed, such as "),
+        ('[{"schedule": "ag_gemm/serial", "chunks": 3}]', "c.json: candidates[0]: unknown chunks; "),
         ('["ag_gemm/seral"]', "there is no schedule 'ag_gemm/seral'; did you mean ag_gemm/serial"),
         ("[]", "the list of candidates is empty"),
     ):

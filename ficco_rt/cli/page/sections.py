@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
+from ...analysis.account import Account, Spent, StageUse
+from ...analysis.concurrency import Concurrent
+from ...files.records import Params
 from ...report.account_words import SERIAL, WORDS, moved_words, part_name
 from ...report.job import within_roundings
 from ...report.wording import join_words, show_about, show_bytes, show_flops, show_time, show_value, signed_time
 from ...trace.model import Trace
-from .page_run import Facts, PageRun
+from ..result import Error, Run
+from .page_run import PageRun
 
 _CHIP = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "–")}
 
@@ -38,33 +41,33 @@ def cards(run: PageRun) -> str:
     facts = run.facts
     made = [_card("time", show_time(run.time), _spread(run))]
     if facts is not None:
-        if facts.get("share_of_ideal") is not None:
-            made.append(_card("of the ideal", _percent(facts["share_of_ideal"]), _ideal(facts)))
-        if facts["serial_ms"] and run.time:
-            gain = 1e3 * facts["serial_ms"] / run.time
+        if facts.share_of_ideal is not None:
+            made.append(_card("of the ideal", _percent(facts.share_of_ideal), _ideal(facts)))
+        if facts.serial_ms and run.time:
+            gain = 1e3 * facts.serial_ms / run.time
             made.append(_card("serial ÷ time", f"{gain:.2f}×", _serial(facts)))
-        if facts.get("concurrent") is not None:
-            made += _at_once(facts["concurrent"])
+        if facts.concurrent is not None:
+            made += _at_once(facts.concurrent)
     if run.account is not None:
-        lost = [part for part in run.account["parts"] if part["name"] != "ideal" and part["time_us"] > 0]
-        most = max(lost, key=lambda part: float(part["time_us"]), default=None)
+        lost = [part for part in run.account.parts if part.name != "ideal" and part.time > 0]
+        most = max(lost, key=lambda part: part.time, default=None)
         if most is not None:
-            words = WORDS[run.account["side"]]
-            made.append(_card("most of the rest", words[most["name"]][0], signed_time(most["time_us"])))
+            words = WORDS[run.account.side]
+            made.append(_card("most of the rest", words[most.name][0], signed_time(most.time)))
     return f'<div class="cards">{"".join(made)}</div>'
 
 
-def _at_once(found: Facts) -> list[str]:
+def _at_once(found: Concurrent) -> list[str]:
     """Of a run that repeats a product and its collective."""
-    each = f"{found['iterations']} iterations of {show_time(1e3 * found['iteration_ms'])}"
+    each = f"{found.iterations} iterations of {show_time(1e3 * found.iteration)}"
     made = []
-    if found.get("time_ratio") is not None:
-        made.append(_card("of sequential", f"{found['time_ratio']:.3f}", each))
-    if found.get("share_of_saving") is not None and found.get("normalised_time") is not None:
-        ideal = f"{found['normalised_time']:.3f} of the ideal"
-        made.append(_card("of the ideal saving", _percent(found["share_of_saving"]), ideal))
-    if found.get("overlap_rate") is not None:
-        made.append(_card("overlap rate", _percent(found["overlap_rate"]), "of the shorter side's time"))
+    if found.time_ratio is not None:
+        made.append(_card("of sequential", f"{found.time_ratio:.3f}", each))
+    if found.share_of_saving is not None and found.normalised_time is not None:
+        ideal = f"{found.normalised_time:.3f} of the ideal"
+        made.append(_card("of the ideal saving", _percent(found.share_of_saving), ideal))
+    if found.overlap_rate is not None:
+        made.append(_card("overlap rate", _percent(found.overlap_rate), "of the shorter side's time"))
     return made
 
 
@@ -73,21 +76,21 @@ def _card(name: str, figure: str, below: str) -> str:
 
 
 def _spread(run: PageRun) -> str:
-    if run.facts is None or run.facts["iters"] <= 1:
+    if run.facts is None or run.facts.iters <= 1:
         return whose(run)
-    least, most = (show_time(1e3 * run.facts[name]) for name in ("time_ms_min", "time_ms_max"))
-    return f"{whose(run)}; median of {run.facts['iters']} runs, {least} to {most}"
+    least, most = show_time(1e3 * run.facts.time_ms_min), show_time(1e3 * run.facts.time_ms_max)
+    return f"{whose(run)}; median of {run.facts.iters} runs, {least} to {most}"
 
 
-def _ideal(facts: Facts) -> str:
-    side = "computing" if facts["compute_alone_ms"] >= facts["ideal_ms"] else "moving"
-    by = f", by {facts['ideal_by']}" if facts.get("ideal_by") else ""
-    return f"ideal {facts['yardsticks']}: {show_time(1e3 * facts['ideal_ms'])}, {side} alone{by}"
+def _ideal(facts: Run) -> str:
+    side = "computing" if facts.compute_alone_ms >= facts.ideal_ms else "moving"
+    by = f", by {facts.ideal_by}" if facts.ideal_by else ""
+    return f"ideal {facts.yardsticks}: {show_time(1e3 * facts.ideal_ms)}, {side} alone{by}"
 
 
-def _serial(facts: Facts) -> str:
-    of = f"as {facts['serial_by']}" if facts.get("serial_by") else SERIAL
-    return f"serial {facts['yardsticks']}, with no overlap: {show_time(1e3 * facts['serial_ms'])}, {of}"
+def _serial(facts: Run) -> str:
+    of = f"as {facts.serial_by}" if facts.serial_by else SERIAL
+    return f"serial {facts.yardsticks}, with no overlap: {show_time(1e3 * facts.serial_ms)}, {of}"
 
 
 def verdicts(run: PageRun) -> str:
@@ -95,18 +98,14 @@ def verdicts(run: PageRun) -> str:
     facts = run.facts
     if facts is None:
         return ""
-    proven = facts.get("proven") is True
-    unproven = join_words(map(str, facts.get("unproven", [])))
-    proof = "every output is what the file claims" if proven else f"unproven: {unproven or 'nothing is claimed'}"
+    unproven = join_words(facts.unproven)
+    proof = "every output is what the file claims" if facts.proven else f"unproven: {unproven or 'nothing is claimed'}"
     made = [
-        _verdict("Proof", True if proven else None, proof),
+        _verdict("Proof", True if facts.proven else None, proof),
         _verdict("Check", True, "no race, no deadlock in the plan"),
         _verdict("Numbers", *_numbers(facts)),
     ]
-    for warning in facts.get("warnings", []):
-        if isinstance(warning, Mapping):
-            place = f"{warning.get('path')}:{warning.get('line')}"
-            made.append(_verdict("Warning", None, f"{place}: {warning.get('message')}"))
+    made += [_verdict("Warning", None, f"{w.path}:{w.line}: {w.message}") for w in facts.warnings]
     return f'<ul class="verdicts">{"".join(made)}</ul>'
 
 
@@ -115,25 +114,21 @@ def _verdict(name: str, good: bool | None, words: str) -> str:
     return f'<li class="{css}"><b>{sign} {escape(name)}</b> {escape(words)}</li>'
 
 
-def _numbers(facts: Facts) -> tuple[bool | None, str]:
-    verified = facts.get("verified")
-    if facts["backend"] == "sim":
+def _numbers(facts: Run) -> tuple[bool | None, str]:
+    if facts.backend == "sim":
         return None, "not run: the model gives times alone"
-    allowance = facts.get("allowance")
-    if not isinstance(verified, bool):
-        return None, within_roundings(allowance) if isinstance(allowance, float) else "not verified"
-    if not verified:
-        error = facts.get("error")
-        return False, str(error.get("message")) if isinstance(error, Mapping) else "wrong"
-    if facts.get("rel_err") is None:
+    if facts.verified is None:
+        return None, "not verified" if facts.allowance is None else within_roundings(facts.allowance)
+    if not facts.verified:
+        return False, facts.error.message if facts.error else "wrong"
+    if facts.rel_err is None:
         return True, "integers equal; random data not run (--exact)"
-    one_signed = facts.get("one_signed")
-    data = f"; data of one sign {_off(one_signed)}" if isinstance(one_signed, Mapping) else ""
+    data = f"; data of one sign {_off(facts.one_signed)}" if facts.one_signed is not None else ""
     return True, f"integers equal{data}; random data {_off(facts)}"
 
 
-def _off(found: Facts) -> str:
-    return f"off by {_short(found.get('rel_err'))} of {_short(found.get('tolerance'))} allowed"
+def _off(found: Error | Run) -> str:
+    return f"off by {_short(found.rel_err)} of {_short(found.tolerance)} allowed"
 
 
 def _short(value: object) -> str:
@@ -145,39 +140,39 @@ def why(run: PageRun) -> str:
     facts = run.facts
     if facts is None:
         return ""
-    reasons = [str(reason) for reason in facts.get("why", [])]
-    backend = f"{facts['backend']}{', as graphs' if facts.get('graph') else ''}"
+    backend = f"{facts.backend}{', as graphs' if facts.graph else ''}"
     rows = [
-        ("schedule", f"{facts['schedule']}{': ' if facts['title'] else ''}{facts['title']}"),
-        ("file", facts["path"]),
-        ("why", "\n".join(reasons)),
-        ("parameters", ", ".join(f"{name} = {show_value(value)}" for name, value in facts["params"].items())),
-        ("machine", f"{facts['machine']}, {ranks_of(run)}"),
-        ("backend", f"{backend}: {facts['devices']}" if facts["devices"] else backend),
-        ("collectives", f"by {facts['collectives']}" if facts.get("collectives") else None),
-        ("order", facts.get("order")),
-        ("seed", facts.get("seed")),
-        ("plan", f"{facts['plan_hash'][:16]}"),
-        ("ficco", facts["version"]),
+        ("schedule", f"{facts.schedule}{': ' if facts.title else ''}{facts.title}"),
+        ("file", facts.path),
+        ("why", "\n".join(facts.why)),
+        ("parameters", _params_words(facts.params)),
+        ("machine", f"{facts.machine}, {ranks_of(run)}"),
+        ("backend", f"{backend}: {facts.devices}" if facts.devices else backend),
+        ("collectives", f"by {facts.collectives}" if facts.collectives else None),
+        ("order", facts.order),
+        ("seed", facts.seed),
+        ("plan", f"{facts.plan_hash[:16]}"),
+        ("ficco", facts.version),
     ]
     lines = [f"<dt>{name}</dt><dd>{escape(str(words))}</dd>" for name, words in rows if words not in (None, "")]
     return f'<dl class="why">{"".join(lines)}</dl>{_choice(facts)}'
 
 
-def _choice(facts: Facts) -> str:
+def _params_words(params: Params) -> str:
+    return ", ".join(f"{name} = {show_value(value)}" for name, value in params.items())
+
+
+def _choice(facts: Run) -> str:
     """The candidates of a choice, the chosen one first."""
-    choice = facts.get("choice")
-    if not isinstance(choice, Mapping) or not isinstance(choice.get("candidates"), list):
+    choice = facts.choice
+    if choice is None:
         return ""
     rows = []
-    for entry in choice["candidates"]:
-        if isinstance(entry, Mapping) and isinstance(entry.get("params"), Mapping):
-            params = ", ".join(f"{name} = {show_value(value)}" for name, value in entry["params"].items())
-            time = entry.get("predicted_us")
-            told = show_about if choice.get("by") == "rules" else show_time
-            shown = told(time) if isinstance(time, int | float) else "unknown"
-            rows.append([str(entry.get("schedule")), params, shown])
-    caption = f"The candidates for {choice.get('operation')}, by {choice.get('by')}: the first was chosen."
+    for entry in choice.candidates:
+        told = show_about if choice.by == "rules" else show_time
+        shown = "unknown" if entry.predicted is None else told(entry.predicted)
+        rows.append([entry.schedule, _params_words(entry.params or {}), shown])
+    caption = f"The candidates for {choice.operation}, by {choice.by}: the first was chosen."
     listed = table(["schedule", "with", "predicted"], rows, {2})
     return f"<details><summary>{escape(caption)}</summary>{listed}</details>"
 
@@ -187,29 +182,29 @@ def went(run: PageRun) -> str:
     account = run.account
     if account is None:
         return ""
-    words, time = WORDS[account["side"]], account["time_us"] or 1.0
+    words, time = WORDS[account.side], account.time or 1.0
     rows = []
-    for part in account["parts"]:
-        if part["name"] == "waves" and account["side"] == "moving":  # it is no part of moving
+    for part in account.parts:
+        if part.name == "waves" and account.side == "moving":  # it is no part of moving
             continue
-        name, meaning = _part(account, part), words[part["name"]][1]
-        if part["time_us"] < 0:
-            meaning = f"{account['side'].capitalize()} took less time than the ideal."
-        chip = f'<i class="part {part["name"]}"></i>{escape(name)}'
-        shown = [signed_time(part["time_us"]), _percent(part["time_us"] / time), escape(meaning)]
+        name, meaning = _part(account, part), words[part.name][1]
+        if part.time < 0:
+            meaning = f"{account.side.capitalize()} took less time than the ideal."
+        chip = f'<i class="part {part.name}"></i>{escape(name)}'
+        shown = [signed_time(part.time), _percent(part.time / time), escape(meaning)]
         rows.append([chip, *shown])
-    note = f"Rank {account['rank']:g} ends last, and its time is told here, by {account['side']}, which took it longer."
-    if account.get("peer_bytes"):
-        note += f" Its {moved_words(account['peer_bytes'])}, which counts as computing."
+    note = f"Rank {account.rank:g} ends last, and its time is told here, by {account.side}, which took it longer."
+    if account.peer_bytes:
+        note += f" Its {moved_words(account.peer_bytes)}, which counts as computing."
     if run.measured:
         note += " These times are of the run with timestamps, which takes a little longer than the timed runs."
     head = ["part", "time", "of the run", "means"]
-    return f"{bar(run, account['time_us'])}{table(head, rows, {1, 2}, escaped=True)}<p class='note'>{escape(note)}</p>"
+    return f"{bar(run, account.time)}{table(head, rows, {1, 2}, escaped=True)}<p class='note'>{escape(note)}</p>"
 
 
-def _part(account: Facts, part: Facts) -> str:
+def _part(account: Account, part: Spent) -> str:
     """What a part of an account is called."""
-    return part_name(WORDS[account["side"]][part["name"]][0], part["time_us"])
+    return part_name(WORDS[account.side][part.name][0], part.time)
 
 
 def bar(run: PageRun, full: float) -> str:
@@ -218,15 +213,15 @@ def bar(run: PageRun, full: float) -> str:
     if account is None:
         return ""
     made = []
-    faster = sum(min(0.0, part["time_us"]) for part in account["parts"])
-    for part in account["parts"]:
-        time = part["time_us"] + (faster if part["name"] == "ideal" else 0.0)
+    faster = sum(min(0.0, part.time) for part in account.parts)
+    for part in account.parts:
+        time = part.time + (faster if part.name == "ideal" else 0.0)
         if time > 0:
             width = 100 * time / (full or 1.0)
-            title = escape(f"{_part(account, part)}: {signed_time(part['time_us'])}")
+            title = escape(f"{_part(account, part)}: {signed_time(part.time)}")
             label = f"<span>{title}</span>" if width > 14 else ""
-            made.append(f'<i class="part {part["name"]}" style="width:{width:.3f}%" title="{title}">{label}</i>')
-    told = escape(", ".join(f"{_part(account, p)} {signed_time(p['time_us'])}" for p in account["parts"]))
+            made.append(f'<i class="part {part.name}" style="width:{width:.3f}%" title="{title}">{label}</i>')
+    told = escape(", ".join(f"{_part(account, p)} {signed_time(p.time)}" for p in account.parts))
     return f'<div class="bar" role="img" aria-label="{told}">{"".join(made)}</div>'
 
 
@@ -234,38 +229,38 @@ def stages(run: PageRun) -> str:
     """A table of the stages, beside the model's times where these were measured."""
     if not run.stages:
         return ""
-    modelled = {s["stage"]: s for s in run.modelled["stages"]} if run.modelled is not None else {}
+    modelled = {s.stage: s for s in run.modelled.stages} if run.modelled is not None else {}
     head = ["stage", "does", "works", "from – to", "busy", "of the run", "on the path", "waited", "moves", "computes"]
     head += ["model's busy", "measured ÷ model"] if modelled else []
     rows = []
     for stage in run.stages:
-        busy, ranks = stage["busy_us"], stage["ranks"] or 1
+        busy, ranks = stage.busy, stage.ranks or 1
         row = [
-            f"{escape(stage['stage'])}<small>{escape(stage['place'])}</small>",
-            escape(stage["kind"]),
-            f"{stage['works']}",
-            f"{show_time(stage['start_us'])} – {show_time(stage['stop_us'])}",
+            f"{escape(stage.stage)}<small>{escape(stage.place)}</small>",
+            escape(stage.kind),
+            f"{stage.works}",
+            f"{show_time(stage.start)} – {show_time(stage.stop)}",
             show_time(busy),
             _percent(busy / run.time) if run.time else "",
-            show_time(stage["path_us"]),
-            show_time(stage["waited_us"]) if stage["waited_us"] else "",
-            _rate(_moved(stage), stage["bytes"] / ranks / busy / 1e3 if busy else 0.0, "GB/s"),
-            _rate(show_flops(stage["flops"]), stage["flops"] / ranks / busy / 1e6 if busy else 0.0, "TFLOP/s"),
+            show_time(stage.path),
+            show_time(stage.waited) if stage.waited else "",
+            _rate(_moved(stage), stage.bytes / ranks / busy / 1e3 if busy else 0.0, "GB/s"),
+            _rate(show_flops(stage.flops), stage.flops / ranks / busy / 1e6 if busy else 0.0, "TFLOP/s"),
         ]
         if modelled:
-            row += _beside(busy, modelled.get(stage["stage"]))
+            row += _beside(busy, modelled.get(stage.stage))
         rows.append(row)
     note = "Busy: at least one work of the stage is under way, the mean over its ranks. Rates: one rank's while busy. "
     note += "On the path: of the critical path, the chain of works that set the run's time. "
-    between = (run.trace.duration if run.trace is not None else run.time) - sum(s["path_us"] for s in run.stages)
+    between = (run.trace.duration if run.trace is not None else run.time) - sum(s.path for s in run.stages)
     note += f"Between the works of the path are {show_time(max(0.0, between))}: launches, signals, collectives' waits."
     return f"{table(head, rows, set(range(2, 12)), escaped=True)}<p class='note'>{note}</p>"
 
 
-def _moved(stage: Facts) -> str:
+def _moved(stage: StageUse) -> str:
     """The bytes of a stage, with those that its launches move between ranks themselves."""
-    peer = stage.get("peer_bytes", 0)
-    return show_bytes(stage["bytes"]) + (f", {show_bytes(peer)} of it between ranks" if peer else "")
+    peer = stage.peer_bytes
+    return show_bytes(stage.bytes) + (f", {show_bytes(peer)} of it between ranks" if peer else "")
 
 
 def _rate(amount: str, rate: float, unit: str) -> str:
@@ -273,21 +268,21 @@ def _rate(amount: str, rate: float, unit: str) -> str:
     return f"{amount}<small>{shown} {unit}</small>" if rate else ""
 
 
-def _beside(busy: float, modelled: Facts | None) -> list[str]:
-    if modelled is None or not modelled["busy_us"]:
+def _beside(busy: float, modelled: StageUse | None) -> list[str]:
+    if modelled is None or not modelled.busy:
         return ["", ""]
-    return [show_time(modelled["busy_us"]), f"{busy / modelled['busy_us']:.2f}"]
+    return [show_time(modelled.busy), f"{busy / modelled.busy:.2f}"]
 
 
 def against_model(run: PageRun) -> str:
     """The account of a measured run beside the model's."""
-    if run.modelled is None or run.account is None or "account" not in run.modelled:
+    modelled = run.modelled.account if run.modelled is not None else None
+    if run.modelled is None or run.account is None or modelled is None:
         return ""
-    modelled = run.modelled["account"]
-    rows = [["time of the run", show_time(run.time), show_time(run.modelled["time_us"])]]
-    if modelled["side"] == run.account["side"]:
+    rows = [["time of the run", show_time(run.time), show_time(run.modelled.time)]]
+    if modelled.side == run.account.side:
         rows += _parts([run.account, modelled])
-    note = f"The ideal of the measured run is {run.facts['yardsticks'] if run.facts else 'modelled'}."
+    note = f"The ideal of the measured run is {run.facts.yardsticks if run.facts else 'modelled'}."
     return f"{table(['', 'measured', 'modelled'], rows, {1, 2})}<p class='note'>{note}</p>"
 
 
@@ -296,7 +291,7 @@ def against_model(run: PageRun) -> str:
 
 def comparison(runs: Sequence[PageRun]) -> str:
     """Runs side by side: a column each, and their times as bars of one scale."""
-    full = max((run.account["time_us"] for run in runs if run.account is not None), default=0.0)
+    full = max((run.account.time for run in runs if run.account is not None), default=0.0)
     bars = [
         f'<div class="run"><b>{letter(i)}</b>{bar(run, full)}<span>{show_time(run.time)}</span></div>'
         for i, run in enumerate(runs)
@@ -314,10 +309,10 @@ def comparison(runs: Sequence[PageRun]) -> str:
     given = [
         ["times are", *(whose(run) for run in runs)],
         ["ranks", *(str(run.ranks) for run in runs)],
-        ["backend", *(str(run.facts["backend"]) if run.facts else "" for run in runs)],
+        ["backend", *(run.facts.backend if run.facts else "" for run in runs)],
         *_params(runs),
         ["file", *(run.name for run in runs)],
-        ["plan", *(str(run.facts["plan_hash"])[:16] if run.facts else "" for run in runs)],
+        ["plan", *(run.facts.plan_hash[:16] if run.facts else "" for run in runs)],
     ]
     rows = [row for row in (*told, *given) if any(row[1:])]
     marked = {row[0] for row in given[:-2] if len(set(row[1:])) > 1}  # what was asked for, and differs
@@ -327,21 +322,20 @@ def comparison(runs: Sequence[PageRun]) -> str:
 
 
 def _share(run: PageRun) -> str:
-    share = run.facts.get("share_of_ideal") if run.facts else None
+    share = run.facts.share_of_ideal if run.facts else None
     return "" if share is None else _percent(share)
 
 
 def _gain(run: PageRun) -> str:
-    if run.facts is None or not run.facts["serial_ms"] or not run.time:
+    if run.facts is None or not run.facts.serial_ms or not run.time:
         return ""
-    return f"{1e3 * run.facts['serial_ms'] / run.time:.2f}×"
+    return f"{1e3 * run.facts.serial_ms / run.time:.2f}×"
 
 
-def _parts(accounts: Sequence[Facts | None]) -> list[list[str]]:
+def _parts(accounts: Sequence[Account | None]) -> list[list[str]]:
     """A row for each part of the accounts, which may go by different sides."""
     found = [
-        {} if account is None else {_part(account, part): part["time_us"] for part in account["parts"]}
-        for account in accounts
+        {} if account is None else {_part(account, part): part.time for part in account.parts} for account in accounts
     ]
     names = dict.fromkeys(words[name][0] for name in WORDS["computing"] for words in WORDS.values())
     order = dict.fromkeys(part_name(name, sign) for name in names for sign in (1.0, -1.0))
@@ -353,7 +347,7 @@ def _parts(accounts: Sequence[Facts | None]) -> list[list[str]]:
 
 
 def _params(runs: Sequence[PageRun]) -> list[list[str]]:
-    given = [run.facts["params"] if run.facts is not None else {} for run in runs]
+    given: list[Params] = [run.facts.params if run.facts is not None else {} for run in runs]
     names = dict.fromkeys(name for params in given for name in params)
     return [[name, *(show_value(params[name]) if name in params else "" for params in given)] for name in names]
 
@@ -403,7 +397,5 @@ def table(
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _percent(share: Any) -> str:
-    if not isinstance(share, int | float):
-        return ""
+def _percent(share: float) -> str:
     return f"{100 * share:.{0 if abs(share) >= 0.0995 else 1}f} %".replace("-", "−")
