@@ -11,35 +11,14 @@
 // device does behind the launch (acquire).
 
 #include "meet.h"
+#include "memory_order.h"
 
 #ifdef __HIP__
 #define CONSTANT
-__device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
-    return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
-__device__ __forceinline__ void store_release(unsigned *p, unsigned v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
-__device__ __forceinline__ void store_relaxed(unsigned *p, unsigned v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
-}
 __device__ __forceinline__ void together() { __syncthreads(); }
-__device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
 #else
 #define CONSTANT __grid_constant__
-__device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
-    unsigned v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ void store_release(unsigned *p, unsigned v) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-__device__ __forceinline__ void store_relaxed(unsigned *p, unsigned v) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 __device__ __forceinline__ void together() { __syncwarp(); }
-__device__ __forceinline__ void nap() { __nanosleep(64); }
 #endif
 
 __device__ __forceinline__ bool reached(unsigned word, unsigned run) { return (int)(word - run) >= 0 || (word & 1); }

@@ -23,6 +23,7 @@
 // that lies together in memory. They end anywhere. No header of HIP is included: hipRTC knows __global__, __device__ and
 // __shared__ without one, and the rest are the compiler's own names.
 
+#include "memory_order.h"
 #include "tiles.h"
 
 typedef PitchedParameters Parameters;
@@ -54,13 +55,7 @@ static_assert(BLOCKS_M * WAVES_M * SHAPE == TILE_M && BLOCKS_N * WAVES_N * SHAPE
 
 // ---------------------------------------------------------------- memory order
 
-__device__ inline u32 load_acquire(const u32* p) {
-    return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
 __device__ inline u32 load_now(const u32* p) { return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
-__device__ inline void store_release(u32* p, u32 v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
 __device__ inline u32 count_up(u32* p) {   // of this GPU's memory, by this GPU
     return __hip_atomic_fetch_add(p, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
@@ -79,7 +74,7 @@ __device__ inline void spin(const Parameters& p, int first, int count) {
         const u32* flag = (const u32*)p.table.flags[first + i];
         u32 turns = 0;
         while ((int)(load_acquire(flag) - goal) < 0) {
-            __builtin_amdgcn_s_sleep(2);
+            nap();
             if (p.table.abort && (++turns & 255) == 0 && load_now(p.table.abort)) break;
         }
     }

@@ -8,6 +8,7 @@
 // for flags and raises some a counter in memory gives them out, so that whatever comes earlier in the order has been
 // taken by a block that runs: a block that waits for a flag never keeps out the block that raises it.
 
+#include "memory_order.h"
 #include "works.h"
 
 #ifdef COPY
@@ -27,14 +28,7 @@ __device__ __forceinline__ float half_to_float(unsigned short x) { return (float
 __device__ __forceinline__ unsigned short float_to_half(float f) {
     return __builtin_bit_cast(unsigned short, (_Float16)f);
 }
-__device__ __forceinline__ u32 load_acquire(const u32 *p) {
-    return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
-}
-__device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
-}
 __device__ __forceinline__ void fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
-__device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
 #define EARLY 0  // whether a launch may begin while the one before it on its stream ends
 __device__ __forceinline__ void wait_launch_before() {}
 __device__ __forceinline__ void let_next_launch() {}
@@ -53,16 +47,7 @@ __device__ __forceinline__ unsigned short float_to_half(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(f));
     return x;
 }
-__device__ __forceinline__ u32 load_acquire(const u32 *p) {
-    u32 v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-__device__ __forceinline__ void nap() { __nanosleep(64); }
 #define EARLY 1
 // A launch may begin while the one before it on its stream ends: until all of that is written
 __device__ __forceinline__ void wait_launch_before() {

@@ -20,6 +20,7 @@
 // dimension that lies together in memory. They end anywhere: what a load finds beyond is zero.
 
 #include "half_floats.cuh"
+#include "memory_order.h"
 #include "tiles.h"
 
 typedef PitchedParameters Parameters;
@@ -42,14 +43,6 @@ static_assert(WARP_N == 32 || WARP_N == 64, "and its columns");
 
 // ---------------------------------------------------------------- PTX, one line each
 
-__device__ __forceinline__ u32 load_acquire(const u32* p) {
-    u32 v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ void store_release(u32* p, u32 v) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 __device__ __forceinline__ u32 count_up(u32* p) {
     u32 old;
     asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");

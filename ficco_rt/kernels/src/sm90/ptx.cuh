@@ -1,6 +1,7 @@
 // PTX instructions of Hopper, a function each. Which are volatile and which clobber memory decides what the compiler may
 // move across them.
 #pragma once
+#include "../memory_order.h"
 #include "config.cuh"
 
 // ---------------------------------------------------------------- barriers in shared memory (mbarrier)
@@ -104,18 +105,10 @@ template <int REGISTERS> __device__ __forceinline__ void take_registers() {
 
 // ---------------------------------------------------------------- memory order
 
-__device__ __forceinline__ u32 load_acquire(const u32* p) {
-    u32 v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
 __device__ __forceinline__ u32 load_acquire_gpu(const u32* p) {
     u32 v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
-}
-__device__ __forceinline__ void store_relaxed(u32* p, u32 v) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 __device__ __forceinline__ u32 count_up(u32* p) {
     u32 old;
