@@ -8,7 +8,7 @@ from typing import Any
 
 from ...report.account_words import SERIAL, WORDS, moved_words, part_name
 from ...report.job import within_roundings
-from ...report.wording import join_words, show_about, show_bytes, show_flops, show_time, show_value, signed_time
+from ...report.wording import join_words, show_bytes, show_flops, show_time, show_value, signed_time
 from ...trace.model import Trace
 from .page_run import Facts, PageRun
 
@@ -174,8 +174,7 @@ def _choice(facts: Facts) -> str:
         if isinstance(entry, Mapping) and isinstance(entry.get("params"), Mapping):
             params = ", ".join(f"{name} = {show_value(value)}" for name, value in entry["params"].items())
             time = entry.get("predicted_us")
-            told = show_about if choice.get("by") == "rules" else show_time
-            shown = told(time) if isinstance(time, int | float) else "unknown"
+            shown = show_time(time) if isinstance(time, int | float) else "unknown"
             rows.append([str(entry.get("schedule")), params, shown])
     caption = f"The candidates for {choice.get('operation')}, by {choice.get('by')}: the first was chosen."
     listed = table(["schedule", "with", "predicted"], rows, {2})
