@@ -29,6 +29,7 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.report.wording import show_time
 from ficco_rt.select.candidates import by_rules, text_of
 from ficco_rt.select.facts import Facts, facts, turns
+from ficco_rt.select.params import pieces
 from ficco_rt.sim.simulate import simulate
 
 PAGE = ROOT / "docs" / "scale.md"
@@ -78,17 +79,14 @@ def row(operation: str, ranks: int, machine_name: str, weak: bool) -> ScaleRow:
     held = ROWS * DEPTH * f.item
     serial = f.gemm + machine.device.launch_time + collective_time(machine, COLLECTIVES[operation], held)
     name = f"{operation}/{'hierarchical' if f.nodes > 1 else 'streamed'}"
-    return ScaleRow(ranks, f.nodes, f.gemm, serial, modelled(name, f, given, machine_name))
+    return ScaleRow(ranks, f.nodes, f.gemm, serial, modelled(name, f, given, machine))
 
 
-def modelled(name: str, f: Facts, given: Mapping[str, object], machine_name: str) -> Time:
+def modelled(name: str, f: Facts, given: Mapping[str, object], machine: Machine) -> Time:
     """A schedule with the values of the rules."""
     candidate, _ = by_rules(f, name)
-    machine = profile(machine_name, f.ranks)
-    if f.ranks > SIMULATED or machine_name == DOMAINS:
-        chunks = dict(candidate.params)["chunks"]
-        assert isinstance(chunks, int)
-        return Time(name, formula(f, machine, chunks), True)
+    if f.ranks > SIMULATED or machine.name == DOMAINS:
+        return Time(name, formula(f, machine, len(pieces(dict(candidate.params)["chunks"]))), True)
     graph = compiler.build(text_of(name), f.ranks, {**given, **dict(candidate.params)})
     return Time(name, simulate(compiler.plan_of(graph, machine, trusted=True), machine).duration, False)
 

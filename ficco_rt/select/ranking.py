@@ -95,10 +95,9 @@ class Ranking:
     ranked: tuple[Option, ...]
     refused: tuple[tuple[Candidate, str], ...] = ()
 
-    def joined(self, other: Ranking) -> Ranking:
-        """All of both."""
-        ranked = tuple(sorted((*self.ranked, *other.ranked), key=lambda o: o.time))
-        return Ranking(ranked, (*self.refused, *other.refused))
+    def joined(self, others: Iterable[Option]) -> Ranking:
+        """With others."""
+        return replace(self, ranked=tuple(sorted((*self.ranked, *others), key=lambda o: o.time)))
 
 
 def rank(asked: Question, candidates: Sequence[Candidate], few: int | None = None, best: float = inf) -> Ranking:
@@ -135,7 +134,7 @@ def rank(asked: Question, candidates: Sequence[Candidate], few: int | None = Non
         option = Option(candidate, simulate(plan, asked.machine).duration, sum(1 for _ in plan.commands()))
         best = min(best, option.time)
         ranked.append(option)
-    return Ranking((), tuple(refused)).joined(Ranking(tuple(ranked)))
+    return Ranking((), tuple(refused)).joined(ranked)
 
 
 def sensible(f: Facts, candidate: Candidate) -> bool:
@@ -171,13 +170,13 @@ def _work(f: Facts, candidate: Candidate) -> int:
 
 def _made(asked: Question) -> Ranking:
     found = rank(asked, asked.candidates())
+    if not found.ranked:
+        reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in found.refused)
+        raise UsageError(f"none of the candidates can be chosen for these sizes:\n{reasons}")
     if asked.own is None and asked.facts is not None:
         found = _with_variations(asked, asked.facts, found)
     if asked.own is None and asked.vendor:
         found = _with_vendor(asked, found)
-    if not found.ranked:
-        reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in found.refused)
-        raise UsageError(f"none of the candidates can be chosen for these sizes:\n{reasons}")
     return found
 
 
@@ -187,7 +186,7 @@ def _with_variations(asked: Question, f: Facts, found: Ranking) -> Ranking:
     known = {o.candidate for o in found.ranked}
     tried = [v for c in list(near.values())[:VARIED] for v in variations(c) if v not in known and sensible(f, v)]
     others = sorted(tried, key=lambda c: _work(f, c))
-    return replace(found.joined(rank(asked, others, best=NEAR * found.ranked[0].time)), refused=found.refused)
+    return found.joined(rank(asked, others, best=NEAR * found.ranked[0].time).ranked)
 
 
 def _with_vendor(asked: Question, found: Ranking) -> Ranking:
@@ -200,39 +199,20 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
     plain = [o.candidate for o in found.ranked if not streams_products(o.candidate)]
     baseline = [c for c in plain if c.schedule == asked.baseline]
     best = plain[:VENDORED] if tuned(arch) else plain  # other GEMMs make others the best
-    return replace(
-        found.joined(rank(asked, list(dict.fromkeys(map(by_vendor, (*best, *baseline)))))), refused=found.refused
-    )
+    return found.joined(rank(asked, list(dict.fromkeys(map(by_vendor, (*baseline, *best))))).ranked)
 
 
 # ---------------------------------------------------------------- kept answers
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What an answer is for. The cache's file is named after its hash."""
-
-    what: str  # which candidates: all, or some beside one
-    operation: str
-    ranks: int
-    sizes: tuple[tuple[str, object], ...]
-    machine: str  # the hash of all that the model knows of it
-    version: str  # of this package: its files, as they were changed last
-    candidates: tuple[str, ...] | None = None  # the caller's own, with their texts' hashes
-    vendor: bool = True  # whether the vendor's library may make the products
-
-    @property
-    def digest(self) -> str:
-        """64 hexadecimal digits."""
-        return _hash(asdict(self))
-
-
 def _kept(asked: Question, what: str, make: Callable[[], Ranking]) -> Ranking:
-    """The answer to a question that was asked before, in this process or in another one; or made now and kept."""
+    """The answer to a question that was asked before, in this process or in another one; or made now and kept. `what`:
+    which candidates. The cache's file is named after a hash of all that decides on the answer: of the machine what the
+    model knows, of the package and of the caller's own candidates their files."""
     own = None if asked.own is None else own_texts(asked.own)
     sizes = tuple(asked.sizes.items())
-    machine = machine_hash(asked.machine)
-    key = Key(what, asked.operation.name, asked.ranks, sizes, machine, version(), own, asked.vendor)
+    where = (asked.operation.name, asked.ranks, sizes, machine_hash(asked.machine))
+    key = _hash((what, *where, version(), own, asked.vendor))[:32]
     found = kept(key)
     if found is None or not all(asked.knows(o.candidate) for o in found.ranked):
         found = make()
@@ -267,10 +247,10 @@ def own_texts(candidates: Iterable[Candidate]) -> tuple[str, ...]:
     )
 
 
-_KEPT: dict[Key, Ranking] = {}  # answers of this process; a lost one is only made again
+_KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only made again
 
 
-def kept(key: Key) -> Ranking | None:
+def kept(key: str) -> Ranking | None:
     """The answer to a question that was asked before, in this process or in another one."""
     if key not in _KEPT:
         with suppress(OSError, ValueError, KeyError, TypeError):  # none, or a file that somebody else wrote
@@ -278,7 +258,7 @@ def kept(key: Key) -> Ranking | None:
     return _KEPT.get(key)
 
 
-def keep(key: Key, ranking: Ranking) -> None:
+def keep(key: str, ranking: Ranking) -> None:
     """Keep an answer; where the cache's folder cannot be written, in this process alone."""
     _KEPT[key] = ranking
     path = _file(key)
@@ -287,8 +267,8 @@ def keep(key: Key, ranking: Ranking) -> None:
         atomic.write_atomic(path, _encoded(ranking))
 
 
-def _file(key: Key) -> Path:
-    return env.cache_folder() / "choices" / f"{key.digest[:32]}.json"
+def _file(key: str) -> Path:
+    return env.cache_folder() / "choices" / f"{key}.json"
 
 
 def _encoded(ranking: Ranking) -> str:

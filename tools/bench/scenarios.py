@@ -133,7 +133,6 @@ def chosen(scenarios: Sequence[Scenario], only: Sequence[str], ranks: int) -> tu
     if not kept:
         raise UsageError("there is no scenario to measure")
     for scenario in kept:
-        misfit = scenario.misfit(ranks)
-        if misfit:
+        if misfit := scenario.misfit(ranks):
             raise UsageError(f"{scenario.label}: {misfit}")
     return kept

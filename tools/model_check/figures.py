@@ -88,7 +88,7 @@ def figures(cases: Sequence[Case], choosers: Mapping[str, Chooser]) -> Figures:
         errors=errors(cases),
         ranks=ranks(cases),
         choices={name: losses(cases, chooser) for name, chooser in choosers.items()},
-        always=tuple(found for operation in _operations(cases) if (found := always(cases, operation)) is not None),
+        always=tuple(filter(None, (always(cases, o) for o in dict.fromkeys(c.scenario.operation for c in cases)))),
     )
 
 
@@ -171,7 +171,3 @@ def always(cases: Sequence[Case], operation: str) -> Always | None:
         return None
     least = min(sorted(whole), key=lambda schedule: fmean(whole[schedule]))
     return Always(operation, least.rpartition("/")[2], len(mine), fmean(whole[least]), max(whole[least]))
-
-
-def _operations(cases: Sequence[Case]) -> list[str]:
-    return list(dict.fromkeys(case.scenario.operation for case in cases))
