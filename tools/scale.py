@@ -4,8 +4,8 @@
     python -m tools.scale --ranks 8,16    # prints rows of these numbers of ranks, and writes nothing
 
 On H200 a time is one on the virtual clock up to `SIMULATED` ranks. Beyond, where compiling takes minutes or exceeds the
-meter, and on GB200, whose tensor cores no kernel of ours uses, a time is that of the closed formula
-(`select/estimates.py`), and has a `~`. Nothing here is measured.
+meter, and on GB200, whose tensor cores no kernel of ours uses, a time is that of a closed formula (`formula`), and has
+a `~`. Nothing here is measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,11 +23,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt import compiler
 from ficco_rt.files.atomic import read_text, write_atomic
-from ficco_rt.machine.cost import CollectiveName, collective_time
+from ficco_rt.machine.cost import ADDED, CollectiveName, behind_another, collective_time
+from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select.candidates import by_rules, text_of
-from ficco_rt.select.estimates import estimate
-from ficco_rt.select.facts import Facts, facts
+from ficco_rt.select.facts import Facts, facts, turns
+from ficco_rt.select.params import pieces
 from ficco_rt.sim.simulate import simulate
 
 PAGE = ROOT / "docs" / "scale.md"
@@ -78,19 +80,41 @@ def row(operation: str, ranks: int, machine_name: str, weak: bool) -> ScaleRow:
     held = ROWS * DEPTH * f.item
     serial = f.gemm + machine.device.launch_time + collective_time(machine, COLLECTIVES[operation], held)
     name = f"{operation}/{'hierarchical' if f.nodes > 1 else 'streamed'}"
-    return ScaleRow(ranks, f.gemm, serial, modelled(name, f, given, machine_name))
+    return ScaleRow(ranks, f.gemm, serial, modelled(name, f, given, machine))
 
 
-def modelled(name: str, f: Facts, given: Mapping[str, object], machine_name: str) -> Time:
+def modelled(name: str, f: Facts, given: Mapping[str, object], machine: Machine) -> Time:
     """A schedule with the values of the rules."""
     candidate, _ = by_rules(f, name)
-    if f.ranks > SIMULATED or machine_name == DOMAINS:
-        found = estimate(f, name, dict(candidate.params))
-        assert found is not None
-        return Time(found, True)
-    machine = profile(machine_name, f.ranks)
+    if f.ranks > SIMULATED or machine.name == DOMAINS:
+        return Time(formula(f, machine, len(pieces(dict(candidate.params)["chunks"]))), True)
     graph = compiler.build(text_of(name), f.ranks, {**given, **dict(candidate.params)})
     return Time(simulate(compiler.plan_of(graph, machine, trusted=True), machine).duration, False)
+
+
+def formula(f: Facts, machine: Machine, chunks: int) -> float:
+    """Messages between nodes, copies inside a node of what is sent and of what has come, and the GEMM beside them; of
+    the GEMM of the last piece nothing is hidden. On one node there are copies alone. A reduce-scatter adds up what
+    comes; between nodes its last sums are GEMMs of a rank's rows."""
+    inside, c, scatters = machine.links, f.c, f.operation == "gemm_rs"
+    added = ADDED * f.memory((f.ranks + 1) * f.shape.sent) if scatters else 0.0
+    if f.nodes == 1:
+        sent = f.turns * (f.shard + chunks * c.copy_time) + c.signal_time
+        ends = 2 if scatters else 1  # products are made before they are sent, and added behind
+        return ends * c.launch_time + added + max(f.gemm, sent + ends * f.own / chunks)
+    gemm, rows = f.gemm * whole_waves(f, f.rows * c.node / chunks), f.rows / chunks
+    gemm += added / f.nodes + f.gemm / c.node * (whole_waves(f, rows) - 1) if scatters else 0.0
+    messages = turns(c.links, f.nodes - 1) * (f.shard + chunks * (c.copy_time + 2 * c.signal_time))
+    copy = behind_another(machine.device, inside)
+    copies = turns(inside.kind, c.node - 1) * f.nodes * (f.shard * c.link_rate / inside.rate + chunks * copy)
+    behind = f.own * c.node / chunks
+    return (1 + f.nodes * chunks) * c.launch_time + max(gemm, max(messages, copies) + copy + behind)
+
+
+def whole_waves(f: Facts, rows: float) -> float:
+    """How many times as long a GEMM takes in pieces of so many rows: half of what whole waves of tiles cost."""
+    waves = ceil(max(1.0, rows) / 128) * ceil(f.shape.n / 256) / f.c.sms
+    return min(1.5, (1 + ceil(waves) / waves) / 2)
 
 
 def table(gathers: Sequence[ScaleRow], scatters: Sequence[ScaleRow]) -> Iterator[str]:

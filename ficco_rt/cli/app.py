@@ -339,8 +339,8 @@ def explore() -> None:
     machines: a table of all, and the best schedule of each. No GPU is needed, and no time is measured. The exit code is
     2 if all schedules that were asked for are refused.
 
-    OPERATION is ag_gemm, gemm_rs, gemm_ar or a2a_gemm; a table that an earlier sweep has written is summed up and
-    drawn without modelling anything.
+    OPERATION is one of `ficco list`, such as ag_gemm; a table that an earlier sweep has written is summed up and drawn
+    without modelling anything.
     """
 
 

@@ -15,16 +15,17 @@ from ..report.job import Job, given_words
 from ..report.request import joins_more, machine_of
 from ..report.settings import parse_settings
 from ..report.sources import show_path
-from ..report.wording import count, set_text, show_about, show_time
+from ..report.wording import count, set_text, show_time
 from .console import Progress, Style, table
 from .messages import say, tell
 
 if TYPE_CHECKING:
     from ..machine.model import Machine
-    from ..select.choose import By, Choice, Option
+    from ..select.candidates import Option
+    from ..select.choose import Choice
 
 _MEASURE = {
-    "rules": "an estimate of the rules by a closed formula for {machine}; --by model models the time",
+    "rules": "modelled for {machine}, not measured",
     "model": "modelled for {machine}, not measured",
     "measured": "measured on {device}",
 }
@@ -82,9 +83,9 @@ def chosen(
 
 def default_of(operation: str, settings: tuple[str, ...], machine: Machine) -> str:
     """What chooses for a command line without --by."""
-    from ..select.choose import question
+    from ..select.choose import default, question
 
-    return question(operation, machine.ranks, machine, sizes=parse_settings(settings)).default
+    return default(question(operation, machine.ranks, machine, sizes=parse_settings(settings)))
 
 
 def candidates_of(path: str) -> list[object]:
@@ -202,17 +203,19 @@ def report(choice: Choice, style: Style) -> str:
     best, machine = choice.options[0], choice.machine
     given = ", ".join(f"{n} = {set_text(v)}" for n, v in choice.params.items() if n not in dict(best.params))
     measure = _MEASURE[choice.by].format(machine=machine.name, device=machine.device.name)
+    if best.predicted is None:
+        measure = "too much to be modelled beside a choice by rules; --by model models it"
     rows = [
         ("for", f"{choice.operation} on {count(choice.ranks, 'GPU')}: {given}"),
         ("kernel", _kernel(choice)),
-        ("predicted", f"{style(_time(best, choice.by), 'bold')}, {measure}"),
+        ("predicted", f"{style(_time(best), 'bold')}, {measure}"),
         *(("why" if i == 0 else "", sentence) for i, sentence in enumerate(choice.why)),
         *(("rests on" if i == 0 else "", source) for i, source in enumerate(choice.sources)),
     ]
     text = f"{style(headline(choice), 'bold')}\n{table(rows)}\n"
     if choice.runners_up:
-        others = [(o.label, _time(o, choice.by), _beside(o, best, choice.by)) for o in choice.runners_up]
-        text += f"next{', by estimates' if choice.by == 'rules' else ''}\n{table(others, right=frozenset({1, 2}))}\n"
+        others = [(o.label, _time(o), _beside(o, best)) for o in choice.runners_up]
+        text += f"next\n{table(others, right=frozenset({1, 2}))}\n"
     return text
 
 
@@ -220,7 +223,7 @@ def _kernel(choice: Choice) -> str:
     """Whose GEMM makes the products."""
     from ..kernels.families import tuned
     from ..kernels.target import compute_capability
-    from ..select.candidates import Candidate, streams_products
+    from ..select.candidates import streams_products
 
     library = "hipBLASLt" if compute_capability(choice.machine.device.arch) is None else "cuBLASLt"
     if choice.vendored:
@@ -230,20 +233,16 @@ def _kernel(choice: Choice) -> str:
         return "ours"
     older = f"ours for an earlier architecture, as none is made for {arch}"
     best = choice.options[0]
-    if streams_products(Candidate(best.schedule, best.params)):
+    if streams_products(best.candidate):
         return f"{older}; {library} takes no streamed stage"
     return f"{library}'s where it is installed, else {older}"
 
 
-def _time(option: Option, by: By) -> str:
-    """An estimate has no more digits than it is worth."""
-    if option.predicted is None:
-        return "unknown"
-    return show_about(option.predicted) if by == "rules" else show_time(option.predicted)
+def _time(option: Option) -> str:
+    return "unknown" if option.predicted is None else show_time(option.predicted)
 
 
-def _beside(option: Option, best: Option, by: By) -> str:
+def _beside(option: Option, best: Option) -> str:
     if not option.predicted or not best.predicted:
         return ""
-    more = 100 * (option.predicted / best.predicted - 1)
-    return f"about {more:+.0f} %" if by == "rules" else f"{more:+.1f} %"
+    return f"{100 * (option.predicted / best.predicted - 1):+.1f} %"

@@ -187,9 +187,12 @@ def kernels(arch: str) -> str:
 
 def _library(device: Device) -> str:
     """What is known of the vendor's GEMM there."""
+    from ..kernels.families import tuned
     from ..machine.cost import vendor_gemm, vendor_source
 
     known = vendor_gemm(device)
+    if known is None and not tuned(device.arch):
+        return "its GEMM has no price here, so choices count the rate of large GEMMs; ficco calibrate measures one"
     if known is None:
         return "its GEMM has no price here, so no choice takes kernel=vendor; ficco calibrate measures one"
     source = "below" if device.vendor_gemm else vendor_source(device)

@@ -30,12 +30,6 @@ def show_time(microseconds: float) -> str:
     return f"{microseconds} µs"  # not a number
 
 
-def show_about(microseconds: float) -> str:
-    """`about 480 µs`, `about 4.8 ms`: two digits, of an estimate."""
-    number, unit = show_time(float(f"{microseconds:.1e}")).split()
-    return f"about {float(number):g} {unit}"
-
-
 def signed_time(microseconds: float) -> str:
     """`−44.3 µs`: a time that may be negative."""
     return ("−" if microseconds < 0 else "") + show_time(abs(microseconds))

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 
 from ficco_dsl.nodes import Schedule, StageDecl, StageStep
@@ -17,8 +18,7 @@ from ..files import shipped
 from ..files.arguments import KERNEL, VENDOR, plain
 from ..graph.bind import names_in
 from .facts import Facts
-from .figures import MOST
-from .params import Given, given
+from .params import MOST, SHARES, Given, given
 
 BASELINE = shipped.BASELINE  # its params are the operation's sizes
 
@@ -42,8 +42,38 @@ class Candidate:
 
 
 def by_vendor(candidate: Candidate) -> Candidate:
-    """The candidate with its products by the vendor's shipped."""
+    """The candidate with its products by the vendor's library."""
     return Candidate(candidate.schedule, (*candidate.params, (KERNEL, VENDOR)))
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A candidate as it was ranked: microseconds, None where nothing was modelled, and the commands of its plan over
+    all ranks."""
+
+    candidate: Candidate
+    predicted: float | None
+    commands: int = 0
+
+    @property
+    def schedule(self) -> str:
+        """Its name in the library or its path."""
+        return self.candidate.schedule
+
+    @property
+    def params(self) -> tuple[tuple[str, object], ...]:
+        """Those besides sizes."""
+        return self.candidate.params
+
+    @property
+    def label(self) -> str:
+        """`ag_gemm/streamed chunks=4 deep=1:1:1:1`."""
+        return self.candidate.label
+
+    @property
+    def time(self) -> float:
+        """To compare with others."""
+        return inf if self.predicted is None else self.predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +179,7 @@ def by_rules(f: Facts | None, schedule: str) -> tuple[Candidate, tuple[Given, ..
 
 def _counts(value: object) -> Iterable[object]:
     number = value if isinstance(value, int) else 1
-    return (other for other in (2 * number, number // 2) if 1 <= other <= 2 * MOST.value)
-
-
-# Shares of a shard, or of K, that are worth trying, by parameter, the most promising ones first. `tools/bench` measures
-# these, too.
-SHARES: Mapping[str, tuple[tuple[int, ...], ...]] = {
-    "deep": ((1,), (1, 1, 1, 1), (1, 1)),
-    "taper": ((4, 2, 1, 1), (3, 1), (6, 3, 2, 1)),
-    "first": ((1, 1, 2), (1,)),
-    "last": ((2, 1, 1), (1, 1, 1, 1)),
-}
+    return (other for other in (2 * number, number // 2) if 1 <= other <= 2 * MOST)
 
 
 def _others(name: str, value: object) -> Iterable[object]:
@@ -167,12 +187,12 @@ def _others(name: str, value: object) -> Iterable[object]:
     return _counts(value) if name == "chunks" else SHARES.get(name, ())
 
 
-def variations(candidate: Candidate, params: Iterable[str] = ("chunks", *SHARES)) -> tuple[Candidate, ...]:
-    """The candidate with one of these parameters changed."""
+def variations(candidate: Candidate) -> tuple[Candidate, ...]:
+    """The candidate with one of its parameters changed."""
     found = []
     for i, (name, value) in enumerate(candidate.params):
         for other in _others(name, value):
-            if name in params and other != value:
+            if other != value:
                 changed = (*candidate.params[:i], (name, other), *candidate.params[i + 1 :])
                 found.append(Candidate(candidate.schedule, changed))
     return tuple(found)

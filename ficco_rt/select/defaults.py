@@ -23,7 +23,8 @@ from ..machine.model import Machine
 from ..machine.profiles import AnyMachine, chosen
 from ..plan import ir as plan_ir
 from .candidates import BASELINE, by_rules, text_of
-from .facts import SHAPES, facts
+from .facts import facts
+from .operations import OPERATIONS
 from .params import Given
 
 
@@ -32,7 +33,7 @@ def open_values(file: Path | str, ranks: int, params: Mapping[str, object], mach
     left open are the text's own. What is wrong with `params` the compiler tells."""
     name = shipped.shipped_name(file)
     operation = name.rpartition("/")[0] if name is not None else ""
-    if name is None or operation not in SHAPES or f"{operation}/{BASELINE}" not in shipped.shipped():
+    if name is None or operation not in OPERATIONS or f"{operation}/{BASELINE}" not in shipped.shipped():
         return ()
     schedule = text_of(name)
     try:

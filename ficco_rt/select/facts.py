@@ -6,18 +6,15 @@ Machine in one place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ..machine.cost import STORES, behind_another, gemm_rate
+from ..machine.cost import STORES, gemm_rate
 from ..machine.model import Machine, TopologyKind
 from ..types import TYPES
-
-Sizes = Mapping[str, object]
+from .operations import OPERATIONS, Shape, Sizes
 
 TILE = 256  # rows that a large GEMM's blocks make together: tiles of 256, or pairs of tiles of 128
-WIDE = 128  # the columns of a tile of so many rows
 HALF = 1.17  # how much longer a product of half as many rows takes, for its operations (docs/choose.md, `filled`)
 
 
@@ -25,7 +22,8 @@ HALF = 1.17  # how much longer a product of half as many rows takes, for its ope
 class Constants:
     """A machine's constants that rules rest on. Rates are a microsecond, times are microseconds."""
 
-    machine: str
+    device: str
+    arch: str
     links: TopologyKind
     shared: int  # ranks that share a port
     kinds: tuple[TopologyKind, ...]  # of all tiers between the ranks, the innermost first
@@ -37,9 +35,6 @@ class Constants:
     gemm_rate: float  # operations of a large product of the type
     sms: int
     node: int  # ranks that reach each other's memory: all of them, unless there are several nodes
-    node_links: TopologyKind
-    node_rate: float  # of the links inside a node
-    node_copy_time: float  # what one of many copies there costs beyond its bytes, with an event behind it
 
 
 def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
@@ -47,7 +42,8 @@ def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
     device, tier = machine.device, machine.tier(0, ranks - 1)
     links = machine.tiers[tier]
     return Constants(
-        machine=machine.name,
+        device=device.name,
+        arch=device.arch,
         links=links.kind,
         shared=links.ranks_a_port,
         kinds=tuple(inside.kind for inside in machine.tiers[: tier + 1]),
@@ -59,9 +55,6 @@ def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
         gemm_rate=gemm_rate(device, dtype),
         sms=device.sms,
         node=min(machine.node, ranks),
-        node_links=machine.links.kind,
-        node_rate=machine.links.rate,
-        node_copy_time=behind_another(device, machine.links),
     )
 
 
@@ -69,58 +62,6 @@ def turns(links: TopologyKind, peers: int, shared: int = 1) -> int:
     """How many whole copies, one to each peer, share a way: all of them where they leave by one port; on a mesh, whose
     links carry them at once, those of the ranks that share a link."""
     return shared**2 if links == "mesh" and peers else peers
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the busiest rank of an operation does: an [m, k] · [k, n] product, and the elements that it sends a peer."""
-
-    m: int
-    n: int
-    k: int
-    sent: float
-    instead: float | None = None  # the elements that a stationary schedule sends a peer
-    out: float | None = None  # those of them that wait for a product
-
-
-def _number(sizes: Sizes, name: str) -> int:
-    value = sizes[name]
-    assert isinstance(value, int)  # bound by the language before any rule is asked
-    return value
-
-
-def _ag_gemm(ranks: int, sizes: Sizes) -> Shape:
-    m, n, k = (_number(sizes, name) for name in "MNK")
-    out = m * n / ranks**2
-    return Shape(m, n // ranks, k, sent=m * k / ranks, instead=k * n / ranks + out, out=out)
-
-
-def _gemm_rs(ranks: int, sizes: Sizes) -> Shape:
-    m, n, k = (_number(sizes, name) for name in "MNK")
-    return Shape(m, n, k // ranks, sent=m * n / ranks, instead=(m / ranks + n) * k / ranks, out=0.0)
-
-
-def _gemm_ar(ranks: int, sizes: Sizes) -> Shape:
-    m, n, k = (_number(sizes, name) for name in "MNK")
-    return Shape(m, n, k // ranks, sent=m * n / ranks)
-
-
-def _a2a_gemm(ranks: int, sizes: Sizes) -> Shape:
-    counts, n, k = sizes["counts"], _number(sizes, "N"), _number(sizes, "K")
-    assert isinstance(counts, Sequence)
-    rows = [[int(c) for c in row] for row in counts]
-    out = max((sum(row) - row[i] for i, row in enumerate(rows)), default=0)
-    inward = [sum(row[e] for row in rows) for e in range(ranks)]
-    return Shape(max(inward), n, k, sent=out * k / max(1, ranks - 1))
-
-
-# By operation. One that is not here has no rules; the model ranks its schedules all the same.
-SHAPES: dict[str, Callable[[int, Sizes], Shape]] = {
-    "a2a_gemm": _a2a_gemm,
-    "ag_gemm": _ag_gemm,
-    "gemm_ar": _gemm_ar,
-    "gemm_rs": _gemm_rs,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +128,6 @@ class Facts:
         return max(0.0, self.stretch(self.rows) / self.stretch(self.shape.m) - 1)
 
     @property
-    def unfilled(self) -> float:
-        """How much longer the whole GEMM takes because its last wave of tiles is not full, as a part of its time."""
-        waves = ceil(self.shape.m / TILE) * ceil(self.shape.n / WIDE) / self.c.sms
-        return ceil(waves) / waves - 1
-
-    @property
     def shard(self) -> float:
         """The bytes that a peer is sent, on their way."""
         return self.way(self.shape.sent)
@@ -255,7 +190,7 @@ class Facts:
 
 def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str) -> Facts | None:
     """The facts of an operation that rules know; of any other, None. `sizes` are bound."""
-    shape = SHAPES.get(operation)
-    if shape is None:
+    if operation not in OPERATIONS:
         return None
-    return Facts(operation, ranks, shape(ranks, sizes), TYPES[dtype].bytes, constants(machine, ranks, dtype))
+    shape = OPERATIONS[operation].shape(ranks, sizes)
+    return Facts(operation, ranks, shape, TYPES[dtype].bytes, constants(machine, ranks, dtype))

@@ -1,103 +1,124 @@
 """What schedules' parameters should be: into which pieces a shard goes, by rules that need no search.
 
-The rules of a parameter are asked from the first to the last, and the first that holds gives the value.
+The rules of a parameter are asked from the first to the last, and the first that holds gives the value. Where none
+holds, the text's own default is as good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log2, sqrt
+from math import log2, sqrt
 
 from ..machine.units import TOLD
-from .estimates import two_levels
 from .facts import Facts
-from .figures import BENCH, DRAW, FILLED, FINE, LONG, MOST, PAGE, PIECE, SMALL, TIGHT, TOO_SMALL, UNEVEN, Figure
+
+MEASURED = ("ag_gemm", "gemm_rs")  # operations of which choices were compared with measurements
+BENCH, CASES = "docs/results/bench.md", "docs/results/choice.md"
+DRAW = 0.005  # of a time: formulas are no more exact
+MOST = 8  # pieces of a shard: more are no faster in any row of the bench
+SMALL = 1.5  # a shard's bytes, in times of what a copy costs besides: smaller ones are not worth a copy
+WORTH = 2.5  # the same of a piece of products
+PIECE = 3.5  # the same of a piece of what is multiplied
+TIGHT = 1.5  # times as long as a shard comes it is multiplied: then pieces hide nothing more
+FILLED = 1.1  # times as long for its operations as the whole shard: pieces that fill their tiles
+FINE = 512  # rows of a piece where a shard has more than two
+
+# Shares of a shard, or of K, that are worth trying, by parameter, the most promising ones first. `tools/bench` measures
+# these, too.
+SHARES: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "deep": ((1,), (1, 1, 1, 1), (1, 1)),
+    "taper": ((4, 2, 1, 1), (3, 1), (6, 3, 2, 1)),
+    "first": ((1, 1, 2), (1,)),
+    "last": ((2, 1, 1), (1, 1, 1, 1)),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ParamRule:
     """A rule of schedules' parameters, by their names. `schedules`: those that it speaks for; () is all that have the
-    parameter. `holds` and `value` may ask for the facts. The first that holds gives the value."""
+    parameter. `value` may ask for the facts, the schedule and the parameter. `measured`: the operations
+    whose measurements on H200 the source tells."""
 
     name: str
     params: tuple[str, ...]
     schedules: tuple[str, ...]
     holds: Callable[[Facts], bool]
-    value: Callable[[Facts], object]
+    value: Callable[[Facts, str, str], object]
     says: str
     source: str
-    figures: tuple[Figure, ...] = ()
+    measured: tuple[str, ...] = MEASURED
 
     def why(self, f: Facts) -> str:
         """The sentence, with the facts' numbers."""
         return TOLD.format(self.says, f=f, more="1 more copy" if f.turns == 1 else f"{f.turns} more copies")
 
 
-def filled(f: Facts, pieces: int) -> bool:
-    """Whether so many pieces of a shard fill their tiles nearly as well as the whole shard."""
-    return f.stretch(f.rows / pieces) <= FILLED.value * f.stretch(f.rows)
+def pieces(value: object) -> Sequence[object]:
+    """The pieces of a parameter's value: a number of equal ones, or a list of shares; one of no rows is none."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [share for share in value if share]
+    return range(value) if isinstance(value, int) else range(1)
 
 
-def _power(number: float, most: float) -> int:
-    """The largest power of two up to `number` and `most`, 1 at least."""
-    return 1 << int(log2(max(1.0, min(number, most))))
+def _power(number: float) -> int:
+    """The largest power of two up to `number` and `MOST`, 1 at least."""
+    return 1 << int(log2(max(1.0, min(number, MOST))))
 
 
-def _fitting(f: Facts, pieces: int) -> int:
+def _fitting(f: Facts, number: int) -> int:
     """So many pieces, or as many fewer as fill their tiles, and more than two have rows enough."""
-    while pieces > 1 and not (filled(f, pieces) and (pieces <= 2 or f.rows >= FINE.value * pieces)):
-        pieces //= 2
-    return pieces
+    while number > 1 and not (
+        f.stretch(f.rows / number) <= FILLED * f.stretch(f.rows) and (number <= 2 or f.rows >= FINE * number)
+    ):
+        number //= 2
+    return number
 
 
 def _large(f: Facts) -> int:
     """The pieces of a shard whose bytes take at least `PIECE` times what a copy costs besides."""
-    return _fitting(f, _power(MOST.value, min(MOST.value, f.shard * 1.05 / (PIECE.value * f.c.copy_time))))
+    return _fitting(f, _power(f.shard * 1.05 / (PIECE * f.c.copy_time)))
 
 
 def _balanced(f: Facts) -> int:
     """The pieces for which what the copies cost besides and what is left behind the last one are least together."""
-    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.c.copy_time)), MOST.value)) if f.peers else 1
-
-
-def _hidden(f: Facts) -> int:
-    """The steps of which the first is hidden by the own shard's product, if pieces stay large."""
-    least = 2 if f.gemm >= LONG.value else 1
-    return max(least, _power(ceil(f.copies / f.own), _large(f)))
+    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.c.copy_time)))) if f.peers else 1
 
 
 def sent(f: Facts) -> int:
     """The fewest pieces that take least: the first one's product, all copies and the last one's sum; or the peers'
     products, the last piece's copy beside the other own ones, and the last own one."""
 
-    def takes(pieces: int) -> float:
-        own = f.own * max(1.0, f.stretch(f.rows / pieces) / f.stretch(f.rows))
-        piece = own / pieces
-        last = max(own - piece, f.shard / pieces + f.c.copy_time)
+    def takes(number: int) -> float:
+        own = f.own * max(1.0, f.stretch(f.rows / number) / f.stretch(f.rows))
+        piece = own / number
+        last = max(own - piece, f.shard / number + f.c.copy_time)
         first = (1 + f.abreast) * piece  # on a mesh all peers' first pieces are made before the last of them goes
-        return max(first + f.turns * (f.shard + pieces * f.c.copy_time), f.peers * own + last + piece)
+        return max(first + f.turns * (f.shard + number * f.c.copy_time), f.peers * own + last + piece)
 
-    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= SMALL.value * f.c.copy_time]
+    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= WORTH * f.c.copy_time]
     least = min(map(takes, possible))
     return next(n for n in possible if takes(n) <= (1 + DRAW) * least)
 
 
-def _halved(f: Facts) -> bool:
-    """Whether shards come slower than they are multiplied, half of the last piece's product takes longer than one more
-    copy, and halves of K are whole steps of the kernels."""
-    pieces, k = _balanced(f), f.shape.k
-    return f.pace < 1 and f.own / pieces / 2 >= f.c.copy_time and k >= 1024 and k % 128 == 0
+def _messages(f: Facts) -> int:
+    """As `_balanced`, for messages between nodes, of which each brings rows for a whole node; 1 where the GEMM hides
+    all of them."""
+    cost, behind = f.c.copy_time + 2 * f.c.signal_time, f.own * f.c.node
+    if (f.nodes - 1) * (f.shard + cost) + behind <= f.gemm:
+        return 1
+    return min(4, _power(sqrt(behind / ((f.nodes - 1) * cost))))
 
 
 HIERARCHICAL = ("a2a_gemm/hierarchical", "ag_gemm/hierarchical", "gemm_rs/hierarchical")
-
-
-def _messages(f: Facts) -> int:
-    """The pieces of a shard for which messages, copies inside the node and what is left behind the last message take
-    least, by the closed formula."""
-    return min((1, 2, 4), key=lambda pieces: two_levels(f, {"chunks": pieces}))
-
+FIXED = {"gemm_rs/direct": 4, "gemm_rs/stationary_c": 2}
+FEW = {  # pieces at most: each one costs a launch, or a pass over C
+    "ag_gemm/hetero_fused_1d": 2,
+    "ag_gemm/uniform_fused_1d": 4,
+    "ag_gemm/uniform_fused_2d": 2,
+    "gemm_ar/overlapped": 2,
+    "gemm_ar/streamed": 4,
+}
 
 PARAM_RULES: tuple[ParamRule, ...] = (
     ParamRule(
@@ -105,235 +126,115 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         ("node",),
         HIERARCHICAL,
         lambda f: True,
-        lambda f: f.c.node,
+        lambda f, *_: f.c.node,
         "the machine's nodes have {f.c.node} GPUs",
         "machine.model: the reach of a machine's tiers",
+        measured=(),
     ),
-    ParamRule("alone", ("chunks",), (), lambda f: f.ranks == 1, lambda f: 1, "one rank sends nothing", "by definition"),
+    ParamRule(
+        "alone",
+        ("chunks",),
+        (),
+        lambda f: f.ranks == 1,
+        lambda *_: 1,
+        "one rank sends nothing",
+        "by definition",
+        measured=(),
+    ),
     ParamRule(
         "messages",
         ("chunks",),
         HIERARCHICAL,
         lambda f: f.nodes > 1,
-        _messages,
-        "each further piece costs more messages and copies on {f.nodes} nodes, and shortens the GEMM that stands "
-        "behind the last message; a shard's bytes take {f.shard:.4g} µs on the network",
-        "the closed formula of hierarchical schedules; in 10 cases of the model, none measured, its pieces are 2 % "
-        "behind the best on average, 11 % at most",
+        lambda f, *_: _messages(f),
+        "each further piece costs more messages on {f.nodes} nodes, and shortens the GEMM that stands behind the last "
+        "one; a shard's bytes take {f.shard:.4g} µs on the network",
+        "the virtual clock; no machine of several nodes was measured",
+        measured=(),
     ),
     ParamRule(
         "products that are given",
         ("chunks",),
         ("ag_gemm/stationary_a",),
-        lambda f: f.way(f.shape.out or 0.0) >= 2 * f.c.copy_time,
-        lambda f: 2,
-        "halves of a peer's product: their bytes take as long as a copy costs besides ({f.c.copy_time:.3g} µs)",
-        f"{PAGE}: halves are 0.7 % ahead where their bytes take 1.1 times what a copy costs besides, 5 % behind where "
+        lambda f: True,
+        lambda f, *_: 2 if f.way(f.shape.out or 0.0) >= 2 * f.c.copy_time else 1,
+        "a peer's products go in halves if half of their bytes takes as long as a copy costs besides "
+        "({f.c.copy_time:.3g} µs), else whole",
+        f"{CASES}: halves are 0.7 % ahead where their bytes take 1.1 times what a copy costs besides, 5 % behind where "
         "they take 0.7 times it",
-    ),
-    ParamRule(
-        "products that are given whole",
-        ("chunks",),
-        ("ag_gemm/stationary_a",),
-        lambda f: True,
-        lambda f: 1,
-        "whole products of a peer: halves would take less time than a copy costs besides ({f.c.copy_time:.3g} µs)",
-        f"{PAGE}: halves are 0.7 % ahead where their bytes take 1.1 times what a copy costs besides, 5 % behind where "
-        "they take 0.7 times it",
-    ),
-    ParamRule(
-        "stationary",
-        ("chunks",),
-        ("gemm_rs/stationary_c",),
-        lambda f: True,
-        lambda f: 2,
-        "halves: the next piece's sums hide what the one before waits for",
-        f"{BENCH}, 'What travels': measured in halves",
-    ),
-    ParamRule(
-        "stored at peers",
-        ("chunks",),
-        ("gemm_rs/direct",),
-        lambda f: True,
-        lambda f: 8 if f.copies > f.gemm and filled(f, 8) else 4,
-        "pieces that are stored at peers cost no copy: eight where links bound and fill their tiles, else four",
-        f"{PAGE}: within 2 % of the best pieces in 21 of 25 cases",
-        (FILLED,),
-    ),
-    ParamRule(
-        "steps of all shards",
-        ("chunks",),
-        ("ag_gemm/hetero_fused_1d",),
-        lambda f: True,
-        _hidden,
-        "the own shard's GEMM ({f.own:.3g} µs) hides about one step's copies (all copies: {f.copies:.3g} µs)",
-        f"{BENCH}, 'Which schedule wins where'",
-        (PIECE, MOST),
-    ),
-    ParamRule(
-        "steps of all of C",
-        ("chunks",),
-        ("ag_gemm/uniform_fused_2d",),
-        lambda f: True,
-        lambda f: min(2, _large(f)),
-        "every step reads and writes all of C, so there are few",
-        f"{BENCH}, 'Which schedule wins where': at most two intervals of K are best",
-        (PIECE,),
-    ),
-    ParamRule(
-        "steps without an own shard first",
-        ("chunks",),
-        ("ag_gemm/uniform_fused_1d",),
-        lambda f: True,
-        lambda f: max(min(4, 2 * _large(f)), 1),
-        "nothing hides the first step's copies, so steps are fine as far as copies allow",
-        f"{BENCH}, 'Which schedule wins where': two to eight steps are best",
-        (PIECE,),
     ),
     ParamRule(
         "products to be sent",
         ("chunks",),
-        ("gemm_rs/streamed",),
+        ("gemm_rs/streamed", "gemm_rs/chunked"),
         lambda f: f.ranks > 1,
-        sent,
+        lambda f, *_: sent(f),
         "copies begin behind the first piece of a shard and the last one is added behind them (a shard's GEMM takes "
         "{f.own:.3g} µs, its bytes {f.shard:.3g}): as few pieces as hide both",
-        f"{PAGE}: within 2 % of the best pieces in 24 of 28 cases, 6.6 % behind at most",
-        (SMALL, FILLED),
+        f"{CASES}: within 2 % of the best pieces in 24 of 28 cases, 6.6 % behind at most",
     ),
     ParamRule(
-        "products of launches",
+        "fixed",
         ("chunks",),
-        ("gemm_rs/chunked",),
-        lambda f: f.ranks > 1,
-        lambda f: min(2, sent(f)),
-        "each piece costs a launch, so there are at most two",
-        f"{PAGE}: within 2 % of the best pieces in 27 of 28 cases",
-    ),
-    ParamRule(
-        "sums that go back",
-        ("chunks",),
-        ("gemm_ar/overlapped",),
+        tuple(FIXED),
         lambda f: True,
-        lambda f: min(2, _large(f)),
-        "each piece costs a launch, so there are few",
-        f"{BENCH}, 'All-reduce'",
-        (PIECE,),
+        lambda f, schedule, _: FIXED[schedule],
+        "pieces cost no copy of their own, or the next one hides what the one before waits for: their number matters "
+        "little",
+        f"{CASES}: `direct` in quarters or eighths is within 2 % of its best pieces in 21 of 25 cases",
     ),
     ParamRule(
-        "sums that go back beside the GEMM",
+        "few steps",
         ("chunks",),
-        ("gemm_ar/streamed",),
+        tuple(FEW),
         lambda f: True,
-        lambda f: min(4, _large(f)),
-        "pieces are as fine as copies allow: a piece's bytes ({f.shard:.3g} µs for a whole shard) take some times what "
-        "a copy costs besides ({f.c.copy_time:.3g} µs)",
-        f"{BENCH}, 'All-reduce'",
-        (PIECE,),
+        lambda f, schedule, _: min(FEW[schedule], _large(f)),
+        "each step costs a launch, a copy or a pass over C, so there are few",
+        f"{BENCH}, 'Which schedule wins where' and 'All-reduce'",
     ),
     ParamRule(
         "ahead",
         ("chunks",),
         (),
-        lambda f: f.pace >= TIGHT.value,
-        lambda f: 1,
+        lambda f: f.pace >= TIGHT,
+        lambda *_: 1,
         "whole shards: one is multiplied in {f.pace:.2g} times the time that the next one takes to come, so pieces "
         "would hide nothing more",
-        TIGHT.source,
-        (TIGHT,),
+        f"{CASES}: whole shards are within 0.4 % of the best pieces in all 23 cases from 1.8 times on; with 1.03 times "
+        "they are 6 % behind",
     ),
     ParamRule(
         "tight",
         ("chunks",),
         (),
         lambda f: f.pace >= 1,
-        _large,
+        lambda f, *_: _large(f),
         "a shard is multiplied in {f.pace:.2g} times the time that the next one takes to come, which is tight: pieces "
         "are as fine as copies allow (a shard's bytes take {f.shard:.3g} µs, a copy costs {f.c.copy_time:.3g} µs "
         "besides)",
-        PIECE.source,
-        (TIGHT, PIECE, MOST),
+        f"{BENCH}, 'Which schedule wins where', four H200: the best pieces are of 8.4 MB, whose bytes take 22 µs where "
+        "a copy costs 6 µs besides",
     ),
     ParamRule(
         "balanced",
         ("chunks",),
         (),
         lambda f: True,
-        _balanced,
+        lambda f, *_: _balanced(f),
         "shards come slower than they are multiplied. Each further piece costs {more} of {f.c.copy_time:.3g} µs and "
         "shortens the GEMM that stands behind the last copy: {f.own:.3g} µs if shards are whole",
         "pieces n for which peers · n · copy_time + own / n is least: n = √(own / (peers · copy_time)), rounded down "
         "to a power of two",
-        (MOST,),
+        measured=(),
     ),
     ParamRule(
-        "last piece in pieces of K",
-        ("deep",),
-        ("ag_gemm/streamed",),
-        _halved,
-        lambda f: (1, 1),
-        "shards come slower than they are multiplied, so the last piece comes in halves of K: then half of its GEMM "
-        "stands behind the copies",
-        f"{PAGE}: where half of the last piece's GEMM takes longer than one more copy, halves are 0.5 to 2.1 % "
-        "ahead in 4 of 4 cases; elsewhere up to 10 % behind, and 392 % where a piece of K is no multiple of 64",
-    ),
-    ParamRule(
-        "last piece whole",
-        ("deep",),
+        "shares",
+        tuple(SHARES),
         (),
         lambda f: True,
-        lambda f: (1,),
-        "pieces come with all of K: parts of it would cost more copies than they hide",
-        f"{PAGE}: within 1 % of the best parts of K wherever shards do not come slower than they are multiplied",
-    ),
-    ParamRule(
-        "two uneven pieces",
-        ("taper",),
-        (),
-        lambda f: f.ratio >= UNEVEN.value or _large(f) < 4,
-        lambda f: (3, 1),
-        "two pieces: the GEMM takes {f.ratio:.2g} times as long as the copies, or smaller pieces would cost more than "
-        "they hide",
-        UNEVEN.source,
-        (UNEVEN, PIECE),
-    ),
-    ParamRule(
-        "four uneven pieces",
-        ("taper",),
-        (),
-        lambda f: True,
-        lambda f: (4, 2, 1, 1),
-        "the smallest piece comes last, so that little of the GEMM stands behind the copies",
-        UNEVEN.source,
-        (UNEVEN, PIECE),
-    ),
-    ParamRule(
-        "small shards go whole",
-        ("first", "last"),
-        (),
-        lambda f: f.shard <= SMALL.value * f.c.copy_time,
-        lambda f: (1,),
-        TOO_SMALL,
-        SMALL.source,
-        (SMALL,),
-    ),
-    ParamRule(
-        "small pieces first",
-        ("first",),
-        (),
-        lambda f: True,
-        lambda f: (1, 1, 2),
-        "copies begin when the first quarter is made",
-        f"{PAGE}: `relay` with whole shards is 34 % behind quarters; no other shares were measured",
-    ),
-    ParamRule(
-        "small pieces last",
-        ("last",),
-        (),
-        lambda f: True,
-        lambda f: (2, 1, 1),
-        "a quarter of a shard is left when the last copy ends",
-        f"{BENCH}, 'Which schedule wins where': 2:1:1 is best on most rows",
+        lambda f, _, param: SHARES[param][0],
+        "the shares that were best most often",
+        f"{BENCH}, 'Which schedule wins where'",
     ),
 )
 
@@ -347,11 +248,13 @@ class Given:
     rule: str
     why: str
     source: str
+    measured: tuple[str, ...]
 
 
 def given(f: Facts, schedule: str, param: str) -> Given | None:
     """The value of a schedule's parameter by the rules, or None: then the text's own default is as good as any."""
     for rule in PARAM_RULES:
         if param in rule.params and (not rule.schedules or schedule in rule.schedules) and rule.holds(f):
-            return Given(param, rule.value(f), rule.name, rule.why(f), rule.source)
+            value = rule.value(f, schedule, param)
+            return Given(param, value, rule.name, rule.why(f), rule.source, rule.measured)
     return None

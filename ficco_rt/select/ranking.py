@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 
 from .. import compiler, env
@@ -15,13 +16,16 @@ from ..errors import ScheduleError, UsageError
 from ..exec.operation import require_operation
 from ..files import atomic, shipped
 from ..files.records import Reader
+from ..kernels.families import tuned
 from ..kernels.tiles import DEPTH
 from ..machine.cost import vendor_gemm
 from ..machine.model import Machine
 from ..sim.simulate import simulate
+from .bound import bound
 from .candidates import (
     BASELINE,
     Candidate,
+    Option,
     ShippedOperation,
     by_rules,
     by_vendor,
@@ -30,169 +34,190 @@ from .candidates import (
     variations,
     within_reach,
 )
-from .estimates import estimate, pieces
 from .facts import Facts
+from .params import SHARES, pieces
 from .rules import deciding
 
-FORM = 1  # of the cache's files
-SLOW = 1.4  # times the best closed form: a schedule above it is not worth a simulation
-NEAR = 1.15  # and other values of its parameters above this
-VARIED = 3  # schedules of which other values are tried
+FORM = 2  # of the cache's files
+NEAR = 1.15  # times the best: a schedule above it is not worth other values of its parameters
+VARIED = 2  # schedules of which other values are tried
 VENDORED = 3  # schedules that are tried with the vendor's GEMM, beside the baseline
-WORK = 2000  # copies and products of all candidates, over all ranks: some 0.2 ms each
+WORK = 2000  # ops of all candidates, over all ranks: some 0.2 ms each
 LEAST = 64  # rows of a piece: pieces of 39 rows take up to 40 % longer than modelled (docs/internals/model.md)
-FEWEST = 4  # schedules that are simulated whatever the closed forms say
+FEWEST = 5  # schedules that are simulated whatever their bounds say
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
-    """A candidate with its modelled time in microseconds and the commands of its plan, over all ranks."""
+class Question:
+    """What is asked, with all sizes bound."""
 
-    candidate: Candidate
-    predicted: float
-    commands: int
+    operation: ShippedOperation
+    ranks: int
+    machine: Machine
+    sizes: Mapping[str, object]
+    facts: Facts | None
+    own: tuple[Candidate, ...] | None  # the caller's own candidates
+    ranks_per_gpu: int = 1
+    vendor: bool = True  # whether the vendor's library may make the products
+
+    @property
+    def baseline(self) -> str:
+        """The operation's schedule that overlaps nothing."""
+        return f"{self.operation.name}/{BASELINE}"
+
+    @property
+    def ruled(self) -> str | None:
+        """The schedule that the rules say."""
+        f = self.facts
+        return None if f is None else f"{f.operation}/{deciding(f).schedules[f.operation]}"
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The caller's own; or each shipped schedule with the values of the rules, what the rules say first and the
+        baseline behind it."""
+        if self.own is not None:
+            return self.own
+        first = (self.ruled, self.baseline)
+        fitting = within_reach(self.operation, self.facts)
+        order = sorted(fitting, key=lambda s: first.index(s) if s in first else len(first))
+        return tuple(by_rules(self.facts, schedule)[0] for schedule in order)
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a candidate is one that is asked about."""
+        if self.own is not None:
+            return candidate in self.own
+        return candidate.schedule in self.operation.schedules and (self.vendor or not candidate.vendored)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """Candidates from the fastest to the slowest, and those that could not be compiled, with the reason."""
 
-    ranked: tuple[Ranked, ...]
+    ranked: tuple[Option, ...]
     refused: tuple[tuple[Candidate, str], ...] = ()
 
+    def joined(self, others: Iterable[Option]) -> Ranking:
+        """With others."""
+        return replace(self, ranked=tuple(sorted((*self.ranked, *others), key=lambda o: o.time)))
 
-def shortlist(operation: ShippedOperation, f: Facts | None) -> tuple[Candidate, ...]:
-    """The candidates that are worth a simulation: schedules with the values of the rules, then other values of the
-    best; the schedule that the rules choose first, and the baseline always."""
-    if f is None:
-        return tuple(Candidate(name) for name in operation.schedules)
-    baseline = f"{operation.name}/{BASELINE}"
-    first = f"{operation.name}/{deciding(f).schedules[operation.name]}"
-    fitting = within_reach(operation, f)
-    priced = [(estimate(f, c.schedule, dict(c.params)), c) for c in (by_rules(f, s)[0] for s in fitting)]
-    best = min((time for time, _ in priced if time is not None), default=0.0)
-    ordered = sorted(((time or 0.0, c) for time, c in priced), key=lambda p: (p[1].schedule != first, p[0]))
-    kept = [(time, c) for i, (time, c) in enumerate(ordered) if i < FEWEST or time <= SLOW * best]
-    others = [
-        (time, v)
-        for _, c in kept[:VARIED]
-        for v in variations(c)
-        if sensible(f, v) and (time := estimate(f, v.schedule, dict(v.params))) is not None and time <= NEAR * best
-    ]
-    found = [c for _, c in kept] + [c for _, c in sorted(others, key=lambda p: p[0])]
-    chosen: list[Candidate] = [c for _, c in priced if c.schedule == baseline]
-    work = sum(_work(f, c) for c in chosen)
-    for candidate in found:
-        work += _work(f, candidate)
-        if candidate not in chosen and (work <= WORK or len(chosen) < FEWEST):
-            chosen.append(candidate)
-    return tuple(chosen)
+
+def rank(asked: Question, candidates: Sequence[Candidate], few: int | None = None, best: float = inf) -> Ranking:
+    """Simulate candidates: the first and the baseline, then the others in the order of their bounds. Of these one whose
+    bound is above the `best` time so far is left out unless it is the caller's own. So is all beyond `few`, or beyond
+    `FEWEST` where work is more than `WORK`.
+
+    The operation's shipped schedules are compiled without proof, for tests prove them and whoever runs the chosen one
+    proves it again; others are proven, and must be of the operation."""
+    built, refused = [], []
+    for i, candidate in enumerate(candidates):
+        try:
+            graph = compiler.build(text_of(candidate.schedule), asked.ranks, {**asked.sizes, **dict(candidate.params)})
+            trusted = candidate.schedule in asked.operation.schedules
+            if not trusted:
+                baseline = compiler.build(text_of(asked.baseline), asked.ranks, asked.sizes)
+                require_operation(graph, asked.operation.name, baseline)
+            certain = i == 0 or candidate.schedule == asked.baseline
+            built.append((0.0 if certain else bound(graph, asked.machine), candidate, graph, trusted))
+        except (ScheduleError, UsageError) as error:
+            refused.append((candidate, str(error).splitlines()[0]))
+    ranked: list[Option] = []
+    work = 0
+    for least, candidate, graph, trusted in sorted(built, key=lambda b: b[0]):
+        work += len(graph.ops)
+        enough = len(ranked) >= FEWEST and work > WORK
+        if asked.own is None and (least > best or enough or len(ranked) == few):
+            continue
+        try:
+            plan = compiler.plan_of(graph, asked.machine, trusted=trusted)
+        except (ScheduleError, UsageError) as error:
+            refused.append((candidate, str(error).splitlines()[0]))
+            continue
+        option = Option(candidate, simulate(plan, asked.machine).duration, sum(1 for _ in plan.commands()))
+        best = min(best, option.time)
+        ranked.append(option)
+    return Ranking((), tuple(refused)).joined(ranked)
 
 
 def sensible(f: Facts, candidate: Candidate) -> bool:
     """Whether pieces are none that kernels are slow with: of K no whole steps, or of fewer rows than the smallest
     tile."""
     params = dict(candidate.params)
-    whole = f.shape.k % (DEPTH * pieces(params.get("deep", 1)).count) == 0
-    return (whole or "deep" not in params) and f.rows >= LEAST * pieces(params.get("chunks", 1)).count
+    whole = f.shape.k % (DEPTH * len(pieces(params.get("deep", 1)))) == 0
+    return (whole or "deep" not in params) and f.rows >= LEAST * len(pieces(params.get("chunks", 1)))
+
+
+def ranked(asked: Question) -> Ranking:
+    """The model's ranking, kept from before or made now: schedules with the values of the rules, then other values of
+    the best, then the best by the vendor's library."""
+    return _kept(asked, "all", lambda: _made(asked))
+
+
+def beside(asked: Question, best: Candidate, few: int) -> tuple[Option, ...]:
+    """A candidate that needs no model, and a few others, from the fastest on; where a run is too much to be modelled at
+    once, the candidate alone, without a time."""
+    if asked.facts is not None and _work(asked.facts, best) > WORK:
+        return (Option(best, None),)
+    candidates = (best, *(c for c in asked.candidates() if c != best))
+    found = _kept(asked, f"{few} beside {best.label}", lambda: rank(asked, candidates, 1 + few)).ranked
+    first = next((o for o in found if o.candidate == best), Option(best, None))
+    return (first, *(o for o in found if o.candidate != best))
 
 
 def _work(f: Facts, candidate: Candidate) -> int:
     """Copies and products of a candidate, about."""
-    return 2 * f.ranks * f.peers * max([1, *(pieces(value).count for _, value in candidate.params)])
+    cut = ("chunks", *SHARES)
+    return 2 * f.ranks * f.peers * max([1, *(len(pieces(value)) for name, value in candidate.params if name in cut)])
 
 
-def rank(
-    operation: str, candidates: Sequence[Candidate], ranks: int, sizes: Mapping[str, object], machine: Machine
-) -> Ranking:
-    """Simulate the candidates. The operation's shipped schedules are compiled without proof, for tests prove them and
-    whoever runs the chosen one proves it again; others are proven, and must be of the operation. Raises UsageError:
-    none of the candidates can be chosen."""
-    ranked, refused = [], []
-    for candidate in candidates:
-        given = {**sizes, **dict(candidate.params)}
-        try:
-            name = shipped.shipped_name(shipped.find(candidate.schedule))
-            if name is not None and name.startswith(f"{operation}/"):
-                plan = compiler.plan_of(
-                    compiler.build(text_of(candidate.schedule), ranks, given), machine, trusted=True
-                )
-            else:
-                plan = compiler.compile_schedule(candidate.schedule, ranks, given, machine)
-                baseline = compiler.build(text_of(f"{operation}/{BASELINE}"), ranks, sizes)
-                require_operation(plan, operation, baseline)
-        except (ScheduleError, UsageError) as error:
-            refused.append((candidate, str(error).splitlines()[0]))
-            continue
-        commands = sum(len(stream.commands) for stream in plan.streams)
-        ranked.append(Ranked(candidate, simulate(plan, machine).duration, commands))
-    if not ranked:
-        reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in refused)
+def _made(asked: Question) -> Ranking:
+    found = rank(asked, asked.candidates())
+    if not found.ranked:
+        reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in found.refused)
         raise UsageError(f"none of the candidates can be chosen for these sizes:\n{reasons}")
-    order = {c: i for i, c in enumerate(candidates)}
-    return Ranking(tuple(sorted(ranked, key=lambda r: (r.predicted, order[r.candidate]))), tuple(refused))
-
-
-def with_variations(found: Ranking, f: Facts, sizes: Mapping[str, object], machine: Machine) -> Ranking:
-    """The ranking with half and twice the pieces of its best few schedules, as modelled, then of what is best after
-    that. `WORK` limits these simulations too; the best schedule's come first."""
-    known = {r.candidate for r in found.ranked} | {c for c, _ in found.refused}
-    work = 0
-    for few in (VARIED, 1):
-        near: dict[str, Candidate] = {}  # the best of each schedule
-        for r in found.ranked:
-            if r.predicted <= NEAR * found.ranked[0].predicted:
-                near.setdefault(r.candidate.schedule, r.candidate)
-        others = []
-        for best in list(near.values())[:few]:
-            for other in sorted(variations(best, ("chunks",)), key=lambda c: _work(f, c)):
-                if other not in known and sensible(f, other) and work + _work(f, other) <= WORK:
-                    work += _work(f, other)
-                    others.append(other)
-        known.update(others)
-        with suppress(UsageError):  # none is left, or none can be compiled
-            more = rank(f.operation, others, f.ranks, sizes, machine).ranked
-            found = replace(found, ranked=tuple(sorted((*found.ranked, *more), key=lambda r: r.predicted)))
+    if asked.own is None and asked.facts is not None:
+        found = _with_variations(asked, asked.facts, found)
+    if asked.own is None and asked.vendor:
+        found = _with_vendor(asked, found)
     return found
 
 
-def with_vendor(
-    found: Ranking, operation: ShippedOperation, ranks: int, sizes: Mapping[str, object], machine: Machine
-) -> Ranking:
-    """The ranking with the best schedules once more, their products by the vendor's library, if the machine has a price
-    of it: those that stream no product, and the baseline. What the library does not make is left out."""
-    if vendor_gemm(machine.device) is None:
+def _with_variations(asked: Question, f: Facts, found: Ranking) -> Ranking:
+    """The ranking with other values of its best few schedules; what cannot be compiled is left out."""
+    near = {o.schedule: o.candidate for o in found.ranked if o.time <= NEAR * found.ranked[0].time}
+    known = {o.candidate for o in found.ranked}
+    tried = [v for c in list(near.values())[:VARIED] for v in variations(c) if v not in known and sensible(f, v)]
+    others = sorted(tried, key=lambda c: _work(f, c))
+    return found.joined(rank(asked, others, best=NEAR * found.ranked[0].time).ranked)
+
+
+def _with_vendor(asked: Question, found: Ranking) -> Ranking:
+    """The ranking with the best schedules that stream no product once more, and the baseline, their products by the
+    vendor's library. It is left out where nobody has measured the library and our own kernels are made for the GPUs:
+    its price is then the machine's rate, which says nothing of a difference. What it does not make is left out."""
+    arch = asked.machine.device.arch
+    if vendor_gemm(asked.machine.device) is None and tuned(arch):
         return found
-    plain = [r.candidate for r in found.ranked if not streams_products(r.candidate)]
-    baseline = [c for c in plain if c.schedule == f"{operation.name}/{BASELINE}"]
-    twins = dict.fromkeys(by_vendor(c) for c in (*plain[:VENDORED], *baseline))
-    try:
-        more = rank(operation.name, tuple(twins), ranks, sizes, machine).ranked
-    except UsageError:  # the library makes none of them
-        return found
-    both = {r.candidate: r for r in (*found.ranked, *more)}
-    return Ranking(tuple(sorted(both.values(), key=lambda r: r.predicted)), found.refused)
+    plain = [o.candidate for o in found.ranked if not streams_products(o.candidate)]
+    baseline = [c for c in plain if c.schedule == asked.baseline]
+    best = plain[:VENDORED] if tuned(arch) else plain  # other GEMMs make others the best
+    return found.joined(rank(asked, list(dict.fromkeys(map(by_vendor, (*baseline, *best))))).ranked)
 
 
 # ---------------------------------------------------------------- kept answers
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What an answer is for. The cache's file is named after its hash."""
-
-    operation: str
-    ranks: int
-    sizes: tuple[tuple[str, object], ...]
-    machine: str  # the hash of all that the model knows of it
-    version: str  # of this package: its files, as they were changed last
-    candidates: tuple[str, ...] | None = None  # the caller's own, with their texts' hashes
-    vendor: bool = True  # whether the vendor's library may make the products
-
-    @property
-    def digest(self) -> str:
-        """64 hexadecimal digits."""
-        return _hash(asdict(self))
+def _kept(asked: Question, what: str, make: Callable[[], Ranking]) -> Ranking:
+    """The answer to a question that was asked before, in this process or in another one; or made now and kept. `what`:
+    which candidates. The cache's file is named after a hash of all that decides on the answer: of the machine what the
+    model knows, of the package and of the caller's own candidates their files."""
+    own = None if asked.own is None else own_texts(asked.own)
+    sizes = tuple(asked.sizes.items())
+    where = (asked.operation.name, asked.ranks, sizes, machine_hash(asked.machine))
+    key = _hash((what, *where, version(), own, asked.vendor))[:32]
+    found = kept(key)
+    if found is None or not all(asked.knows(o.candidate) for o in found.ranked):
+        found = make()
+        keep(key, found)
+    return found
 
 
 def _hash(value: object) -> str:
@@ -222,10 +247,10 @@ def own_texts(candidates: Iterable[Candidate]) -> tuple[str, ...]:
     )
 
 
-_KEPT: dict[Key, Ranking] = {}  # answers of this process; a lost one is only made again
+_KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only made again
 
 
-def kept(key: Key) -> Ranking | None:
+def kept(key: str) -> Ranking | None:
     """The answer to a question that was asked before, in this process or in another one."""
     if key not in _KEPT:
         with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
@@ -233,7 +258,7 @@ def kept(key: Key) -> Ranking | None:
     return _KEPT.get(key)
 
 
-def keep(key: Key, ranking: Ranking) -> None:
+def keep(key: str, ranking: Ranking) -> None:
     """Keep an answer; where the cache's folder cannot be written, in this process alone."""
     _KEPT[key] = ranking
     path = _file(key)
@@ -242,12 +267,12 @@ def keep(key: Key, ranking: Ranking) -> None:
         atomic.write_atomic(path, _encoded(ranking))
 
 
-def _file(key: Key) -> Path:
-    return env.cache_folder() / "choices" / f"{key.digest[:32]}.json"
+def _file(key: str) -> Path:
+    return env.cache_folder() / "choices" / f"{key}.json"
 
 
 def _encoded(ranking: Ranking) -> str:
-    ranked = [[r.candidate.schedule, r.candidate.params, r.predicted, r.commands] for r in ranking.ranked]
+    ranked = [[o.schedule, o.params, o.predicted, o.commands] for o in ranking.ranked]
     refused = [[c.schedule, c.params, reason] for c, reason in ranking.refused]
     return json.dumps({"ficco_choices": FORM, "ranked": ranked, "refused": refused})
 
@@ -265,5 +290,5 @@ def _decoded(value: object, path: str) -> Ranking:
     found: _Kept = Reader(path).read(_Kept, value, "")
     if found.ficco_choices != FORM or not found.ranked:
         raise ValueError("of another form")
-    ranked = tuple(Ranked(Candidate(s, p), t, n) for s, p, t, n in found.ranked)
+    ranked = tuple(Option(Candidate(s, p), t, n) for s, p, t, n in found.ranked)
     return Ranking(ranked, tuple((Candidate(s, p), reason) for s, p, reason in found.refused))

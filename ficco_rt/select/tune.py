@@ -17,8 +17,9 @@ from ..exec.inputs import fresh_inputs
 from ..exec.verify import verified_run
 from ..plan.ir import Plan
 from .candidates import BASELINE, Candidate, by_vendor
-from .choose import question, ranked
+from .choose import question
 from .memory import MODES, MeasuredCase, Memory, Time, measured_case
+from .ranking import ranked
 
 HOST = (
     "the host backend has no times to remember: what it tells is modelled for a machine, which `ficco choose --by "
@@ -90,7 +91,7 @@ def tune(
     machine = discover(driver, number, ranks_per_gpu)
     asked = replace(question(operation, number, machine, candidates, sizes), vendor=has_gemms(driver))
     with step("ranking candidates"):
-        best = [r.candidate for r in ranked(asked).ranked]
+        best = [o.candidate for o in ranked(asked).ranked]
     if candidates is None:  # with what people have without this project: whole shards, then the library's product
         baseline = [by_vendor(Candidate(f"{operation}/{BASELINE}"))] if asked.vendor else []
         best = list(dict.fromkeys([*best[: effort.best], *baseline]))

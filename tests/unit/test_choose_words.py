@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import ficco_rt as ficco
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
+from ficco_rt.select import rules
 from ficco_rt.select.choose import By, choose
 from ficco_rt.select.defaults import open_values
 
@@ -38,7 +40,41 @@ def test_a_candidate_of_another_operation_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["rules", "model"])
 def test_a_choice_for_more_gpus_than_were_measured_says_so(by: By) -> None:
-    said = "choices were compared with measurements on 2 GPUs, none on 4"
+    said = "choices of ag_gemm and gemm_rs were compared with measurements on two H200, none on 4 GPUs"
     assert choose("ag_gemm", 4, by=by, sizes=SMALL).sources[-1] == said
     for few in (choose("ag_gemm", 2, by=by, sizes=SMALL), choose("ag_gemm", 4, by=by, sizes=SMALL, ranks_per_gpu=2)):
         assert not any("compared with measurements" in source for source in few.sources)
+
+
+def test_measurements_are_cited_where_they_were_made_alone() -> None:
+    sizes = {"counts": [[512, 512], [512, 512]], "N": 4096, "K": 4096}
+    said = "choices of ag_gemm and gemm_rs were compared with measurements on two H200, none of a2a_gemm"
+    assert choose("a2a_gemm", 2, sizes=sizes).sources == (said,)
+    layer = {"M": 4096, "N": 4096, "K": 4096}
+    assert choose("ag_gemm", 2, sizes=layer).sources[0].startswith("docs/results/choice.md: `streamed` is within 2 %")
+    assert choose("ag_gemm", 2, "h100-switch", sizes=layer).by == "model"
+    ruled = choose("ag_gemm", 2, "h100-switch", "rules", sizes=layer)
+    assert ruled.sources[-1] == said.replace("of a2a_gemm", "on NVIDIA H100 80GB HBM3")
+    assert not any("docs/" in source for source in ruled.sources)
+    assert "rules were fitted on H200 behind a switch: on h100-switch take --by model, or by='model'" in ruled.why
+    for rule in rules.RULES:
+        assert set(rule.measured) <= {"ag_gemm", "gemm_rs", "gemm_ar"}, rule.name
+
+
+def test_a_predicted_time_is_that_of_the_virtual_clock() -> None:
+    """The rules said `relay` once, by a formula 150 µs, on the virtual clock 205; `shard` takes 169."""
+    made = choose("gemm_rs", 4, sizes={"M": 4096, "N": 5120, "K": 8192})
+    assert (made.by, made.schedule) == ("rules", "gemm_rs/shard")
+    assert made.predicted == pytest.approx(ficco.simulate(made.plan).duration)
+    assert made.predicted == min(o.predicted for o in made.options if o.predicted is not None)
+    assert len(made.runners_up) == 4
+    assert "gemm_rs/serial" in {o.schedule for o in made.runners_up}
+    number = sum(1 for _ in made.plan.commands())
+    assert f"some {2.75 * number:.0f} µs" in made.why[-1]
+
+
+def test_what_is_too_much_to_be_modelled_at_once_is_chosen_without_a_time() -> None:
+    made = choose("ag_gemm", 64, "h200-nodes", "rules", sizes={"M": 1 << 15, "N": 1 << 15, "K": 8192})
+    assert (made.schedule, made.predicted, made.mode) == ("ag_gemm/hierarchical", None, "graph")
+    assert made.why[-1] == "a graph: a run has so many commands that on streams the host would be late"
+    assert not made.runners_up

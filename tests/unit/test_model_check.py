@@ -40,13 +40,6 @@ def test_errors() -> None:
     assert found.signed == pytest.approx(-1 / 21)
 
 
-def test_errors_of_closed_formulas() -> None:
-    timed = [replace(v, estimated=v.measured * more) for v, more in zip(GOOD.variants, (1.1, 0.8), strict=False)]
-    found = figures.formulas([replace(GOOD, variants=(*timed, *GOOD.variants[2:])), MISSED])
-    assert found == figures.Errors(2, 1, pytest.approx(0.15), pytest.approx(0.19), pytest.approx(-0.05))
-    assert figures.formulas([GOOD, MISSED]) is None
-
-
 def test_rank_correlation() -> None:
     assert figures.spearman([1, 2, 3], [10, 20, 30]) == 1
     assert figures.spearman([1, 2, 3], [3, 2, 1]) == -1
@@ -99,7 +92,7 @@ def test_cases_of_files(tmp_path: Path) -> None:
         ("serial", "streams", 40.0),
         ("streamed chunks=2 deep=1:1", "graph", 30.0),
     ]
-    assert all(v.modelled > 0 and (v.estimated or 0) > 0 for c in found for v in c.variants)
+    assert all(v.modelled > 0 for c in found for v in c.variants)
     (note,) = notes
     assert note.startswith("a.json: ag x, streamed chunk=2 graph: ")
 
@@ -135,7 +128,6 @@ def test_the_tool_on_kept_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     for told in (
         "modelled against measured: median error",
-        "closed formulas against measured: median error",
         "model: within 2 % of the best",
         "Greatest errors",
         "A rank of R on two GPUs, beside R GPUs",

@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt import compiler
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select import candidates, ranking, rules
 from ficco_rt.select.choose import choose, question
-from ficco_rt.select.estimates import estimate
 from ficco_rt.select.facts import facts
 from tests.unit.command_line import Ending
 
@@ -39,11 +37,6 @@ def test_links_of_a_mesh_are_priced_at_once() -> None:
     switch = facts("ag_gemm", 8, LAYER, H200, "bf16")
     assert switch is not None
     assert switch.copies == 7 * (switch.shard + switch.c.copy_time)
-    for name, near in (("serial", 0.2), ("hetero_fused_1d", 0.2), ("streamed", 0.3), ("shard_ring", 0.2)):
-        schedule = f"ag_gemm/{name}"
-        values = dict(candidates.by_rules(f, schedule)[0].params)
-        modelled = ficco.simulate(compiler.compile_schedule(schedule, 8, {**LAYER, **values}, MESH)).duration
-        assert estimate(f, schedule, values) == pytest.approx(modelled, rel=near), name
 
 
 def test_on_a_mesh_the_model_chooses_and_says_so(run: Callable[..., Ending]) -> None:
@@ -58,14 +51,12 @@ def test_on_a_mesh_the_model_chooses_and_says_so(run: Callable[..., Ending]) -> 
     assert (choice["by"], choice["schedule"]) == ("model", made.schedule)
     ruled = run("ficco", "choose", "ag_gemm", *words, "--by", "rules").record
     assert ruled["by"] == "rules"
-    assert "rules were fitted on H200 behind a switch, and not on mi300x-mesh: take --by model" in " ".join(
-        ruled["why"]
-    )
+    assert "rules were fitted on H200 behind a switch: on mi300x-mesh take --by model, or by='model'" in ruled["why"]
     assert choose("ag_gemm", 1, MESH, sizes=LAYER).by == "rules"  # one rank sends nothing
     inside = replace(MESH, ranks=16, links=replace(MESH.links, ranks=8), outer=(H200.links,))
     found = facts("ag_gemm", 16, LAYER, inside, "bf16")
     assert found is not None
-    assert not rules.fitted(found)  # a mesh inside
+    assert not rules.on_measured(found)  # a mesh inside
 
 
 def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:
@@ -73,9 +64,9 @@ def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:
     assert asked.facts is not None
     one = candidates.Candidate("ag_gemm/hetero_fused_1d", (("chunks", 2),))
     assert not ranking.sensible(asked.facts, replace(one, params=(("chunks", 4),)))  # pieces of 32 rows
-    found = ranking.Ranking((ranking.Ranked(one, 1.0, 1),))
-    more = ranking.with_variations(found, asked.facts, asked.sizes, asked.machine)
-    assert [dict(r.candidate.params)["chunks"] for r in more.ranked] == [2, 1]
+    found = ranking.Ranking((candidates.Option(one, 1e6),))
+    more = ranking._with_variations(asked, asked.facts, found)
+    assert [dict(o.params)["chunks"] for o in more.ranked] == [1, 2]
     made = choose("ag_gemm", 4, MESH, "model", sizes=MIDDLE)
     pieces_of = {dict(o.params).get("chunks") for o in made.options if o.schedule == made.schedule}
     assert len(pieces_of) > 1

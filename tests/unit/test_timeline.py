@@ -25,7 +25,7 @@ from ficco_rt.machine.cost import gemm_rate
 from ficco_rt.report import svg, tracefile
 from ficco_rt.report.drawing import lane_use, stack, stage_colours, tick_labels, ticks
 from ficco_rt.report.inside_words import summary
-from ficco_rt.report.wording import show_about, show_bytes, show_flops, show_time
+from ficco_rt.report.wording import show_bytes, show_flops, show_time
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.inside import launches
 from ficco_rt.trace.model import Lane, Launched, Trace, TraceSpan
@@ -217,8 +217,6 @@ def test_numbers_for_people() -> None:
     shown = ["0 µs", "250 ns", "1.00 µs", "9.99 µs", "9.99 µs", "482 µs", "999 µs", "1.00 ms", "4.82 ms", "1.20 s"]
     assert [show_time(t) for t in times[:4]] == shown[:4]
     assert [show_time(t) for t in times[5:]] == shown[5:]
-    about = [show_about(t) for t in (0.0, 0.254, 9.96, 42.4, 372.7, 1449.0, 12.5e3)]
-    assert about == [f"about {t}" for t in ("0 µs", "250 ns", "10 µs", "42 µs", "370 µs", "1.4 ms", "12 ms")]
     assert [show_bytes(b) for b in (0, 512, 2048, 12 << 20, 141 * 10**9)] == [
         "0 B",
         "512 B",

@@ -161,17 +161,39 @@ def test_the_command_says_whose_kernel_it_takes(run: Callable[..., Ending]) -> N
     hold("choose", record)
     assert record["kernel"] == "vendor"
     assert "kernel     ours\n" in run("ficco", *words[:4], *words[6:]).out
-    blackwell = run("ficco", *words[:4], "--machine", "b200-switch", *words[6:]).out
-    older = "ours for an earlier architecture, as none is made for sm_100a"
-    assert f"kernel     cuBLASLt's where it is installed, else {older}\n" in blackwell
-    assert "such as ag_gemm/serial; its GEMM has no price on this machine, and ficco tune measures it" in blackwell
     sizes = [f"--set={n}=8192" for n in "MNK"]
-    for by, words in (("model", "times are of our kernels"), ("rules", "take --by model")):
-        streamed = run("ficco", "choose", "ag_gemm", "--machine", "b200-switch", "--by", by, *sizes).out
-        assert streamed.startswith("ag_gemm/streamed")
-        assert f"kernel     {older}; cuBLASLt takes no streamed stage\n" in streamed
-        assert words in streamed
-    assert "modelled for b200-switch" in run("ficco", "choose", "ag_gemm", "--machine", "b200-switch", *sizes).out
+    ruled = run("ficco", "choose", "ag_gemm", "--machine", "b200-switch", "--by", "rules", *sizes).out
+    assert ruled.startswith("ag_gemm/streamed")
+    older = "ours for an earlier architecture, as none is made for sm_100a"
+    assert f"kernel     {older}; cuBLASLt takes no streamed stage\n" in ruled
+    rate = "no GEMM of ours is made for sm_100a, and rules count GEMMs at the machine's rate"
+    assert f"{rate}: on b200-switch take --by model, or by='model'" in ruled
+
+
+def test_where_no_gemm_of_ours_is_made_the_vendors_is_the_default(run: Callable[..., Ending]) -> None:
+    sizes = {"M": 4096, "N": 51200, "K": 5120}
+    made = choose("ag_gemm", 2, "b200-switch", sizes=sizes)
+    assert (made.by, made.schedule, made.vendored) == ("model", "ag_gemm/hetero_fused_1d", True)
+    assert made.predicted == pytest.approx(691, rel=0.02)  # µs; by ours, for an earlier architecture, it is 2.78 ms
+    assert made.why[1].startswith("no GEMM of ours is made for sm_100a")
+    assert re.fullmatch(r"with our kernels ag_gemm/streamed .*, would take 30\d % longer", made.why[2])
+    assert made.sources[1].startswith(
+        "the vendor's GEMM: it has no price, so the machine's rate counts: not measured: "
+    )
+    words = [
+        "choose",
+        "ag_gemm",
+        "--gpus",
+        "2",
+        "--machine",
+        "b200-switch",
+        *(f"--set={n}={v}" for n, v in sizes.items()),
+    ]
+    assert "kernel     the vendor's GEMM (cuBLASLt); docs/gpus.md says how to install it\n" in run("ficco", *words).out
+    without = choose("ag_gemm", 2, "b200-switch", sizes=sizes, vendor=False)
+    assert not offered(without)
+    told = run("ficco", "machine", "b200-switch").out
+    assert "its GEMM has no price here, so choices count the rate of large GEMMs; ficco calibrate measures one" in told
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -85,7 +85,7 @@ def sensible(scenario: Scenario, ranks: int, variant: Variant) -> bool:
         return scenario.m <= 2048
     if name == "hierarchical":
         return False  # for several nodes; a campaign's GPUs are in one
-    depth = scenario.k if scenario.operation == "ag_gemm" else scenario.k // ranks
+    depth = scenario.k if scenario.gathers else scenario.k // ranks
     for parameter, value in variant.parameters:
         if isinstance(value, int):
             cut, least = (depth, LEAST_DEPTH) if name == "uniform_fused_2d" else (rows, LEAST_ROWS)

@@ -36,7 +36,7 @@ def crews(
         return found
     beside = partial(Crew, limit=LIMIT, spares=SPARES)
     if set(PEERS) - set(skip):
-        gathered = [s.m * s.k * ITEM for s in scenarios if s.operation == "ag_gemm"]
+        gathered = [s.m * s.k * ITEM for s in scenarios if s.gathers]
         if not gathered:
             skip = [*skip, "nccl-ce"]
         whole = max([1 << 20, *gathered])

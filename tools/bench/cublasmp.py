@@ -124,11 +124,11 @@ def product(scenario: Scenario, ranks: int) -> Product:
     as there are processes.
     """
     m, n, k = scenario.n, scenario.m, scenario.k
-    if scenario.operation == "ag_gemm":
+    if scenario.gathers:
         a = Matrix(m, k, m // ranks, k, "rows")
         return Product(m, n, k, False, a, Matrix(k, n, k, n // ranks, "columns"),
                        Matrix(m, n, m // ranks, n // ranks, "rows"))  # fmt: skip
-    if scenario.operation == "gemm_rs":
+    if scenario.collective == "reduce_scatter":
         a = Matrix(m, k, m, k // ranks, "columns")
         return Product(m, n, k, False, a, Matrix(k, n, k // ranks, n // ranks, "rows"),
                        Matrix(m, n, m, n // ranks, "columns"))  # fmt: skip
@@ -235,7 +235,7 @@ class CublasMp(Peer):
         a, b = tensors["B"], tensors["A"]
         if asked.transposed:
             self._weights = a = tensors["B"].t().contiguous()
-        if self._scenario.operation == "ag_gemm":  # gathered from registered memory, it may be faster
+        if self._scenario.gathers:  # gathered from registered memory, it may be faster
             self._registered = b = self._symmetric(b.nbytes).view(torch.bfloat16).view(b.shape)
             b.copy_(tensors["A"])
         described = [self._described(matrix) for matrix in (asked.a, asked.b, asked.d)]

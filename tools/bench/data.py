@@ -36,7 +36,7 @@ def operand(shapes: Mapping[str, tuple[int, int]], k: int, seed: int, device: An
 
 
 def reference(
-    operation: str,
+    collective: str,
     shape: Sequence[int],
     ranks: int,
     rank: int,
@@ -52,13 +52,13 @@ def reference(
 
     torch.backends.cuda.matmul.allow_tf32 = False
     total = torch.zeros(*shape, dtype=torch.float32, device=device)
-    if operation == "ag_gemm":
+    if collective == "all_gather":
         own = b(rank).float()
         for q, part in enumerate(total.chunk(ranks)):
             torch.mm(a(q).to(device).float(), own, out=part)
         return total
     for q in range(ranks):
-        left = a(q).chunk(ranks)[rank] if operation == "gemm_rs" else a(q)
+        left = a(q).chunk(ranks)[rank] if collective == "reduce_scatter" else a(q)
         total.addmm_(left.to(device).float(), b(q).to(device).float())
     return total
 

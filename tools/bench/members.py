@@ -72,7 +72,7 @@ class Member(Executors):
         """The contestants of these keys, which one process has measured, as their twins. Others write into the result
         of an all-reduce, so its memory is of the kind that can always be shared."""
         self.begin(scenario)
-        if scenario.operation == "gemm_ar":
+        if scenario.collective == "all_reduce":
             shape = scenario.shapes(self._ranks)["C"]
             self._tensors["C"] = [self._torch.from_dlpack(ficco_rt.empty(shape, "bf16", group=self._group))]
         answer: dict[str, str | None] = {}
@@ -88,7 +88,7 @@ class Member(Executors):
         for name in OPERANDS:
             fill(self._tensors[name][0], name, self._rank, scenario.k, seed)
         a, b = (partial(operand(shapes, scenario.k, seed, device), name) for name in OPERANDS)
-        self._reference = [reference(scenario.operation, shapes["C"], self._ranks, self._rank, a, b, device)]
+        self._reference = [reference(scenario.collective, shapes["C"], self._ranks, self._rank, a, b, device)]
         self._wait()
 
 

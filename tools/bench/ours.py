@@ -76,9 +76,9 @@ class Ours(Executors):
         if self._of_two:
             return
         a, b = (self._tensors[name].__getitem__ for name in OPERANDS)
-        operation, shape = self._scenario.operation, self._scenario.shapes(self._ranks)["C"]
+        collective, shape = self._scenario.collective, self._scenario.shapes(self._ranks)["C"]
         self._reference = [
-            reference(operation, shape, self._ranks, rank, a, b, device) for rank, device in enumerate(self._devices)
+            reference(collective, shape, self._ranks, rank, a, b, device) for rank, device in enumerate(self._devices)
         ]
         self._wait()
 
@@ -102,12 +102,12 @@ class Ours(Executors):
         def each(rows: int, columns: int) -> list[Any]:
             return [torch.zeros(rows, columns, dtype=torch.bfloat16, device=d) for d in self._devices]
 
-        gathers = scenario.operation == "ag_gemm"
+        gathers = scenario.gathers
         self._own = (
             {"land": each(m, k), "out": self._tensors["C"]} if gathers else {"land": each(m, n), "out": each(m, n)}
         )
         self._own["left"] = self._own["land"] if gathers else self._tensors["A"]
-        if scenario.operation == "gemm_ar":
+        if scenario.collective == "all_reduce":
             self._own["back"] = each(m, n)
         self._pushes = [self._pushes_of(gpu) for gpu in range(len(self._devices))]
         self._contestants[GEMM] = Contestant(self._gemm, self._wait)
@@ -116,7 +116,7 @@ class Ours(Executors):
     def _pushes_of(self, gpu: int) -> list[tuple[int, int, int]]:
         """(destination, source, bytes) of what the GPU's rank sends to rank + 1, rank + 2, …"""
         own, ranks = self._own, self._ranks
-        gathers = self._scenario.operation == "ag_gemm"
+        gathers = self._scenario.gathers
         source = self._tensors["A"][gpu] if gathers else own["out"][gpu]
         pieces = [source] * ranks if gathers else source.chunk(ranks)
         way = ways(gpu, self._places, ranks)
@@ -149,7 +149,7 @@ class Ours(Executors):
             for tensor in own[name]:
                 tensor.fill_(float("nan"))
         self._wait()
-        gathers = self._scenario.operation == "ag_gemm"
+        gathers = self._scenario.gathers
         if gathers:
             for rank, land in enumerate(own["land"]):
                 land.chunk(self._ranks)[rank].copy_(self._tensors["A"][rank])
@@ -163,7 +163,7 @@ class Ours(Executors):
             if not gathers:
                 own["land"][rank].chunk(self._ranks)[rank].copy_(result.chunk(self._ranks)[rank])
                 result = torch.stack(own["land"][rank].chunk(self._ranks)).sum(0, dtype=torch.float32)
-                if self._scenario.operation == "gemm_ar":
+                if self._scenario.collective == "all_reduce":
                     wanted = wanted.chunk(self._ranks)[rank]
             worst = max(worst, off(result, wanted))
         return worst

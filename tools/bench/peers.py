@@ -186,14 +186,14 @@ class Peer:
     def _nccl(self) -> Contestant:
         torch, dist, t = self._torch, self._dist, self._tensors
         a, b, c = t["A"], t["B"], t["C"]
-        operation = self._scenario.operation
-        if operation == "ag_gemm":
+        scenario = self._scenario
+        if scenario.gathers:
             middle = a.new_empty(self._scenario.m, self._scenario.k)
 
             def run() -> None:
                 dist.all_gather_into_tensor(middle, a)
                 torch.mm(middle, b, out=c)
-        elif operation == "gemm_rs":
+        elif scenario.collective == "reduce_scatter":
             middle = a.new_empty(self._scenario.m, self._scenario.n)
 
             def run() -> None:
@@ -216,12 +216,12 @@ class Peer:
         torch, t = self._torch, self._tensors
         shape = self._scenario.shapes(self._ranks)["C"]
         made: list[Any] = []
-        if self._scenario.operation == "ag_gemm":
+        if self._scenario.gathers:
 
             def run() -> None:
                 gather = torch.ops.symm_mem.fused_all_gather_matmul
                 made[:] = gather(t["A"], [t["B"]], 0, self._group, return_A=False)[1]
-        elif self._scenario.operation == "gemm_rs":
+        elif self._scenario.collective == "reduce_scatter":
 
             def run() -> None:
                 made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(t["A"], t["B"], "sum", 0, self._group)]
@@ -238,7 +238,7 @@ class Peer:
     def _nccl_ce(self) -> Contestant | str:
         if self._no_engines:
             return self._no_engines
-        if self._scenario.operation != "ag_gemm":
+        if not self._scenario.gathers:
             return "copy engines do no arithmetic: NCCL has only its kernels"
         torch, t, scenario = self._torch, self._tensors, self._scenario
         shard_bytes, whole_bytes = t["A"].nbytes, t["A"].nbytes * self._ranks
@@ -273,7 +273,7 @@ class Peer:
         if self._registered is not None:
             self._registered.copy_(self._tensors["A"])
         a, b = (partial(of, name) for name in OPERANDS)
-        self._reference = reference(scenario.operation, shapes["C"], self._ranks, self._rank, a, b, self._device)
+        self._reference = reference(scenario.collective, shapes["C"], self._ranks, self._rank, a, b, self._device)
         self._wait()
 
     def check(self, key: str) -> float:

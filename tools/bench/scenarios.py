@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ficco_rt.errors import UsageError
 from ficco_rt.files.atomic import read_text
+from ficco_rt.graph.ir import CollectiveKind
+from ficco_rt.select.operations import OPERATIONS as DECLARED
 
-OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
-SHORT = {"ag_gemm": "ag", "gemm_rs": "rs", "gemm_ar": "ar"}
+OPERATIONS = tuple(name for name, operation in DECLARED.items() if operation.short is not None)
 DEFAULT_FILE = Path(__file__).with_name("scenarios.json")
 DECODE_ROWS = (16, 64, 128, 256, 512, 1024, 2048)
 DECODE_FEW = (16, 64, 128, 256)  # rows that processes of a GPU each are measured on, with all operations
@@ -35,19 +36,28 @@ class Scenario:
 
     @property
     def label(self) -> str:
-        return f"{SHORT[self.operation]} {self.name}"
+        return f"{DECLARED[self.operation].short} {self.name}"
+
+    @property
+    def collective(self) -> CollectiveKind:
+        """The one that brings A, or takes the product."""
+        return DECLARED[self.operation].collective
+
+    @property
+    def gathers(self) -> bool:
+        return self.collective == "all_gather"
 
     def shapes(self, ranks: int) -> dict[str, tuple[int, int]]:
         """The shape of A, B and C on one rank."""
         m, n, k = self.m, self.n, self.k
-        if self.operation == "ag_gemm":
+        if self.gathers:
             return {"A": (m // ranks, k), "B": (k, n // ranks), "C": (m, n // ranks)}
-        rows = m // ranks if self.operation == "gemm_rs" else m
+        rows = m // ranks if self.collective == "reduce_scatter" else m
         return {"A": (m, k // ranks), "B": (k // ranks, n), "C": (rows, n)}
 
     def misfit(self, ranks: int) -> str | None:
         """Why it cannot be cut evenly for `ranks` GPUs (the peers need that), or None."""
-        cut = {"M": self.m, "N": self.n} if self.operation == "ag_gemm" else {"M": self.m, "K": self.k}
+        cut = {"M": self.m, "N": self.n} if self.gathers else {"M": self.m, "K": self.k}
         bad = [f"{name} = {size}" for name, size in cut.items() if size % ranks]
         return f"{' and '.join(bad)}: not a multiple of {ranks} GPUs" if bad else None
 
@@ -123,7 +133,6 @@ def chosen(scenarios: Sequence[Scenario], only: Sequence[str], ranks: int) -> tu
     if not kept:
         raise UsageError("there is no scenario to measure")
     for scenario in kept:
-        misfit = scenario.misfit(ranks)
-        if misfit:
+        if misfit := scenario.misfit(ranks):
             raise UsageError(f"{scenario.label}: {misfit}")
     return kept

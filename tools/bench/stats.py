@@ -71,8 +71,8 @@ def work(scenario: Scenario, ranks: int) -> Work:
     reduce-scatter and an all-gather of the product.
     """
     m, n, k = scenario.m, scenario.n, scenario.k
-    row = k if scenario.operation == "ag_gemm" else n
-    times = 2 if scenario.operation == "gemm_ar" else 1
+    row = k if scenario.gathers else n
+    times = 2 if scenario.collective == "all_reduce" else 1
     return Work(2 * m * n * k // ranks, times * (ranks - 1) * (m // ranks) * row * ITEM)
 
 

@@ -7,7 +7,8 @@ from itertools import product
 
 from ficco_rt import compiler
 from ficco_rt.files import shipped
-from ficco_rt.select.candidates import SHARES
+from ficco_rt.select.operations import OPERATIONS
+from ficco_rt.select.params import SHARES
 
 from .scenarios import Scenario
 
@@ -65,7 +66,7 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
     for entry in shipped.entries():
         if entry.name.split("/", 1)[0] != operation:
             continue
-        choices = CHOICES | ({} if operation == "ag_gemm" else SENT) | OWN.get(entry.name, {})
+        choices = CHOICES | ({} if OPERATIONS[operation].collective == "all_gather" else SENT) | OWN.get(entry.name, {})
         declared = [p.name for p in compiler.load(entry.name).params if p.name in choices]
         for combination in product(*(choices[name][:values] for name in declared)):
             given = tuple((n, v) for n, v in zip(declared, combination, strict=True) if v is not None)

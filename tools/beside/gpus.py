@@ -84,7 +84,7 @@ class Gpus:
             executor.close()
         self._torch.cuda.empty_cache()
 
-    def check(self, operation: str, k: int) -> int:
+    def check(self, collective: str, k: int) -> int:
         """How many elements of C are wrong, of a run on integers, where every sum is exact in any order."""
         torch = self._torch
         density = min(1.0, math.sqrt(VARIANCE / k))
@@ -103,7 +103,7 @@ class Gpus:
         a, b = (self._tensors[name].__getitem__ for name in OPERANDS)
         wrong = 0
         for rank, result in enumerate(self._tensors["C"]):
-            wanted = reference(operation, result.shape, len(self._devices), rank, a, b, result.device)
+            wanted = reference(collective, result.shape, len(self._devices), rank, a, b, result.device)
             wrong += int((result != wanted).sum())
         torch.cuda.empty_cache()
         return wrong

@@ -106,7 +106,7 @@ def measure(case: Case, ranks: int, rounds: int, pair: Asked, free: int, rest: f
     try:
         made = _load(case, ranks, pair)
         same = _same(made)
-        wrong = pair.at_once("check", operation=scenario.operation, k=scenario.k)
+        wrong = pair.at_once("check", collective=scenario.collective, k=scenario.k)
         if wrong.this or wrong.other:
             told = f"wrong elements of C: {wrong.this} of this checkout's, {wrong.other} of the other one's"
             return Row(case, same, wrong=True, failed=told)

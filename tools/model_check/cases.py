@@ -16,8 +16,6 @@ import ficco_rt
 from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.profiles import scaled
-from ficco_rt.select.estimates import estimate
-from ficco_rt.select.facts import facts
 from tools.bench import families, kept, made_by
 from tools.bench.kept import Measurement
 from tools.bench.scenarios import Scenario
@@ -39,15 +37,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A variant: microseconds measured, in the better of its modes, and modelled; all its parameters, as bound; and
-    microseconds by the closed formula of its schedule, where it has one."""
+    """A variant: microseconds measured, in the better of its modes, and modelled; all its parameters, as bound."""
 
     variant: Variant
     mode: str | None
     measured: float
     modelled: float
     bound: Bound = ()
-    estimated: float | None = None
 
     @property
     def error(self) -> float:
@@ -114,8 +110,7 @@ def cases(files: Sequence[Path], only: Sequence[str], machine: str, jobs: int) -
             elif row.kernels and row.kernels != time.kernels:
                 others[file] += 1
             else:
-                formula = estimated(row, time.bound, machine)
-                timed.append(Timed(row.variant, row.mode, row.single.median, time.modelled, time.bound, formula))
+                timed.append(Timed(row.variant, row.mode, row.single.median, time.modelled, time.bound))
         timed = _one_each(timed)
         first = next(iter(found.values()))
         s = first.scenario
@@ -174,12 +169,6 @@ def bound(variant: Variant, scenario: Scenario, ranks: int) -> Bound | None:
         return compiler.build(compiler.load(variant.schedule), ranks, variant.arguments(scenario)).params
     except (ScheduleError, UsageError):
         return None
-
-
-def estimated(row: Measurement, params: Bound, machine: str) -> float | None:
-    """Microseconds by the closed formula that the rules go by; None where there is none."""
-    known = facts(row.scenario.operation, row.ranks, dict(params), scaled(machine, row.ranks), "bf16")
-    return estimate(known, row.schedule, dict(params))
 
 
 @dataclass(frozen=True, slots=True)

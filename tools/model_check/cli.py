@@ -100,10 +100,6 @@ def table(parts: Mapping[str, Figures]) -> str:
     line("modelled against measured: median error", [_percent(f.errors.median) for f in of])
     line("p90 error", [_percent(f.errors.p90) for f in of])
     line("median with its sign (above 0: too slow)", [f"{100 * f.errors.signed:+.1f} %" for f in of])
-    by_formula = [f.formulas for f in of]
-    if any(by_formula):
-        line("closed formulas against measured: median error", [_percent(e.median if e else None) for e in by_formula])
-        line("closed formulas: p90 error", [_percent(e.p90 if e else None) for e in by_formula])
     line(
         "rank correlation of a case's variants, median (cases that differ by more than 5 %)",
         [f"{f.ranks.median:.2f} ({f.ranks.cases})" if f.ranks.median is not None else "–" for f in of],

@@ -77,7 +77,6 @@ class Figures:
     """Of one part of the cases."""
 
     errors: Errors  # of the model
-    formulas: Errors | None  # of the closed formulas of the rules; None where no variant has one
     ranks: Ranks
     choices: Mapping[str, Losses]
     always: tuple[Always, ...]
@@ -87,28 +86,17 @@ def figures(cases: Sequence[Case], choosers: Mapping[str, Chooser]) -> Figures:
     """Of at least one case."""
     return Figures(
         errors=errors(cases),
-        formulas=formulas(cases),
         ranks=ranks(cases),
         choices={name: losses(cases, chooser) for name, chooser in choosers.items()},
-        always=tuple(found for operation in _operations(cases) if (found := always(cases, operation)) is not None),
+        always=tuple(filter(None, (always(cases, o) for o in dict.fromkeys(c.scenario.operation for c in cases)))),
     )
 
 
 def errors(cases: Sequence[Case]) -> Errors:
     """Of the model, over all variants."""
-    return _errors([[v.error for v in case.variants] for case in cases])
-
-
-def formulas(cases: Sequence[Case]) -> Errors | None:
-    """Of the closed formulas, over the variants of schedules that have one."""
-    found = [[v.estimated / v.measured - 1 for v in c.variants if v.estimated is not None] for c in cases]
-    return _errors([one for one in found if one]) if any(found) else None
-
-
-def _errors(by_case: Sequence[Sequence[float]]) -> Errors:
-    signed = [error for case in by_case for error in case]
+    signed = [v.error for case in cases for v in case.variants]
     sizes = sorted(map(abs, signed))
-    return Errors(len(signed), len(by_case), percentile(sizes, 0.5), percentile(sizes, 0.9), median(signed))
+    return Errors(len(signed), len(cases), percentile(sizes, 0.5), percentile(sizes, 0.9), median(signed))
 
 
 def ranks(cases: Sequence[Case]) -> Ranks:
@@ -183,7 +171,3 @@ def always(cases: Sequence[Case], operation: str) -> Always | None:
         return None
     least = min(sorted(whole), key=lambda schedule: fmean(whole[schedule]))
     return Always(operation, least.rpartition("/")[2], len(mine), fmean(whole[least]), max(whole[least]))
-
-
-def _operations(cases: Sequence[Case]) -> list[str]:
-    return list(dict.fromkeys(case.scenario.operation for case in cases))

@@ -10,7 +10,7 @@ from ...analysis.concurrency import Concurrent
 from ...files.records import Params
 from ...report.account_words import SERIAL, WORDS, moved_words, part_name
 from ...report.job import within_roundings
-from ...report.wording import join_words, show_about, show_bytes, show_flops, show_time, show_value, signed_time
+from ...report.wording import join_words, show_bytes, show_flops, show_time, show_value, signed_time
 from ...trace.model import Trace
 from ..result import Error, Run
 from .page_run import PageRun
@@ -169,8 +169,7 @@ def _choice(facts: Run) -> str:
         return ""
     rows = []
     for entry in choice.candidates:
-        told = show_about if choice.by == "rules" else show_time
-        shown = "unknown" if entry.predicted is None else told(entry.predicted)
+        shown = "unknown" if entry.predicted is None else show_time(entry.predicted)
         rows.append([entry.schedule, _params_words(entry.params or {}), shown])
     caption = f"The candidates for {choice.operation}, by {choice.by}: the first was chosen."
     listed = table(["schedule", "with", "predicted"], rows, {2})

@@ -1,0 +1,74 @@
+"""The operations: what `choose` and the benchmark need to know of a folder of `schedules/`.
+
+A folder whose `serial` declares the sizes is an operation: its schedules, sizes and types are found in the texts. What
+no text says stands in one row of `OPERATIONS`. An operation without a row has no rules; the model chooses for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..graph.ir import CollectiveKind
+
+Sizes = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the busiest rank of an operation does: an [m, k] · [k, n] product, and the elements that it sends a peer."""
+
+    m: int
+    n: int
+    k: int
+    sent: float
+    instead: float | None = None  # the elements that a stationary schedule sends a peer
+    out: float | None = None  # those of them that wait for a product
+
+
+def _number(sizes: Sizes, name: str) -> int:
+    value = sizes[name]
+    assert isinstance(value, int)  # bound by the language before any rule is asked
+    return value
+
+
+def _mnk(sizes: Sizes) -> tuple[int, int, int]:
+    return _number(sizes, "M"), _number(sizes, "N"), _number(sizes, "K")
+
+
+def _gathered(ranks: int, sizes: Sizes) -> Shape:
+    m, n, k = _mnk(sizes)
+    out = m * n / ranks**2
+    return Shape(m, n // ranks, k, sent=m * k / ranks, instead=k * n / ranks + out, out=out)
+
+
+def _reduced(ranks: int, sizes: Sizes) -> Shape:
+    m, n, k = _mnk(sizes)
+    return Shape(m, n, k // ranks, sent=m * n / ranks, instead=(m / ranks + n) * k / ranks, out=0.0)
+
+
+def _exchanged(ranks: int, sizes: Sizes) -> Shape:
+    counts, n, k = sizes["counts"], _number(sizes, "N"), _number(sizes, "K")
+    assert isinstance(counts, Sequence)
+    rows = [[int(c) for c in row] for row in counts]
+    out = max((sum(row) - row[i] for i, row in enumerate(rows)), default=0)
+    inward = [sum(row[e] for row in rows) for e in range(ranks)]
+    return Shape(max(inward), n, k, sent=out * k / max(1, ranks - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """`collective`: the one that brings the GEMM's left operand, or takes its result. `short`: how tables of the
+    benchmark call the operation; None: it is not measured there."""
+
+    collective: CollectiveKind
+    shape: Callable[[int, Sizes], Shape]
+    short: str | None = None
+
+
+OPERATIONS: Mapping[str, Declared] = {
+    "ag_gemm": Declared("all_gather", _gathered, "ag"),
+    "gemm_rs": Declared("reduce_scatter", _reduced, "rs"),
+    "gemm_ar": Declared("all_reduce", _reduced, "ar"),
+    "a2a_gemm": Declared("all_to_all", _exchanged),
+}
