@@ -151,11 +151,12 @@ def choose(
     its params, the mode (graph or streams), the predicted microseconds, the reasons in words, the runners-up, and the
     plan, which is compiled and proven when it is first asked for.
 
-    `by`: "rules", closed form, within a millisecond; "model", candidates simulated on the virtual clock, and kept;
-    "measured", the fastest of what `ficco tune` measured for these sizes on such a machine. By default the
-    rules choose; the model does on machines that the rules were not fitted on, such as a mesh. `candidates` are your
-    own in place of the shipped ones: names or paths of schedules, or pairs of one and its params. `vendor=False`: the
-    model and measured times offer no schedule whose products the vendor's library makes, as where it is not installed.
+    `by`: "rules", within a millisecond, and what it predicts on the virtual clock when asked for; "model", candidates
+    simulated on the virtual clock, and kept; "measured", the fastest of what `ficco tune` measured for these sizes on
+    such a machine. By default the rules choose on H200 behind a switch, on which they were fitted; elsewhere the
+    model. `candidates` are your own in place of the shipped ones: names or paths of schedules, or pairs of one and its
+    params. `vendor=False`: the model and measured times offer no schedule whose products the vendor's library makes, as
+    where it is not installed.
     `sizes` are all sizes of the operation, and its types where they are not to be bf16.
 
     Raises UsageError (no such operation, sizes missing, nothing measured), ScheduleError (sizes that do not fit).

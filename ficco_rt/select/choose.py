@@ -188,7 +188,7 @@ def _compared(asked: Question) -> tuple[str, ...]:
         f"on {device}" if device != rules.DEVICE else "",
         f"on {gpus} GPUs" if gpus > rules.GPUS else "",
     ]
-    told = " and ".join(filter(None, others))
+    told = ", none ".join(filter(None, others))
     known = f"choices of {' and '.join(MEASURED)} were compared with measurements on two H200"
     return (f"{known}, none {told}",) if told else ()
 

@@ -36,15 +36,15 @@ from .candidates import (
 )
 from .facts import Facts
 from .params import SHARES, pieces
-from .rules import deciding
+from .rules import RULES, deciding
 
 FORM = 2  # of the cache's files
 NEAR = 1.15  # times the best: a schedule above it is not worth other values of its parameters
 VARIED = 2  # schedules of which other values are tried
-VENDORED = 3  # schedules that are tried with the vendor's GEMM, beside the baseline
+VENDORED = 2  # schedules that are tried with the vendor's GEMM, beside the baseline
 WORK = 2000  # ops of all candidates, over all ranks: some 0.2 ms each
 LEAST = 64  # rows of a piece: pieces of 39 rows take up to 40 % longer than modelled (docs/internals/model.md)
-FEWEST = 5  # schedules that are simulated whatever their bounds say
+FEWEST, MORE = 4, 2  # schedules that are simulated whatever the work, and other values or kernels of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,12 @@ class Question:
         return None if f is None else f"{f.operation}/{deciding(f).schedules[f.operation]}"
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """The caller's own; or each shipped schedule with the values of the rules, what the rules say first and the
-        baseline behind it."""
+        """The caller's own; or each shipped schedule with the values of the rules: what the rules say first, then the
+        baseline, then what they say most often."""
         if self.own is not None:
             return self.own
-        first = (self.ruled, self.baseline)
+        usual = RULES[-1].schedules.get(self.operation.name, BASELINE)
+        first = (self.ruled, self.baseline, f"{self.operation.name}/{usual}")
         fitting = within_reach(self.operation, self.facts)
         order = sorted(fitting, key=lambda s: first.index(s) if s in first else len(first))
         return tuple(by_rules(self.facts, schedule)[0] for schedule in order)
@@ -100,21 +101,26 @@ class Ranking:
         return replace(self, ranked=tuple(sorted((*self.ranked, *others), key=lambda o: o.time)))
 
 
-def rank(asked: Question, candidates: Sequence[Candidate], few: int | None = None, best: float = inf) -> Ranking:
+def rank(
+    asked: Question, candidates: Sequence[Candidate], few: int | None = None, best: float = inf, fewest: int = FEWEST
+) -> Ranking:
     """Simulate candidates: the first and the baseline, then the others in the order of their bounds. Of these one whose
     bound is above the `best` time so far is left out unless it is the caller's own. So is all beyond `few`, or beyond
-    `FEWEST` where work is more than `WORK`.
+    `fewest` where work is more than `WORK`.
 
     The operation's shipped schedules are compiled without proof, for tests prove them and whoever runs the chosen one
     proves it again; others are proven, and must be of the operation."""
-    built, refused = [], []
+    built, refused, work = [], [], 0
     for i, candidate in enumerate(candidates):
+        if asked.own is None and i >= fewest and work > 2 * WORK:
+            break
         try:
             graph = compiler.build(text_of(candidate.schedule), asked.ranks, {**asked.sizes, **dict(candidate.params)})
             trusted = candidate.schedule in asked.operation.schedules
             if not trusted:
                 baseline = compiler.build(text_of(asked.baseline), asked.ranks, asked.sizes)
                 require_operation(graph, asked.operation.name, baseline)
+            work += len(graph.ops)
             certain = i == 0 or candidate.schedule == asked.baseline
             built.append((0.0 if certain else bound(graph, asked.machine), candidate, graph, trusted))
         except (ScheduleError, UsageError) as error:
@@ -123,7 +129,7 @@ def rank(asked: Question, candidates: Sequence[Candidate], few: int | None = Non
     work = 0
     for least, candidate, graph, trusted in sorted(built, key=lambda b: b[0]):
         work += len(graph.ops)
-        enough = len(ranked) >= FEWEST and work > WORK
+        enough = len(ranked) >= fewest and work > WORK
         if asked.own is None and (least > best or enough or len(ranked) == few):
             continue
         try:
@@ -173,7 +179,7 @@ def _made(asked: Question) -> Ranking:
     if not found.ranked:
         reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in found.refused)
         raise UsageError(f"none of the candidates can be chosen for these sizes:\n{reasons}")
-    if asked.own is None and asked.facts is not None:
+    if asked.own is None and asked.facts is not None and _work(asked.facts, found.ranked[0].candidate) <= WORK:
         found = _with_variations(asked, asked.facts, found)
     if asked.own is None and asked.vendor:
         found = _with_vendor(asked, found)
@@ -186,7 +192,7 @@ def _with_variations(asked: Question, f: Facts, found: Ranking) -> Ranking:
     known = {o.candidate for o in found.ranked}
     tried = [v for c in list(near.values())[:VARIED] for v in variations(c) if v not in known and sensible(f, v)]
     others = sorted(tried, key=lambda c: _work(f, c))
-    return found.joined(rank(asked, others, best=NEAR * found.ranked[0].time).ranked)
+    return found.joined(rank(asked, others, best=NEAR * found.ranked[0].time, fewest=MORE).ranked)
 
 
 def _with_vendor(asked: Question, found: Ranking) -> Ranking:
@@ -199,7 +205,7 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
     plain = [o.candidate for o in found.ranked if not streams_products(o.candidate)]
     baseline = [c for c in plain if c.schedule == asked.baseline]
     best = plain[:VENDORED] if tuned(arch) else plain  # other GEMMs make others the best
-    return found.joined(rank(asked, list(dict.fromkeys(map(by_vendor, (*baseline, *best))))).ranked)
+    return found.joined(rank(asked, list(dict.fromkeys(map(by_vendor, (*baseline, *best)))), fewest=MORE).ranked)
 
 
 # ---------------------------------------------------------------- kept answers
