@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt.cli import together
+from ficco_rt.cli import console, together
 from ficco_rt.cli.main import execute
 from ficco_rt.driver.host.peers import Peers
 from ficco_rt.errors import DeviceError
@@ -30,6 +30,7 @@ def endings(
     (folder / "store").mkdir(exist_ok=True)
     monkeypatch.setattr(together, "launched", lambda: ("mpirun", 2))
     monkeypatch.setattr(together, "GOODBYE", 0.5)
+    monkeypatch.setattr(console, "_SLOW", 60.0)  # no line of progress on a busy machine
 
     def body(place: int) -> tuple[int, str, str]:
         Group.from_env = lambda timeout: group_of(folder / "store", 2, place)
