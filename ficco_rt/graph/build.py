@@ -13,8 +13,8 @@ from ficco_dsl.verbs import Launch
 from ficco_dsl.vocabulary import OF_COLLECTIVES
 
 from . import ir
-from .attributes import Attributes, word_of
-from .bind import bind, names_in
+from .attributes import Attributes
+from .bind import bind
 from .budget import OPERATIONS, PIECES, STATEMENTS, Budget
 from .claims import build_claims
 from .evaluate import (
@@ -137,15 +137,12 @@ class _Program:
     # -- declarations
 
     def _queue(self, q: n.QueueDecl) -> None:
-        engine = next((a for a in q.attributes if a.name == "engine"), None)
-        if engine is None:
-            raise Mistake(q.span, f"queue {q.name} has no engine", "say engine = copy, sm or nccl")
         others = [a for a in q.attributes if a.name not in ("engine", *OF_COLLECTIVES)]
         asked = [a for a in q.attributes if a.name in OF_COLLECTIVES]
-        word = cast(ir.Engine, word_of(engine))
         resources = Attributes(others, self.expressions).common(ir.Resources(), self.scopes)
         settings = Attributes(asked, self.expressions).common(ir.CollectiveSettings(), self.scopes)
-        self.queues[q.name] = ir.Queue(q.name, word, resources, q.span, settings if asked else None)
+        engine = cast(ir.Engine, q.engine)
+        self.queues[q.name] = ir.Queue(q.name, engine, resources, q.span, settings if asked else None)
 
     # -- stages
 
@@ -282,7 +279,7 @@ class _Program:
         inner = [self._for(rest, body)] if rest else [self._compile(s) for s in body]
         cost = _Cost(*bindings)
         names = {b.name for b in bindings}
-        fixed = [b for b in rest if not names & names_in(b.domain)]  # their turns multiply
+        fixed = [b for b in rest if names.isdisjoint(n.names_in(b.domain))]  # their turns multiply
         turns = [sequence(compile_expr(b.domain), b.domain.span) for b in fixed]
 
         def emit(scope: Scope) -> None:
