@@ -410,7 +410,10 @@ def children(node: Any) -> Iterator[Any]:
     """The nodes that a node holds, in the order of its fields."""
     for name in node.__slots__:
         value = getattr(node, name)
-        yield from (x for x in (value if type(value) is tuple else (value,)) if type(x) not in _LEAVES)
+        if type(value) is tuple:
+            yield from (member for member in value if type(member) not in _LEAVES)
+        elif type(value) not in _LEAVES:
+            yield value
 
 
 def walk(node: Any) -> Iterator[Any]:
