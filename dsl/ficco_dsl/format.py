@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .grammar import tokens
+from .grammar import ITEM_WORDS, tokens
 from .parser import parse_syntax
 from .verbs import COLLECTIVES, TERMINALS
 
@@ -23,9 +23,7 @@ _INDENT = 2  # of a block
 _CONTINUATION = 4  # of a line that goes on with what the line before began
 _WIDEST = 100  # longer lines and cells are in no column
 
-_DECLARATIONS = frozenset({
-    "SCHEDULE", "PARAM", "TYPE", "INPUT", "OUTPUT", "SCRATCH", "COMPUTES", "QUEUE", "KERNEL", "STAGE", "STEP",
-})  # fmt: skip
+_DECLARATIONS = frozenset(map(str.upper, ITEM_WORDS))
 _STATEMENTS = frozenset({"STAGE", "STEP", *TERMINALS, "LET", "FOR", "IF", "ELSE"})
 _TENSORS = frozenset({"INPUT", "OUTPUT", "SCRATCH"})
 _OPENERS = frozenset({"LPAR", "LSQB", "LBRACE"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 
 from .diagnostics import Diagnostic, Note, Span
 from .nodes import (
@@ -11,7 +10,6 @@ from .nodes import (
     ClaimCollective,
     ClaimExpr,
     ClaimProduct,
-    Comprehension,
     Computes,
     For,
     If,
@@ -21,12 +19,12 @@ from .nodes import (
     Name,
     Operation,
     Param,
-    QueueDecl,
     RegionRef,
     Schedule,
     StageDecl,
     StageStep,
     Statement,
+    names_in,
 )
 from .uses import MAX_MISTAKES, Declared, Uses, indefinite, spot
 from .verbs import VERB_OF, Collective, Copy, Launch
@@ -64,7 +62,7 @@ class _Checker(Uses):
         self.queues = {q.name: q for q in reversed(schedule.queues)}
         self.kernels = {k.name: k for k in reversed(schedule.kernels)}
         self.stages: dict[str, Span] = {}
-        self.all_stages = {s.name for s in _stages(schedule.program)}
+        self.all_stages = {s.name for s in schedule.stages}
 
     def run(self) -> None:
         s = self.schedule
@@ -88,8 +86,7 @@ class _Checker(Uses):
             self.shaped.add(tensor.name)
         self._claims()
         for queue in s.queues:
-            collects = _collects(queue)
-            allowed = (*ON_QUEUE, *OF_COLLECTIVES) if collects else ON_QUEUE
+            allowed = (*ON_QUEUE, *OF_COLLECTIVES) if queue.engine == "nccl" else ON_QUEUE
             self.attributes(queue.attributes, allowed, f"queue '{queue.name}'")
             if all(a.name != "engine" for a in queue.attributes):
                 self.mistake(
@@ -147,7 +144,7 @@ class _Checker(Uses):
 
     def _cycles(self, params: Mapping[str, Param]) -> None:
         """Name every circle of params once. Loops, not recursion: a chain of params may be long."""
-        uses = {name: [u for u in _names_in(p.value) if u in params] for name, p in params.items()}
+        uses = {name: [u for u in names_in(p.value) if u in params] for name, p in params.items()}
         users: dict[str, list[str]] = {name: [] for name in params}
         open_uses = {name: len(us) for name, us in uses.items()}
         for name, us in uses.items():
@@ -277,7 +274,7 @@ class _Checker(Uses):
                 message = f"{a.name} is a number; '{a.value.count} sms' is what leave takes"
                 self.mistake(a.value.span, message, help=f"write {a.name} = {a.value.count}, or leave = …")
         elif a.name == "leave" and isinstance(a.value, Name) and a.value.id == LEFT:
-            if not any(map(_collects, self.schedule.queues)):
+            if all(queue.engine != "nccl" for queue in self.schedule.queues):
                 self.mistake(
                     a.value.span,
                     "leave = nccl: no queue has engine = nccl, so nothing says for which collectives",
@@ -340,10 +337,7 @@ class _Checker(Uses):
     def _engine(self, stage: StageDecl) -> str | None:
         """The engine of a stage's queue; None if that is unknown."""
         queue = self.queues.get(stage.queue)
-        for a in queue.attributes if queue is not None else ():
-            if a.name == "engine" and isinstance(a.value, Name) and a.value.id in ENGINES:
-                return a.value.id
-        return None
+        return queue.engine if queue is not None and queue.engine in ENGINES else None
 
     def _block(self, body: Sequence[Statement], stage: StageDecl) -> None:
         live = dict(self.scope)
@@ -421,36 +415,6 @@ class _Checker(Uses):
                 self.region(argument, "an argument of launch", writes=writes)
             else:
                 self.expr(argument)
-
-
-def _names_in(e: object) -> dict[str, None]:
-    """The names an expression uses, in order, without its own loop variables."""
-    found: dict[str, None] = {}
-    if isinstance(e, Name):
-        return {e.id: None}
-    if isinstance(e, Comprehension):
-        found = {k: None for k in _names_in(e.body) if k != e.name}
-        return {**_names_in(e.domain), **found}
-    if isinstance(e, tuple):
-        for x in e:
-            found.update(_names_in(x))
-    elif is_dataclass(e) and not isinstance(e, Span):
-        for f in fields(e):
-            found.update(_names_in(getattr(e, f.name)))
-    return found
-
-
-def _stages(program: Sequence[StageDecl | StageStep]) -> Iterable[StageDecl]:
-    for item in program:
-        if isinstance(item, StageStep):
-            yield from _stages(item.body)
-        else:
-            yield item
-
-
-def _collects(queue: QueueDecl) -> bool:
-    """Whether the queue is one of the vendor's collectives."""
-    return any(a.name == "engine" and isinstance(a.value, Name) and a.value.id == "nccl" for a in queue.attributes)
 
 
 def _list(words: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ formatted file parses to an equal tree.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .diagnostics import Span
 
@@ -325,6 +326,11 @@ class QueueDecl:
     attributes: tuple[Attribute, ...]
     span: Span = field(compare=False)
 
+    @property
+    def engine(self) -> str:
+        """The word that it says of its engine; empty if there is none, which the parser refuses."""
+        return next((a.value.id for a in self.attributes if a.name == "engine" and isinstance(a.value, Name)), "")
+
 
 @dataclass(frozen=True, slots=True)
 class KernelParam:
@@ -383,3 +389,44 @@ class Schedule:
     kernels: tuple[KernelDecl, ...]
     program: tuple[StageDecl | StageStep, ...]
     span: Span = field(compare=False)
+
+    @property
+    def stages(self) -> Iterator[StageDecl]:
+        """All stages, also those in steps, in the order of the text."""
+        return _stages(self.program)
+
+
+def _stages(program: tuple[StageDecl | StageStep, ...]) -> Iterator[StageDecl]:
+    for item in program:
+        yield from _stages(item.body) if isinstance(item, StageStep) else (item,)
+
+
+# ---------------------------------------------------------------- walks
+
+_LEAVES = frozenset({str, Word, int, bool, type(None), Span})
+
+
+def children(node: Any) -> Iterator[Any]:
+    """The nodes that a node holds, in the order of its fields."""
+    for name in node.__slots__:
+        value = getattr(node, name)
+        if type(value) is tuple:
+            yield from (member for member in value if type(member) not in _LEAVES)
+        elif type(value) not in _LEAVES:
+            yield value
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """A node and all nodes inside it, each before those inside it."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def names_in(node: Any) -> dict[str, None]:
+    """The names that an expression uses, in order, without its own loop variables."""
+    if isinstance(node, Name):
+        return {node.id: None}
+    if isinstance(node, Comprehension):
+        return names_in(node.domain) | {name: None for name in names_in(node.body) if name != node.name}
+    return {name: None for child in children(node) for name in names_in(child)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 
 from .diagnostics import Span
 from .nodes import (
@@ -22,6 +22,7 @@ from .nodes import (
     Step,
     TensorDecl,
     Word,
+    children,
 )
 from .verbs import Launch
 
@@ -60,10 +61,10 @@ class _Walk:
         self.schedule = schedule
         whole = replace(schedule.span, line=1, column=1, end_line=1 << 30, end_column=1)
         self.spaces: dict[str, dict[str, Symbol]] = {"value": {}, "queue": {}, "kernel": {}, "stage": {}}
-        s, stages = schedule, tuple(_stages(schedule.program))
+        s = schedule
         groups = (
             ("value", "param", s.params), ("value", "type", s.types), ("value", "", s.tensors),
-            ("queue", "queue", s.queues), ("kernel", "kernel", s.kernels), ("stage", "stage", stages),
+            ("queue", "queue", s.queues), ("kernel", "kernel", s.kernels), ("stage", "stage", tuple(s.stages)),
         )  # fmt: skip
         for space, what, declared in groups:
             for d in declared:
@@ -142,9 +143,8 @@ class _Walk:
                 yield from self._fields(node)
 
     def _fields(self, node: object) -> Iterator[Occurrence]:
-        if is_dataclass(node) and not isinstance(node, Span):
-            for field in fields(node):
-                yield from self._node(getattr(node, field.name))
+        for child in children(node):
+            yield from self._node(child)
 
     def _for(self, bindings: tuple[Binding, ...], node: For | Step | StageStep) -> Iterator[Occurrence]:
         live = dict(self.scope)
@@ -178,11 +178,3 @@ class _Walk:
         symbol = symbol or self.spaces[space].get(name)
         if symbol is not None:
             yield Occurrence(span, symbol)
-
-
-def _stages(program: tuple[StageDecl | StageStep, ...]) -> Iterator[StageDecl]:
-    for item in program:
-        if isinstance(item, StageStep):
-            yield from _stages(item.body)
-        else:
-            yield item

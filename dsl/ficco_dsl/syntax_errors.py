@@ -68,10 +68,7 @@ _STATEMENTS = "statements stand in stages: stage NAME on QUEUE { ... }"
 # Where a whole statement or declaration is expected: help for a token that often stands there instead.
 _WHOLES: dict[str, dict[str, str]] = {
     "a statement or '}'": {
-        **dict.fromkeys(
-            ("SCHEDULE", "PARAM", "TYPE", "INPUT", "OUTPUT", "SCRATCH", "COMPUTES", "QUEUE", "KERNEL", "STAGE"),
-            "declarations stand outside of stages",
-        ),
+        **dict.fromkeys(map(str.upper, ITEM_WORDS), "declarations stand outside of stages"),
         "ELSE": "else follows the '}' of an if",
         "STAR": "a gemm has two operands; multiply the next in a gemm of its own",
         "DOT": "nothing follows .T in a region",

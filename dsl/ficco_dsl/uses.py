@@ -8,24 +8,18 @@ from dataclasses import dataclass
 
 from .diagnostics import Diagnostic, Note, Span
 from .nodes import (
-    Binary,
     Binding,
     Call,
     Comprehension,
     Expr,
-    Int,
-    Item,
-    ListOf,
     Name,
     Part,
     Pieces,
-    Range,
     RegionRef,
     Schedule,
-    Slice,
     Subscript,
-    Unary,
     Word,
+    children,
 )
 from .vocabulary import BUILTINS, FUNCTIONS
 
@@ -103,48 +97,18 @@ class Uses:
                 self.mistake(r.at.span, f"'@' cannot stand on {place}", help=help)
             self.expr(r.at)
         for accessor in r.accessors:
-            self._accessor(accessor)
-
-    def _accessor(self, accessor: Pieces | Subscript) -> None:
-        if isinstance(accessor, Pieces):
-            for part in accessor.parts:
-                self.part(part)
-            return
-        for entry in accessor.entries:
-            if isinstance(entry, Slice):
-                for end in (entry.start, entry.stop):
-                    if end is not None:
-                        self.expr(end)
-            else:
-                self.expr(entry)
+            self.expr(accessor)
 
     def binding(self, b: Binding) -> None:
         self.expr(b.domain)
         self.bind(b.name, "loop variable", spot(b.name, b.span))
 
-    def part(self, p: Part) -> None:
-        self.expr(p.index)
-        self.expr(p.whole)
-
-    def expr(self, e: Expr) -> None:
-        if isinstance(e, Int):
-            return
+    def expr(self, e: Expr | Part | Pieces | Subscript) -> None:
+        """Check all that stands in an expression, or in what cuts a region."""
         if isinstance(e, Name):
             self._name(e)
-        elif isinstance(e, Unary):
-            self.expr(e.operand)
-        elif isinstance(e, Binary):
-            self.expr(e.left)
-            self.expr(e.right)
-        elif isinstance(e, Range):
-            self.expr(e.start)
-            self.expr(e.stop)
-        elif isinstance(e, ListOf):
-            for x in e.items:
-                self.expr(x)
-        elif isinstance(e, Item):
-            self.expr(e.base)
-            self.expr(e.index)
+        elif isinstance(e, Call):
+            self._call(e)
         elif isinstance(e, Comprehension):
             live = dict(self.scope)
             self.expr(e.domain)
@@ -152,7 +116,8 @@ class Uses:
             self.expr(e.body)
             self.scope = live
         else:
-            self._call(e)
+            for child in children(e):
+                self.expr(child)
 
     def _unknown(self, name: str) -> bool:
         return name not in self.scope and name not in self.values and name not in BUILTINS
@@ -198,7 +163,7 @@ class Uses:
                 if function is not None and not (e.function == "part" and i == 1):
                     help = f"write {function[2]}; 'of' belongs to regions and part()"
                     self.mistake(argument.span, f"{e.function}() takes no piece", help=help)
-                self.part(argument)
+                self.expr(argument)
                 continue
             if function is not None and e.function == "part" and i == 1:
                 self.mistake(argument.span, "part() takes a piece: part(extent, i of n)")

@@ -7,7 +7,7 @@ collectives as may take them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
@@ -18,7 +18,7 @@ from ficco_dsl import nodes as n
 from ficco_dsl.verbs import Gemm
 
 from ..files.records import PAIRS, Count, Micros, derived
-from ..graph.overrides import NOTHING, apart, engine_of, value_of, with_said
+from ..graph.overrides import NOTHING, apart, value_of, with_said
 
 if TYPE_CHECKING:
     from ..device.ir import DeviceLaunch
@@ -86,10 +86,10 @@ def _shown(name: str, value: object) -> str:
 def settings(schedule: n.Schedule, said: Setting, device: Device) -> list[dict[str, object]]:
     """What is tried where the caller sweeps nothing; the text as it is comes first. `said` is said in all of them."""
     schedule = with_said(schedule, apart(said).said)
-    products = [q for q in schedule.queues if engine_of(q) == "sm" and _multiplies(schedule, q.name)]
+    products = [q for q in schedule.queues if q.engine == "sm" and _multiplies(schedule, q.name)]
     own = [q.name for q in products if value_of(q, "kernel") is None]
-    calls = [q.name for q in schedule.queues if engine_of(q) == "nccl"]
-    moving = calls or [q.name for q in schedule.queues if engine_of(q) == "copy"]
+    calls = [q.name for q in schedule.queues if q.engine == "nccl"]
+    moving = calls or [q.name for q in schedule.queues if q.engine == "copy"]
     high = _all(moving, "priority", "high") | _all([q.name for q in products], "priority", "low")
     alone: list[dict[str, object]] = [{}]
     for left in _LEFT:
@@ -120,15 +120,8 @@ def _all(queues: Sequence[str], attribute: str, value: object) -> dict[str, obje
 
 
 def _multiplies(schedule: n.Schedule, queue: str) -> bool:
-    def within(node: object) -> Iterator[object]:
-        yield node
-        for part in getattr(node, "body", ()) or ():
-            yield from within(part)
-        for part in getattr(node, "otherwise", ()) or ():
-            yield from within(part)
-
-    stages = [x for item in schedule.program for x in within(item) if isinstance(x, n.StageDecl) and x.queue == queue]
-    return any(isinstance(x, Gemm) for stage in stages for x in within(stage))
+    stages = (stage for stage in schedule.stages if stage.queue == queue)
+    return any(isinstance(node, Gemm) for stage in stages for node in n.walk(stage))
 
 
 def told(error: Exception) -> str:

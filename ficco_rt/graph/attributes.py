@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ficco_dsl import nodes as n
 from ficco_dsl.vocabulary import WORDS
@@ -20,15 +20,9 @@ _MOST = {"ctas": MOST_CTAS, "threads": MOST_THREADS}
 Asked = TypeVar("Asked", ir.Resources, ir.CollectiveSettings)
 
 
-def word_of(a: n.Attribute) -> str:
-    word = a.value.id if isinstance(a.value, n.Name) else a.value if isinstance(a.value, str) else None
-    if word not in WORDS[a.name]:
-        raise Mistake(a.span, f"{a.name} is one of {', '.join(WORDS[a.name])}")
-    return word
-
-
 class Attributes:
-    """Attributes of a queue, a stage or a statement, compiled once."""
+    """Attributes of a queue, a stage or a statement, compiled once. Their words and kinds of value the parser has
+    checked."""
 
     def __init__(self, attributes: Sequence[n.Attribute], expressions: Budget) -> None:
         self._attributes, self._budget = attributes, expressions
@@ -53,7 +47,7 @@ class Attributes:
 
     def _value(self, a: n.Attribute, scope: Scope) -> str | int | ir.Leave:
         if a.name in WORDS:
-            return word_of(a)
+            return cast(n.Name, a.value).id
         if a.name != "leave":
             return self._number(a, scope)
         if isinstance(a.value, n.Multiprocessors):
@@ -63,10 +57,8 @@ class Attributes:
         return ir.Leave("bytes", self._number(a, scope))
 
     def _number(self, a: n.Attribute, scope: Scope) -> int:
-        if isinstance(a.value, str | n.Multiprocessors):
-            raise Mistake(a.span, f"{a.name} is a number")
         if a.name not in self._values:
-            self._values[a.name] = number(compile_expr(a.value), a.span)
+            self._values[a.name] = number(compile_expr(cast(n.Expr, a.value)), a.span)
         self._budget.spend(self._parts, a.span)
         value = self._values[a.name](scope)
         if value < _LEAST[a.name]:

@@ -24,7 +24,6 @@ from .evaluate import (
     base_scope,
     compile_condition,
     compile_expr,
-    nodes_of,
     number,
     refuse,
     show,
@@ -89,7 +88,7 @@ def bind_params(
     scope: Scope = {"ranks": ranks, "all": tuple(range(ranks)), STEPS: budget, **bound}
     mistakes: list[Diagnostic] = []
     failed: set[str] = set()  # and those made from them, of which nothing can be said
-    uses = {p.name: names_in(p.value) & known.keys() for p in schedule.params}
+    uses = {p.name: n.names_in(p.value).keys() & known.keys() for p in schedule.params}
     for name in TopologicalSorter(uses).static_order():  # the parser has refused circles
         param = known[name]
         if name in bound:
@@ -104,7 +103,7 @@ def bind_params(
             mistakes.append(m.diagnostic)
             failed.add(param.name)
     for param in schedule.params:
-        if param.check is None or failed & {param.name, *names_in(param.check)}:
+        if param.check is None or failed & {param.name, *n.names_in(param.check)}:
             continue
         value = scope[param.name]
         try:
@@ -131,11 +130,6 @@ def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0
         raise Mistake(span, f"param {name}: lists nest more than {DEEPEST} deep")
     found = describe_value(value) if isinstance(value, bool) else repr(value)
     raise Mistake(span, f"param {name}: a whole number or a list of them is needed, this is {found}")
-
-
-def names_in(e: object) -> set[str]:
-    """Names that an expression uses, bound ones included (harmless: they are then looked up early)."""
-    return {x.id for x in nodes_of(e) if isinstance(x, n.Name)}
 
 
 def build_tensors(

@@ -13,8 +13,8 @@ from ficco_dsl.verbs import Launch
 from ficco_dsl.vocabulary import OF_COLLECTIVES
 
 from . import ir
-from .attributes import Attributes, word_of
-from .bind import bind, names_in
+from .attributes import Attributes
+from .bind import bind
 from .budget import OPERATIONS, PIECES, STATEMENTS, Budget
 from .claims import build_claims
 from .evaluate import (
@@ -137,15 +137,12 @@ class _Program:
     # -- declarations
 
     def _queue(self, q: n.QueueDecl) -> None:
-        engine = next((a for a in q.attributes if a.name == "engine"), None)
-        if engine is None:
-            raise Mistake(q.span, f"queue {q.name} has no engine", "say engine = copy, sm or nccl")
         others = [a for a in q.attributes if a.name not in ("engine", *OF_COLLECTIVES)]
         asked = [a for a in q.attributes if a.name in OF_COLLECTIVES]
-        word = cast(ir.Engine, word_of(engine))
         resources = Attributes(others, self.expressions).common(ir.Resources(), self.scopes)
         settings = Attributes(asked, self.expressions).common(ir.CollectiveSettings(), self.scopes)
-        self.queues[q.name] = ir.Queue(q.name, word, resources, q.span, settings if asked else None)
+        engine = cast(ir.Engine, q.engine)
+        self.queues[q.name] = ir.Queue(q.name, engine, resources, q.span, settings if asked else None)
 
     # -- stages
 
@@ -262,9 +259,9 @@ class _Program:
     def _compile(self, s: n.Statement) -> Emit:
         match s:
             case n.For():
-                return self._for(s.bindings, s.body)
+                return self._loop(s.bindings, s.body)
             case n.Step():
-                return self._step(s)
+                return self._loop((s.binding,), s.body, s.span)
             case n.If():
                 return self._if(s)
             case n.Let():
@@ -274,36 +271,39 @@ class _Program:
             case _:
                 return self._op(s)
 
-    def _for(self, bindings: Sequence[n.Binding], body: Sequence[n.Statement]) -> Emit:
+    def _loop(self, bindings: Sequence[n.Binding], body: Sequence[n.Statement], step: Span | None = None) -> Emit:
+        """A rank's own loop; of a `step` that stands at `step` each turn is a phase of all ranks."""
         first, rest = bindings[0], bindings[1:]
         domain = sequence(compile_expr(first.domain), first.domain.span)
         name = first.name
         self._locals[name] = None
-        inner = [self._for(rest, body)] if rest else [self._compile(s) for s in body]
+        inner = [self._loop(rest, body)] if rest else [self._compile(s) for s in body]
         cost = _Cost(*bindings)
         names = {b.name for b in bindings}
-        fixed = [b for b in rest if not names & names_in(b.domain)]  # their turns multiply
+        fixed = [b for b in rest if names.isdisjoint(n.names_in(b.domain))]  # their turns multiply
         turns = [sequence(compile_expr(b.domain), b.domain.span) for b in fixed]
 
         def emit(scope: Scope) -> None:
             members = domain(scope)
             if members and turns:
                 self.statements_left.foresee(prod(len(t(scope)) for t in (domain, *turns)), first.span)
-            self._turns(scope, len(members), cost, first.span)
+            self.statements_left.foresee(len(members), first.span)
+            self._pay(cost, first.span)
+            # a turn costs as little as a member of a list; the statements inside the loop are counted separately
+            scope[STEPS].spend(len(members), first.span)
+            if step is not None:
+                self.statements_left.spend(len(members), first.span)  # phases stay
             shadow = copied(scope, first.span)
             for value in members:
+                if step is not None:
+                    self._run.new_phase(step)
                 shadow[name] = value
                 for e in inner:
                     e(shadow)
+            if step is not None:
+                self._run.new_phase(step)
 
-        return self._guarded(first.span, emit)
-
-    def _turns(self, scope: Scope, count: int, cost: _Cost, span: Span) -> None:
-        """Pay for a loop. A turn costs as little as a member of a list; the statements inside the loop are counted
-        separately."""
-        self.statements_left.foresee(count, span)
-        self._pay(cost, span)
-        scope[STEPS].spend(count, span)
+        return self._guarded(step or first.span, emit)
 
     def _pay(self, cost: _Cost, span: Span) -> None:
         """Pay for a statement."""
@@ -314,27 +314,6 @@ class _Program:
         """A mistake in the set of a loop, or in a condition, ends that loop only; the search for other mistakes goes
         on."""
         return lambda scope: self._guard(span, lambda: emit(scope), scope)
-
-    def _step(self, s: n.Step) -> Emit:
-        name = s.binding.name
-        domain = sequence(compile_expr(s.binding.domain), s.binding.domain.span)
-        self._locals[name] = None
-        inner = [self._compile(x) for x in s.body]
-        cost = _Cost(s.binding)
-
-        def emit(scope: Scope) -> None:
-            members = domain(scope)
-            self._turns(scope, len(members), cost, s.binding.span)
-            self.statements_left.spend(len(members), s.binding.span)  # phases stay
-            shadow = copied(scope, s.binding.span)
-            for value in members:
-                self._run.new_phase(s.span)
-                shadow[name] = value
-                for e in inner:
-                    e(shadow)
-            self._run.new_phase(s.span)
-
-        return self._guarded(s.span, emit)
 
     def _if(self, s: n.If) -> Emit:
         condition = compile_condition(s.condition)

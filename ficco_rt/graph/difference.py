@@ -68,7 +68,7 @@ def same(a: Terms, at: Box, b: Terms, there: Box) -> bool:
     """Whether some term of `a`, for the elements of a box, is one of `b` for those of another."""
     return any(
         len(x) == len(y)
-        and all(p.tensor == q.tensor and p.rank == q.rank and _meet(s, t) for (p, s), (q, t) in zip(x, y, strict=True))
+        and all(p.tensor == q.tensor and p.rank == q.rank and s.meet(t) for (p, s), (q, t) in zip(x, y, strict=True))
         for x in _factors(a, at)
         for y in _factors(b, there)
     )
@@ -80,10 +80,6 @@ def _factors(value: Terms, box: Box) -> Iterator[list[tuple[Element, Box]]]:
     for term, intervals in value.products:
         for k in intervals:
             yield [(e, _read(e, box, k)) for e in term]
-
-
-def _meet(a: Box, b: Box) -> bool:
-    return all(p < s and r < q for p, q, r, s in zip(a.start, a.stop, b.start, b.stop, strict=True))
 
 
 def show(value: Terms, box: Box) -> str:

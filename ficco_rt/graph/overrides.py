@@ -52,11 +52,6 @@ def by_library(schedule: Schedule, kernel: object = VENDOR) -> Schedule:
     return with_said(schedule, {KERNEL: kernel})
 
 
-def engine_of(queue: QueueDecl) -> str:
-    """What the queue runs on; the parser has seen to it that it says so."""
-    return next((a.value.id for a in queue.attributes if a.name == "engine" and isinstance(a.value, Name)), "")
-
-
 def value_of(queue: QueueDecl, attribute: str) -> object | None:
     """What the queue's text says of an attribute: a number, a word, `...` for an expression; None: nothing."""
     for a in queue.attributes:
@@ -70,12 +65,12 @@ def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str,
     if name == KERNEL:
         if value != VENDOR:
             raise UsageError(f"kernel = {value}: a schedule's products are by its own kernels, or kernel = vendor")
-        return [(q.name, KERNEL) for q in schedule.queues if engine_of(q) == "sm" and value_of(q, KERNEL) is None]
+        return [(q.name, KERNEL) for q in schedule.queues if q.engine == "sm" and value_of(q, KERNEL) is None]
     queue, _, attribute = name.partition(".")
     declared = {q.name: q for q in schedule.queues}
     if queue not in declared:
         raise UsageError(f"{name}: schedule {schedule.name} has no queue '{queue}'{_near(queue, list(declared))}")
-    collects = engine_of(declared[queue]) == "nccl"
+    collects = declared[queue].engine == "nccl"
     allowed = (*RESOURCES, *OF_COLLECTIVES) if collects else RESOURCES
     if attribute not in allowed:
         raise UsageError(f"{name}: queue '{queue}' has no attribute '{attribute}'{_near(attribute, allowed)}")

@@ -4,19 +4,18 @@ leave open, and candidates of the caller's own."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
 
-from ficco_dsl.nodes import Schedule, StageDecl, StageStep
+from ficco_dsl.nodes import Schedule, names_in
 
 from .. import compiler
 from ..errors import UsageError
 from ..files import shipped
 from ..files.arguments import KERNEL, VENDOR, plain
-from ..graph.bind import names_in
 from .facts import Facts
 from .params import MOST, SHARES, Given, given
 
@@ -102,7 +101,7 @@ def shipped_operation(name: str) -> ShippedOperation:
     baseline = f"{name}/{BASELINE}"
     schedule = text_of(baseline)
     declared = {param.name for param in schedule.params}
-    sizes = tuple(p.name for p in schedule.params if not names_in(p.value) & declared)
+    sizes = tuple(p.name for p in schedule.params if declared.isdisjoint(names_in(p.value)))
     return ShippedOperation(name, known[name], sizes, tuple(t.name for t in schedule.types))
 
 
@@ -145,15 +144,7 @@ def open_params(schedule: str) -> tuple[str, ...]:
 
 def streams_products(candidate: Candidate) -> bool:
     """Whether a stage of the schedule is streamed, which no library's kernel is."""
-    return any(stage.streamed for stage in _stages(text_of(candidate.schedule).program))
-
-
-def _stages(program: Iterable[StageDecl | StageStep]) -> Iterator[StageDecl]:
-    for item in program:
-        if isinstance(item, StageDecl):
-            yield item
-        else:
-            yield from _stages(item.body)
+    return any(stage.streamed for stage in text_of(candidate.schedule).stages)
 
 
 WITHOUT_MEMORY = ("gemm_ar/serial",)  # schedules that leave all that crosses ranks to vendor collectives

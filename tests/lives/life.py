@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeAlias
 
-from ficco_rt.graph.overrides import engine_of
 from tests import cases
 
 DriverName: TypeAlias = Literal["cuda", "hip", "host"]
@@ -139,7 +138,7 @@ def drawn(driver: DriverName, group: bool, campaign: int, number: int) -> Life:
 
 
 def _calls(name: str) -> bool:
-    return any(engine_of(queue) == "nccl" for queue in cases.schedule(name).queues)
+    return any(queue.engine == "nccl" for queue in cases.schedule(name).queues)
 
 
 def _ops(
