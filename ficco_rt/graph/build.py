@@ -264,7 +264,7 @@ class _Program:
             case n.For():
                 return self._for(s.bindings, s.body)
             case n.Step():
-                return self._step(s)
+                return self._for((s.binding,), s.body, s.span)
             case n.If():
                 return self._if(s)
             case n.Let():
@@ -274,7 +274,8 @@ class _Program:
             case _:
                 return self._op(s)
 
-    def _for(self, bindings: Sequence[n.Binding], body: Sequence[n.Statement]) -> Emit:
+    def _for(self, bindings: Sequence[n.Binding], body: Sequence[n.Statement], step: Span | None = None) -> Emit:
+        """A loop; that of a `step`, which stands at that place, has a phase a turn."""
         first, rest = bindings[0], bindings[1:]
         domain = sequence(compile_expr(first.domain), first.domain.span)
         name = first.name
@@ -290,13 +291,19 @@ class _Program:
             if members and turns:
                 self.statements_left.foresee(prod(len(t(scope)) for t in (domain, *turns)), first.span)
             self._turns(scope, len(members), cost, first.span)
+            if step is not None:
+                self.statements_left.spend(len(members), first.span)  # phases stay
             shadow = copied(scope, first.span)
             for value in members:
+                if step is not None:
+                    self._run.new_phase(step)
                 shadow[name] = value
                 for e in inner:
                     e(shadow)
+            if step is not None:
+                self._run.new_phase(step)
 
-        return self._guarded(first.span, emit)
+        return self._guarded(step or first.span, emit)
 
     def _turns(self, scope: Scope, count: int, cost: _Cost, span: Span) -> None:
         """Pay for a loop. A turn costs as little as a member of a list; the statements inside the loop are counted
@@ -314,27 +321,6 @@ class _Program:
         """A mistake in the set of a loop, or in a condition, ends that loop only; the search for other mistakes goes
         on."""
         return lambda scope: self._guard(span, lambda: emit(scope), scope)
-
-    def _step(self, s: n.Step) -> Emit:
-        name = s.binding.name
-        domain = sequence(compile_expr(s.binding.domain), s.binding.domain.span)
-        self._locals[name] = None
-        inner = [self._compile(x) for x in s.body]
-        cost = _Cost(s.binding)
-
-        def emit(scope: Scope) -> None:
-            members = domain(scope)
-            self._turns(scope, len(members), cost, s.binding.span)
-            self.statements_left.spend(len(members), s.binding.span)  # phases stay
-            shadow = copied(scope, s.binding.span)
-            for value in members:
-                self._run.new_phase(s.span)
-                shadow[name] = value
-                for e in inner:
-                    e(shadow)
-            self._run.new_phase(s.span)
-
-        return self._guarded(s.span, emit)
 
     def _if(self, s: n.If) -> Emit:
         condition = compile_condition(s.condition)
