@@ -40,7 +40,10 @@ class Box(NamedTuple):
 
     @property
     def elements(self) -> int:
-        return prod(b - a for a, b in zip(self.start, self.stop, strict=True))
+        n = 1
+        for a, b in zip(self.start, self.stop, strict=True):
+            n *= b - a
+        return n
 
     def meet(self, other: Box) -> Box | None:
         """The common part, or None."""
@@ -93,7 +96,8 @@ class Region:
             return self
         new = object.__new__(Region)  # shape and boxes are known: share them
         for name in self.__slots__:
-            object.__setattr__(new, name, rank if name == "rank" else getattr(self, name))
+            object.__setattr__(new, name, getattr(self, name))
+        object.__setattr__(new, "rank", rank)
         return new
 
     @property

@@ -7,7 +7,7 @@ stored plan are taken in an order that the check has found (`plan/prove.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
@@ -150,7 +150,10 @@ class Proof:
             rounding = Rounding(dtype, step.origin, region.tensor, step.stage)
             pieces = [(box, self.algebra.stored(value, rounding)) for box, value in pieces]
         boxes = list(region.logical_boxes())
-        for tensor_box, logical_box, value in _cut(self.algebra, region, boxes, pieces):
+        cut: Iterable[tuple[Box, Box, Sum]] = _cut(self.algebra, region, boxes, pieces)
+        if len(boxes) == len(pieces) == 1:  # as most are
+            cut = ((*boxes[0], pieces[0][1]),)
+        for tensor_box, logical_box, value in cut:
             held = to_tensor(self.algebra, region, tensor_box, logical_box, value)
             self.algebra.look_at(values.update(tensor_box, lambda _, held=held: held))  # type: ignore[misc]
 
