@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
 from .region import Axis, Box, Interval, Region
 
@@ -40,7 +40,10 @@ def cells(regions: Sequence[Region], shapes: Sequence[Sequence[int]]) -> Iterato
         yield from _of_boxes([r.boxes[0] for r in regions], shapes)
         return
     kept = [[a for a in r.axes if not a.dropped] for r in regions]
-    cuts = [sorted({at for axes in kept for at in _ends(axes[d])} | {0}) for d in range(len(kept[0]))]
+    cuts = [
+        sorted({at for axes in kept for at in accumulate((s.size for s in axes[d].segments), initial=0)})
+        for d in range(len(kept[0]))
+    ]
     for logical in product(*([Interval(a, b) for a, b in pairwise(c)] for c in cuts)):
         yield from _of_boxes([_box(r, logical) for r in regions], shapes)
 
@@ -57,13 +60,6 @@ def part(region: Region, start: int, stop: int) -> Region:
     axes = list(region.axes)
     axes[first] = Axis(tuple(segments))
     return Region(region.tensor, region.rank, tuple(axes))
-
-
-def _ends(axis: Axis) -> Iterator[int]:
-    at = 0
-    for s in axis.segments:
-        at += s.size
-        yield at
 
 
 def _box(region: Region, logical: Sequence[Interval]) -> Box:

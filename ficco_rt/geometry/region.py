@@ -9,7 +9,7 @@ import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import accumulate, product
 from math import prod
 from typing import Generic, NamedTuple, TypeVar
 
@@ -95,15 +95,9 @@ class Region:
         if rank == self.rank:
             return self
         new = object.__new__(Region)  # shape and boxes are known: share them
-        for name, value in (
-            ("tensor", self.tensor),
-            ("rank", rank),
-            ("axes", self.axes),
-            ("shape", self.shape),
-            ("boxes", self.boxes),
-            ("kept", self.kept),
-        ):
-            object.__setattr__(new, name, value)
+        for name in self.__slots__:
+            object.__setattr__(new, name, getattr(self, name))
+        object.__setattr__(new, "rank", rank)
         return new
 
     @property
@@ -117,12 +111,8 @@ class Region:
             return
         spans: list[list[tuple[Interval, Interval]]] = []
         for axis in self.axes:
-            at = 0
-            pairs = []
-            for s in axis.segments:
-                pairs.append((s, Interval(at, at + s.size)))
-                at += s.size
-            spans.append(pairs)
+            starts = accumulate((s.size for s in axis.segments), initial=0)
+            spans.append([(s, Interval(at, at + s.size)) for s, at in zip(axis.segments, starts, strict=False)])
         kept = self.kept
         for choice in product(*spans):
             tensor = Box(tuple(c[0].start for c in choice), tuple(c[0].stop for c in choice))

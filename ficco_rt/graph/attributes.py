@@ -32,9 +32,7 @@ class Attributes:
 
     def on(self, base: Asked, scope: Scope) -> Asked:
         """`base` with these on top."""
-        changes: dict[str, Any] = {}
-        for a in self._attributes:
-            changes[a.name] = self._value(a, scope)
+        changes: dict[str, Any] = {a.name: self._value(a, scope) for a in self._attributes}
         return replace(base, **changes) if changes else base
 
     def common(self, base: Asked, scopes: Sequence[Scope]) -> Asked:

@@ -28,7 +28,10 @@ LEAST = 1_000_000  # steps of the meter: a small FICCO_MAX_OPS bounds statements
 
 MANY = 100_000  # new values that a search for cycles takes long for, a tenth of a second
 
-WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"
+RAISE = "or raise FICCO_MAX_OPS"
+PIECES_WAY_OUT = f"take fewer, larger pieces, {RAISE}"
+CHUNKS_WAY_OUT = f"take fewer chunks or ranks, {RAISE}"
+COLLECTIVES_WAY_OUT = f"take fewer collectives or ranks, {RAISE}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Kind:
     most: float  # as a multiple of FICCO_MAX_OPS
     steps: float  # that one of them takes, with all that later passes do with it where these count nothing of their own
     message: str
-    help: str = WAY_OUT
+    help: str = PIECES_WAY_OUT
     grows: bool = False  # as the meter does: of what leaves little in memory
 
 
@@ -48,12 +51,7 @@ TENSORS = Kind(
 )
 NAMES = Kind("names", 40, 0.05, "the schedule declares more than {most} names over all ranks", "declare fewer")
 STATEMENTS = Kind(
-    "statements",
-    1,
-    2,
-    "the schedule expands to more than {most} statements over all ranks",
-    "take fewer chunks or ranks, or raise FICCO_MAX_OPS",
-    grows=True,
+    "statements", 1, 2, "the schedule expands to more than {most} statements over all ranks", CHUNKS_WAY_OUT, grows=True
 )
 OPERATIONS = Kind("operations", 1, 40, "the schedule has more than {most} operations over all ranks")
 LISTS = Kind(
@@ -61,7 +59,7 @@ LISTS = Kind(
     40,
     0.2,
     "the lists of this schedule have more than {most} members in all, over all ranks",
-    "write numbers of pieces instead of lists, or raise FICCO_MAX_OPS",
+    f"write numbers of pieces instead of lists, {RAISE}",
 )
 PIECES = Kind("pieces of regions", 4, 5, "the regions of the schedule have more than {most} pieces over all ranks")
 SUMS = Kind("pieces of sums", 8, 1, "the sums of the schedule meet in more than {most} pieces of its tensors")
@@ -70,7 +68,7 @@ EXPRESSIONS = Kind(
     400,
     0.15,
     "the expressions of the schedule have more than {most} parts to work out, over all ranks and turns",
-    "write shorter expressions, or fewer turns, or raise FICCO_MAX_OPS",
+    f"write shorter expressions, or fewer turns, {RAISE}",
 )
 ACCESSES = Kind("accesses", 12, 1, "the accesses of the schedule meet in more than {most} pieces of its tensors")
 PROOF_PIECES = Kind("pieces in the proof", 8, 2, "the proof meets more than {most} pieces of tensors")
@@ -82,7 +80,7 @@ ROUNDS = Kind(
     40,
     0.5,
     "putting copies in rounds looks at more than {most} of them",
-    "leave out 'order = auto', or take fewer copies, or raise FICCO_MAX_OPS",
+    f"leave out 'order = auto', or take fewer copies, {RAISE}",
 )
 SEARCHED = Kind(
     "dependencies to search for", 100, 0.3, "the dependencies are searched for among more than {most} operations"
@@ -101,43 +99,31 @@ COLLECTED = Kind(
     4,
     20,
     "the collectives of the plan are more than {most} copies and sums",
-    "take fewer collectives or ranks, or raise FICCO_MAX_OPS",
+    COLLECTIVES_WAY_OUT,
 )
-WORDS = Kind(
-    "words of devices",
-    5,
-    4,
-    "the devices of the plan need more than {most} words",
-    "take fewer collectives or ranks, or raise FICCO_MAX_OPS",
-)
+WORDS = Kind("words of devices", 5, 4, "the devices of the plan need more than {most} words", COLLECTIVES_WAY_OUT)
 NODES = Kind("actions of runs in a row", 8, 4, "the check of the device plan has more than {most} actions")
-MODELLED = Kind(
-    "modelled works",
-    40,
-    60,
-    "the modelled run has more than {most} works and copies",
-    "take fewer chunks or ranks, or raise FICCO_MAX_OPS",
-)
+MODELLED = Kind("modelled works", 40, 60, "the modelled run has more than {most} works and copies", CHUNKS_WAY_OUT)
 SHARED = Kind(
     "changes of rates",
     40,
     2,
     "the copies of the plan change each other's rates more than {most} times",
-    "take fewer copies that meet at a port, or raise FICCO_MAX_OPS",
+    f"take fewer copies that meet at a port, {RAISE}",
 )
 ACTIONS = Kind(
     "actions of devices",
     4,
     20,
     "a run of the plan is more than {most} driver calls",
-    "take fewer collectives, ranks or chunks, or raise FICCO_MAX_OPS",
+    f"take fewer collectives, ranks or chunks, {RAISE}",
 )
 VALUES = Kind(
     "values of a file",
     40,
     0.5,
     "the file holds more than {most} values",
-    "compile it again for fewer ranks or chunks, or raise FICCO_MAX_OPS",
+    f"compile it again for fewer ranks or chunks, {RAISE}",
 )
 
 
@@ -243,5 +229,5 @@ class Budget:
                 f"compiling this takes more than {self.meter.most:,.0f} steps, {steps:,.0f} of them so far for "
                 f"{kind.what}"
             )
-            help = "take fewer chunks or ranks, or raise FICCO_MAX_OPS"
+            help = CHUNKS_WAY_OUT
         return self.error((Diagnostic(span, text, help=help),))

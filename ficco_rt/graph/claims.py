@@ -14,7 +14,19 @@ from ..types import Dtype
 from . import ir
 from .budget import Budget
 from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of
-from .evaluate import LONGEST, STEPS, Mistake, Scope, compile_expr, copied, cutter, first_other, sequence, size
+from .evaluate import (
+    LONGEST,
+    STEPS,
+    Mistake,
+    Scope,
+    compile_expr,
+    copied,
+    cutter,
+    first_other,
+    nodes_of,
+    sequence,
+    size,
+)
 from .evaluate import shares as checked_shares
 from .references import Reference
 
@@ -35,17 +47,14 @@ def build_claims(
         try:
             within = tuple(cast(Dtype, types.get(name, name)) for name in line.within)
             for claim in _line(line, scopes, tensors, pieces, expressions):
-                claims.append(replace(claim, within=within, text=claim.text + _within(within)))
+                text = f"{claim.text} within {', '.join(within)}" if within else claim.text
+                claims.append(replace(claim, within=within, text=text))
                 pieces.spend(sum(len(region.boxes) for region in regions_of(claim)), line.span)
         except Mistake as m:
             mistakes.append(m.diagnostic)
     if not mistakes:
         mistakes = _uncovered(claims, tensors, pieces)
     return tuple(claims), mistakes
-
-
-def _within(types: Sequence[Dtype]) -> str:
-    return f" within {', '.join(types)}" if types else ""
 
 
 def _line(
@@ -70,9 +79,7 @@ def _line(
 
 def _collectives(e: n.ClaimExpr) -> int:
     """How many collectives a claim has: each is cut on every rank, for every rank."""
-    if isinstance(e, n.ClaimProduct):
-        return _collectives(e.left) + _collectives(e.right)
-    return 1 + _collectives(e.operand) if isinstance(e, n.ClaimCollective) else 0
+    return sum(isinstance(x, n.ClaimCollective) for x in nodes_of(e))
 
 
 def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
@@ -104,7 +111,7 @@ def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Ten
             shapes = tuple(r.shape[::-1] if e.transposed else r.shape for r in regions)
             return ir.Operand(regions, e.transposed), shapes
         case n.ClaimProduct():
-            if _has_product(e.left) or _has_product(e.right):
+            if any(isinstance(x, n.ClaimProduct) for x in nodes_of((e.left, e.right))):
                 raise Mistake(
                     e.span,
                     f"{text_of(e)} is a product of products; the proof follows one product",
@@ -115,12 +122,6 @@ def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Ten
             return ir.Product(left, right), _fitting(e, product_shapes, a, b)
         case n.ClaimCollective():
             return _collective(e, scopes, tensors)
-
-
-def _has_product(e: n.ClaimExpr) -> bool:
-    while isinstance(e, n.ClaimCollective):
-        e = e.operand
-    return isinstance(e, n.ClaimProduct)
 
 
 def _collective(
@@ -175,7 +176,7 @@ def _uncovered(claims: Sequence[ir.Claim], tensors: Mapping[str, ir.Tensor], pie
             if twice is not None:
                 mistakes.append(twice)
                 break
-            box = next((b for b, s in seen.items(_all(shape)) if s is None), None)
+            box = next((b for b, s in seen.items(Box((0,) * len(shape), shape)) if s is None), None)
             if box is not None:
                 mistakes.append(
                     Diagnostic(
@@ -195,10 +196,6 @@ def _mark(seen: BoxMap[Span | None], claims: Sequence[ir.Claim], rank: int, piec
                 return Diagnostic(claim.origin, f"{claim.targets[rank].tensor} {describe(box)} is claimed twice")
             pieces.spend(seen.update(box, lambda _, origin=claim.origin: origin), claim.origin)  # type: ignore[misc]
     return None
-
-
-def _all(shape: tuple[int, ...]) -> Box:
-    return Box((0,) * len(shape), shape)
 
 
 def text_of(e: n.ClaimExpr) -> str:

@@ -41,22 +41,19 @@ def combine(
     return out
 
 
-def _along(shape: tuple[int, ...], axis: int, start: int, stop: int) -> Box:
-    low = tuple(start if d == axis else 0 for d in range(len(shape)))
-    return Box(low, tuple(stop if d == axis else n for d, n in enumerate(shape)))
+def _with(shape: Sequence[int], axis: int, n: int) -> tuple[int, ...]:
+    """The shape with another extent along an axis."""
+    return (*shape[:axis], n, *shape[axis + 1 :])
 
 
 def _offset(algebra: Algebra, pieces: Pieces, axis: int, by: int, dims: int) -> Pieces:
     """Pieces moved `by` along an axis."""
     axes = tuple((d, -by if d == axis else 0) for d in range(dims))
 
-    def moved(box: Box) -> Box:
-        def add(at: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(x + by if d == axis else x for d, x in enumerate(at))
+    def moved(at: tuple[int, ...]) -> tuple[int, ...]:
+        return _with(at, axis, at[axis] + by)
 
-        return Box(add(box.start), add(box.stop))
-
-    return [(moved(box), algebra.moved(value, axes)) for box, value in pieces]
+    return [(Box(moved(box.start), moved(box.stop)), algebra.moved(value, axes)) for box, value in pieces]
 
 
 def _concatenated(
@@ -67,7 +64,7 @@ def _concatenated(
     for pieces, shape in zip(values, shapes, strict=True):
         out.extend(_offset(algebra, pieces, axis, at, len(shape)))
         at += shape[axis]
-    return out, tuple(at if d == axis else n for d, n in enumerate(shapes[0]))
+    return out, _with(shapes[0], axis, at)
 
 
 def _taken(
@@ -76,7 +73,6 @@ def _taken(
     """Piece `index` of an array cut into `lengths`, in coordinates of its own."""
     start = sum(lengths[:index])
     algebra.look_at(1 + index // 64 + len(pieces))
-    window = _along(shape, axis, start, start + lengths[index])
+    window = Box(_with((0,) * len(shape), axis, start), _with(shape, axis, start + lengths[index]))
     kept = [(met, value) for box, value in pieces if (met := box.meet(window)) is not None]
-    result = _offset(algebra, kept, axis, -start, len(shape))
-    return result, tuple(lengths[index] if d == axis else n for d, n in enumerate(shape))
+    return _offset(algebra, kept, axis, -start, len(shape)), _with(shape, axis, lengths[index])

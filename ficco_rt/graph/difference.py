@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..geometry.region import Box, Interval, describe
@@ -28,12 +28,8 @@ def difference(a: Terms, b: Terms) -> Terms:
     times = dict(b.inputs)
     inputs = tuple((e, n - times.get(e, 0)) for e, n in a.inputs if n > times.get(e, 0))
     known = dict(b.products)
-    products = []
-    for term, intervals in a.products:
-        left = joined(intervals, known.get(term, ()))
-        if left:
-            products.append((term, left))
-    return Terms(inputs, tuple(products))
+    products = ((term, joined(intervals, known.get(term, ()))) for term, intervals in a.products)
+    return Terms(inputs, tuple((term, left) for term, left in products if left))
 
 
 def elements(value: Terms) -> set[Element]:
@@ -45,12 +41,8 @@ def elements(value: Terms) -> set[Element]:
 def twice(value: Terms) -> Terms:
     """The terms that are there more than once, once each."""
     inputs = tuple((e, 1) for e, n in value.inputs if n > 1)
-    products = []
-    for term, intervals in value.products:
-        again = joined(intervals, _covered(intervals))
-        if again:
-            products.append((term, _covered(again)))
-    return Terms(inputs, tuple(products))
+    products = ((term, _covered(joined(intervals, _covered(intervals)))) for term, intervals in value.products)
+    return Terms(inputs, tuple((term, again) for term, again in products if again))
 
 
 def _covered(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
@@ -86,27 +78,18 @@ def show(value: Terms, box: Box) -> str:
     """The terms of a sum for the elements of `box`, at most three."""
     texts = []
     for element, n in value.inputs[:3]:
-        texts.append(_source(element, box, None, ascending) + (f", {n} times" if n > 1 else ""))
+        texts.append(_source(element, box, None) + (f", {n} times" if n > 1 else ""))
     for term, intervals in value.products[:3]:
         for k in intervals[:3]:
-            texts.append(f"{_source(term.left, box, k, summed_last)} × {_source(term.right, box, k, ascending)}")
+            texts.append(f"{_source(term.left, box, k, summed_last=True)} × {_source(term.right, box, k)}")
     count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products)
     return " + ".join(texts[:3]) + (f" and {count - 3} more" if count > 3 else "")
 
 
-def ascending(axis: int) -> int:
-    """The order of coordinates in an input and in a right factor: SUMMED is below all axes."""
-    return axis
-
-
-def summed_last(axis: int) -> int:
-    """The order of coordinates in a left factor."""
-    return axis if axis >= 0 else sys.maxsize
-
-
-def _source(e: Element, box: Box, k: Interval | None, order: Callable[[int], int]) -> str:
-    """Where an element comes from; `.T` if its coordinates do not stand in the usual order."""
-    given = [order(c.axis) for c in e.coordinates if c.axis != FIXED]
+def _source(e: Element, box: Box, k: Interval | None, *, summed_last: bool = False) -> str:
+    """Where an element comes from; `.T` if its coordinates do not stand in the usual order. The summed one is the last
+    of a left factor, and the first of a right one."""
+    given = [sys.maxsize if summed_last and c.axis < 0 else c.axis for c in e.coordinates if c.axis != FIXED]
     turned = "" if given == sorted(given) else ".T"
     return f"{e.tensor}@{e.rank}{turned} {describe(_read(e, box, k))}"
 

@@ -7,7 +7,7 @@ one dictionary look-up.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -38,11 +38,15 @@ class Mistake(Exception):
         self.placed = False  # the message says on which rank and in which turn of the loops
 
 
-def refuse(mistakes: Sequence[Diagnostic], kind: type[ScheduleError] = ScheduleError) -> None:
+def refuse(mistakes: Collection[Diagnostic], kind: type[ScheduleError] = ScheduleError) -> None:
     """Raises an error of this kind with the first mistakes, if there are any."""
     if mistakes:
-        ordered = sorted(mistakes, key=lambda d: (d.span.line, d.span.column))
-        raise kind(tuple(ordered[:MOST_MISTAKES]))
+        raise kind(first_of(mistakes))
+
+
+def first_of(mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Those that stand first in the text."""
+    return tuple(sorted(mistakes, key=lambda d: (d.span.line, d.span.column))[:MOST_MISTAKES])
 
 
 def base_scope(rank: int, ranks: int, budget: Budget | None = None) -> Scope:

@@ -10,8 +10,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 from ..geometry.region import Box, BoxMap, Region, describe
 from . import ir
 from .budget import ACCESSES, Budget
-
-MOST_MISTAKES = 20
+from .evaluate import MOST_MISTAKES
 
 
 def link(

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import floor, inf, log2
+from operator import attrgetter
 from typing import NamedTuple
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import BoxMap, Region
 from ..types import ACCUMULATOR, TYPES
-from .ir import Claim, Collective, Gemm, Tensor
+from .ir import Claim, Collective, Gemm, Tensor, by_call
 from .kinds import kind_of
 from .trail import Step
 
@@ -73,15 +74,12 @@ class Noises:
         self.places: dict[Span, int] = {}
         self.kept: dict[Noise, Noise] = {}  # one object a value: neighbours that hold the same are one cell
         self.cells: dict[tuple[str, int], BoxMap[Noise]] = {}
-        groups: dict[int, list[Collective]] = {}
-        for step in steps:
-            if isinstance(step.body, Collective):
-                groups.setdefault(step.body.group, []).append(step.body)
-        for step in steps:
-            if not isinstance(call := step.body, Collective):
-                kind_of(call).noise(call, self, step.origin)
-            elif call.group in groups:  # all calls at once: they stand next to each other
-                self._collective(groups.pop(call.group), step.origin)
+        for members in by_call(steps, lambda step: step.body):
+            body, origin = members[0].body, members[0].origin
+            if isinstance(body, Collective):
+                self._collective([s.body for s in members if isinstance(s.body, Collective)], origin)
+            else:
+                kind_of(body).noise(body, self, origin)
 
     def read(self, region: Region) -> Noise:
         """The most that an element of the region carries."""
@@ -109,7 +107,7 @@ class Noises:
         place = self._place(region.tensor, origin)
         stores = self.stores[place]
         stores.smallest, stores.largest = min(stores.smallest, total.value), max(stores.largest, total.value)
-        before = max(terms, key=_value, default=NOTHING)
+        before = max(terms, key=attrgetter("value"), default=NOTHING)
         piece = total.value - before.value
         if before.stores and 0 < piece <= unit * 2.0 ** floor(log2(before.value)):
             stores.dropped_at = stores.dropped_at or before.value / piece
@@ -142,7 +140,7 @@ class Noises:
         if self.types[gemm.left.tensor].half is not None:
             error += inner**2 * CUT * value
             adds = 2 * (inner / 8 + 1)
-        worse = max(left, right, key=_lost)
+        worse = max(left, right, key=attrgetter("lost"))
         lost = left.lost + right.lost + adds / 2 * UNIT  # partial sums are half of the final one on average
         added = (gemm.out,) if gemm.accumulate else gemm.addends
         product = Noise(value, error, lost, max(left.stores, right.stores), worse.place, worse.taken)
@@ -174,7 +172,7 @@ def _worst(found: Collection[Noise]) -> Noise:
     """The most of each figure."""
     if len(found) == 1:
         return next(iter(found))
-    return max(found, key=_lost, default=NOTHING)._replace(
+    return max(found, key=attrgetter("lost"), default=NOTHING)._replace(
         value=max((n.value for n in found), default=0.0),
         error=max((n.error for n in found), default=0.0),
         stores=max((n.stores for n in found), default=0),
@@ -190,14 +188,6 @@ def _sum(terms: list[Noise]) -> Noise:
     lost = sum(n.value * n.lost for n in terms) / value + len(terms) * UNIT
     place, taken = max(((n.place, n.value * n.taken / value) for n in terms), key=lambda found: found[1])
     return Noise(value, error, lost, max(n.stores for n in terms), place, taken)
-
-
-def _lost(noise: Noise) -> float:
-    return noise.lost
-
-
-def _value(noise: Noise) -> float:
-    return noise.value
 
 
 def claimed(noises: Noises, claim: Claim) -> Noise:

@@ -7,8 +7,8 @@ stored plan are taken in an order that the check has found (`plan/prove.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
@@ -18,6 +18,7 @@ from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
 from .difference import Terms, difference, elements, same, show, terms, twice
+from .evaluate import MOST_MISTAKES, first_of, refuse
 from .kinds import kind_of
 from .rules import broken, misplaced, pairs_fit
 from .symbolic import (
@@ -37,7 +38,6 @@ from .symbolic import (
 from .text import body_text
 from .trail import MOST_LOOKS, Part, Step, Trails
 
-MOST_MISTAKES = 20
 MOST_NOTES = 6
 MOST_NAMED = 8  # ranks in a note
 MOST_BOXES = 3  # parts of a tensor in a note
@@ -55,21 +55,14 @@ def prove(graph: ir.Graph) -> None:
     for op, message in illegal:
         text = f"{message} (rank {op.where.rank})"
         mistakes.setdefault(op.where.origin, Diagnostic(op.where.origin, text, (Note(body_text(op.body)),)))
-    if mistakes:
-        raise ScheduleError(_told(mistakes))
-    mistaken = Proof(graph.tensors, graph.claims, meaning(graph)).mistaken()
-    if mistaken:
-        raise ScheduleError(mistaken)
+    refuse(mistakes.values())
+    refuse(Proof(graph.tensors, graph.claims, meaning(graph)).mistaken())
 
 
 def meaning(graph: ir.Graph) -> list[Step]:
     """The ops of a graph in the order of the schedule's meaning, in which they stand."""
     labels = [stage.label for stage in graph.stages]
     return [Step(op.where.rank, labels[op.where.stage], op.where.origin, op.body) for op in graph.ops]
-
-
-def _told(mistakes: Mapping[Span, Diagnostic]) -> tuple[Diagnostic, ...]:
-    return tuple(sorted(mistakes.values(), key=lambda d: (d.span.line, d.span.column)))[:MOST_MISTAKES]
 
 
 class Proof:
@@ -96,7 +89,6 @@ class Proof:
         }
         self.mistakes: dict[Span, Diagnostic] = {}
         self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
-        self.trails: Trails | None = None
         self.at = 0  # the step that is taken
         self.watch: Callable[[int, Region, Pieces], None] | None = None  # is told what each step stores
         self.state: dict[tuple[str, int], BoxMap[Value]] = {}
@@ -105,12 +97,17 @@ class Proof:
                 start: Value = self.algebra.element(t.name, rank, len(shape)) if t.kind == "input" else UNWRITTEN
                 self.state[t.name, rank] = BoxMap(shape, start)
 
+    @cached_property
+    def trails(self) -> Trails:
+        """Made when a mistake is first told."""
+        return Trails(self.steps, self.tensors)
+
     def mistaken(self) -> tuple[Diagnostic, ...]:
         """What is wrong; nothing if all claims hold."""
         self.run()
         if not self.mistakes:
             self.compare()
-        return _told(self.mistakes)
+        return first_of(self.mistakes.values())
 
     def run(self) -> None:
         """Push the values through every step."""
@@ -153,12 +150,9 @@ class Proof:
             rounding = Rounding(dtype, step.origin, region.tensor, step.stage)
             pieces = [(box, self.algebra.stored(value, rounding)) for box, value in pieces]
         boxes = list(region.logical_boxes())
-        if len(boxes) == 1:
-            cut: Iterator[tuple[Box, Box, Sum]] = ((*boxes[0], value) for _, value in pieces[:1])
-            if len(pieces) > 1:
-                cut = _cut(self.algebra, region, boxes, pieces)
-        else:
-            cut = _cut(self.algebra, region, boxes, pieces)
+        cut: Iterable[tuple[Box, Box, Sum]] = _cut(self.algebra, region, boxes, pieces)
+        if len(boxes) == len(pieces) == 1:  # as most are
+            cut = ((*boxes[0], pieces[0][1]),)
         for tensor_box, logical_box, value in cut:
             held = to_tensor(self.algebra, region, tensor_box, logical_box, value)
             self.algebra.look_at(values.update(tensor_box, lambda _, held=held: held))  # type: ignore[misc]
@@ -316,8 +310,6 @@ class Proof:
         """The copies that brought what a part has and must not have."""
         if writer < 0:
             return ()
-        if self.trails is None:
-            self.trails = Trails(self.steps, self.tensors)
         there = elements(extra)
         for guilty in (there - elements(lacks), there):  # a factor of both is most often the right one
             notes = self.trails.told(writer, part, {(e.tensor, e.rank) for e in guilty})
@@ -360,8 +352,6 @@ class Proof:
         reads = step.body.reads
         if len(set(reads)) < len(reads):  # it takes one part twice: no copy is to blame
             return notes
-        if self.trails is None:
-            self.trails = Trails(self.steps, self.tensors)
         brought = self.trails.told(at, part, {(e.tensor, e.rank) for e in elements(repeated)})
         return (*notes, *brought)[:MOST_NOTES]
 

@@ -44,7 +44,7 @@ def begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple[
                 for box in region.boxes:
                     budget.spend(written.update(box, lambda _: True), op.where.origin)
         out.append(new)
-    refuse(tuple(mistakes.values()))
+    refuse(mistakes.values())
     return tuple(out)
 
 

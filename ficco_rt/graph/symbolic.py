@@ -398,8 +398,6 @@ def to_logical(algebra: Algebra, region: Region, tensor_box: Box, logical_box: B
 
 def to_tensor(algebra: Algebra, region: Region, tensor_box: Box, logical_box: Box, value: Sum) -> Sum:
     """The other way: a logical value as the tensor's elements hold it."""
-    axes = []
-    for logical, d in enumerate(region.kept):
-        axes.append((d, logical_box.start[logical] - tensor_box.start[d]))
-    held = algebra.moved(value, tuple(axes))
+    axes = tuple((d, logical_box.start[i] - tensor_box.start[d]) for i, d in enumerate(region.kept))
+    held = algebra.moved(value, axes)
     return algebra.unfixed(held, tensor_box) if 1 in tensor_box.shape else held

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,12 +89,6 @@ def configure(request: LaunchRequest, limits: Limits, *, vendor: bool = False) -
     if isinstance(found, str):
         found = NAIVE.configure(request, limits)
     return found
-
-
-def aligned(configs: Iterable[KernelConfig], works: Sequence[Work]) -> bool:
-    """Whether tensors lie in memory as the launches of these works need it. If not, `plain` launches do the works."""
-    needed = max((c.alignment for c in configs), default=1)
-    return all(view.address % needed == 0 for w in works for view in w.views)
 
 
 def unread(config: KernelConfig, works: Sequence[Work]) -> str | None:

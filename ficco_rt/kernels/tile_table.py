@@ -384,7 +384,6 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tupl
     splits = min(splits, MAX_SPLITS)
     out = []
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
-    slot = 0
     groups = tiles.reshape(-1, cluster)
     splits_of = []
     for group in groups:
@@ -406,10 +405,7 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tupl
                         depths.append(_Depth(d.left + skipped, d.right + skipped, b - a, size, d.waits))
                     at, i = at + d.blocks, i + 1
         splits_of.append(made[key])
-    slots = []
-    for spans in splits_of:
-        slots.append(slot)
-        slot += len(spans) * cluster
+    *slots, total = accumulate((len(spans) * cluster for spans in splits_of), initial=0)
     for s in range(splits):
         for group, spans, base in zip(groups, splits_of, slots, strict=True):
             if s < len(spans):
@@ -419,4 +415,4 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tupl
                 part["splits"], part["split"] = len(spans), s
                 part["slot"] = base + np.arange(cluster) * len(spans)
                 out.append(both)
-    return np.concatenate(out), slot
+    return np.concatenate(out), total

@@ -78,22 +78,6 @@ class MatrixWork:
         """All that it waits for."""
         return (*self.waits, *self.addend_waits, *(flag for _, flags in self.depth_waits for flag in flags))
 
-    @classmethod
-    def of(
-        cls,
-        left: MatrixOperand,
-        right: MatrixOperand,
-        out: MatrixOperand,
-        accumulate: bool,
-        waits: tuple[int, ...] = (),
-        signals: tuple[int, ...] = (),
-        addends: tuple[Addend, ...] = (),
-        addend_waits: tuple[int, ...] = (),
-    ) -> MatrixWork:
-        """The work on three operands and its addends."""
-        pieces = (left.rows, left.columns, right.rows, right.columns, out.rows, out.columns)
-        return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals, addends, addend_waits)
-
 
 def operand(view: View) -> MatrixOperand | None:
     """A view as a matrix and its pieces; None if its second dimension is not the tensor's last: then columns are not
@@ -125,7 +109,11 @@ def work_of(product: Product) -> MatrixWork | None:
     # a product of what nothing writes need not wait for what comes to its addends, or for who still reads its output
     late = bool(addends) and not (product.left.written or product.right.written)
     waits, addend_waits = ((), product.waits) if late else (product.waits, ())
-    return MatrixWork.of(left, right, out, product.accumulate, waits, product.signals, addends, addend_waits)
+    return MatrixWork(
+        left.matrix, right.matrix, out.matrix,
+        left.rows, left.columns, right.rows, right.columns, out.rows, out.columns,
+        product.accumulate, waits, product.signals, addends, addend_waits,
+    )  # fmt: skip
 
 
 def depths_of(

@@ -283,7 +283,7 @@ def plain_part(machine: Machine, sizes: tuple[int, int, int] = PLAIN_SIZES) -> b
         with executor:
             driver = executor.driver
             assert isinstance(driver, GpuDriver)
-            driver.mark_all()
+            driver._binder.mark_all = True
             for _ in range(3):
                 executor.run()
             executor.traced = True

@@ -101,12 +101,14 @@ def check_chain(rng: random.Random, key: Key, source: Path | None) -> str | None
     right_store = right.T.contiguous() if right_t else right
     flags = torch.zeros(links, dtype=torch.int32, device="cuda")
     flag = [flags.data_ptr() + 4 * i for i in range(links)]
+    r = operand(right_store)
     works = [
-        tiles.MatrixWork.of(
-            operand(a), operand(right_store), operand(b), False, (flag[i - 1],) if i else (), (flag[i],)
+        tiles.MatrixWork(
+            a.matrix, r.matrix, b.matrix, a.rows, a.columns, r.rows, r.columns, b.rows, b.columns, False,
+            (flag[i - 1],) if i else (), (flag[i],),
         )
-        for i, (a, b) in enumerate(pairwise(chain))
-    ]
+        for i, (a, b) in enumerate(pairwise(map(operand, chain)))
+    ]  # fmt: skip
     stages = rng.randint(2, key.stages(shared(1) - 1024))
     splits, count = rng.choice((1, 1, 2)), rng.choice((sms(), 16, 4))
     splits = splits if adds_up(key.variant) else 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..gpu.blas_lt import WAY_OUT, BlasLt, checked
+from ..gpu.blas_lt import WAY_OUT, BlasLt, Shape, checked
+from ..gpu.checked import DriverFunction
 from ..gpu.refused import Refused
-from ..gpu.vendor import DriverFunction, Shape
 
 _PACKAGES = 'pip install "nvmath-python>=1.0" "nvidia-cublas>=13.0"'
 _INSTALL = f"{_PACKAGES} brings it and NVIDIA's bindings; or {WAY_OUT}"
@@ -24,7 +24,7 @@ class _Status:
 
 
 class CublasLt(BlasLt):
-    """A `GemmLibrary`. Refused: the bindings or the library is missing."""
+    """A `BlasLt`. Refused: the bindings or the library is missing."""
 
     lazy = True
     prefix = "cublasLt"

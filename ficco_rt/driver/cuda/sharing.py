@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...errors import DeviceError
-from ..gpu.checked import Api
-from ..gpu.refused import Refused
-from ..gpu.sharing import Exported, Handle, Leaves, Range, Sharing
+from ..gpu.checked import Api, Handle
+from ..gpu.refused import Refused, undo_on_error
+from ..gpu.sharing import Exported, Leaves, Range, Sharing
 from .call import api, call
 
 _HANDLE = 64  # bytes of an IPC or fabric handle; NOTE versions of cuda-bindings have no attribute for them
@@ -100,22 +99,17 @@ class CudaSharing(Sharing):
         return Range(int(base), int(size), self._pointer("BUFFER_ID", address, what))
 
     def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
-        cu = self.cu
-        found: list[tuple[Handle, int]] = []
+        handles: list[Handle] = []
+        sizes: list[int] = []
         begin, at = -1, address
-        try:
+        with undo_on_error(self.release_all, handles):
             while at < address + size:
-                handle = call(cu.cuMemRetainAllocationHandle, at, what=what)
+                handles.append(call(self.cu.cuMemRetainAllocationHandle, at, what=what))
                 base, length = (self._pointer(f"MAPPING_{part}", at, what) for part in ("BASE_ADDR", "SIZE"))
-                found.append((handle, length))
+                sizes.append(length)
                 begin = base if begin < 0 else begin
                 at = base + length
-        except BaseException:
-            for handle, _ in found:
-                with suppress(DeviceError):
-                    self.release(handle)
-            raise
-        return begin, found
+        return begin, list(zip(handles, sizes, strict=True))
 
     def handle(self, address: int, what: str) -> bytes:
         made = call(self.cu.cuIpcGetMemHandle, address, what=what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
 from operator import itemgetter
@@ -25,7 +25,6 @@ from ..gpu.refused import Refused, undo_on_error
 from ..gpu.vendor import (
     Address,
     DriverCall,
-    GemmLibrary,
     Gpu,
     Grid,
     Handle,
@@ -350,7 +349,7 @@ class Cuda(Vendor):
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
         call(self.cu.cuFuncSetAttribute, function, attribute, 100, what=what)
 
-    def gemms(self) -> GemmLibrary:
+    def gemms(self) -> CublasLt:
         return CublasLt()
 
     def tensor_map(self, wanted: TensorMap) -> bytes:
@@ -389,17 +388,13 @@ class Cuda(Vendor):
         if len(words) == 1 and not words[0].taken:
             (word,) = words
             return [(self.signal_action if word.raised else self.wait_flag_action)(word.address, stream)]
-        parts = [part for word in words for part in self._operations(word)]
+        # a taken word is written behind the wait
+        values = [(word.address, value) for word in words for value in (1 if word.raised else None, *[0] * word.taken)]
+        parts = [self._operation(address, value) for address, value in values]
         return [(self.cu.cuStreamBatchMemOp, (stream, len(parts), parts, 0))]
 
-    def _operations(self, word: WordOp) -> Iterator[Any]:
-        """A raise or a wait as a part of a batch; a taken word is written behind the wait."""
-        yield self._operation(word.address, 1 if word.raised else None)
-        if word.taken:
-            yield self._operation(word.address, 0)
-
     def _operation(self, address: int, written: int | None) -> Any:
-        """What is written to a word; None: a wait until it is up."""
+        """A part of a batch: what is written to a word; None: a wait until it is up."""
         kinds = self.cu.CUstreamBatchMemOpType
         made = self.cu.CUstreamBatchMemOpParams()
         if written is not None:
@@ -433,11 +428,8 @@ class Cuda(Vendor):
         return cuGraphAddChildGraphNode, (captured, stream)
 
     def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
-        return self.cu.cuEventRecordWithFlags, (
-            event,
-            stream,
-            int(self.cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL),
-        )
+        outside = int(self.cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
+        return self.cu.cuEventRecordWithFlags, (event, stream, outside)
 
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
         """The arguments are packed: the call reads them from memory that the action keeps."""
@@ -476,14 +468,10 @@ def _opened() -> tuple[Any, int]:
     NOTE no call tells what a context has read. If one is there already, it was made while nothing was set: it has the
     default number, and what is set now would only mislead who reads it later."""
     asked = env.ask(CONNECTIONS.name, str(CONNECTIONS.asked))
-    try:
+    with undo_on_error(env.withdraw, CONNECTIONS.name) if asked else nullcontext():
         cu = api()
         if asked and any(_has_context(cu, ordinal) for ordinal in range(int(call(cu.cuDeviceGetCount)))):
             env.withdraw(CONNECTIONS.name)
-    except BaseException:
-        if asked:
-            env.withdraw(CONNECTIONS.name)
-        raise
     return cu, CONNECTIONS.number(env.others(CONNECTIONS.name))
 
 
@@ -494,11 +482,10 @@ def _streams_of(cu: Any) -> dict[DriverFunction, Callable[[tuple[Any, ...]], Han
         cu.cuMemcpy2DAsync: 1, cu.cuMemcpyBatchAsync: 7, cu.cuMemsetD32Async: 3, cu.cuStreamWriteValue32: 0,
         cu.cuStreamWaitValue32: 0, cu.cuStreamBatchMemOp: 0,
     }  # fmt: skip
-    return {**{function: itemgetter(place) for function, place in places.items()}, cu.cuLaunchKernelEx: _launched_on}
-
-
-def _launched_on(arguments: tuple[Any, ...]) -> Handle:
-    return arguments[0].hStream
+    return {
+        **{function: itemgetter(place) for function, place in places.items()},
+        cu.cuLaunchKernelEx: lambda arguments: arguments[0].hStream,
+    }
 
 
 def _has_context(cu: Any, ordinal: int) -> bool:

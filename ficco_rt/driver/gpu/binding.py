@@ -69,7 +69,7 @@ from .refused import Closing, concerning, undo_on_error
 from .resources import RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
-from .tensors import DeviceTensor
+from .tensors import DeviceTensor, DeviceTensors
 from .turns import Passage
 from .vendor import DriverCall, Gpu, Handle, LinearCopy, PitchedCopy, WordOp
 
@@ -77,7 +77,6 @@ LOG = logging.getLogger(__name__)
 
 KEPT = 8  # sets of callers' streams for which the begin and end of runs are kept
 
-Memory: TypeAlias = Mapping[tuple[str, int], DeviceTensor]
 Callers: TypeAlias = tuple[Handle, ...]  # the streams that they give, one a rank, or none
 
 
@@ -160,7 +159,7 @@ class BoundPlan:
     of words, and of scratch; `more`: the same tensors, bound with the sets behind the first."""
 
     plans: Plans
-    memory: Memory
+    memory: DeviceTensors
     number: int = 0
     more: list[BoundPlan] = field(default_factory=list)
     launches: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, those of this process's devices
@@ -205,7 +204,7 @@ class Binder:
         self.bindings: set[BoundPlan] = set()
         self.mark_all = False  # launches that wait for nothing mark in traced runs, too
 
-    def bind(self, plans: Plans, sets: Sequence[Memory], shared: Shared | None = None) -> BoundPlan:
+    def bind(self, plans: Plans, sets: Sequence[DeviceTensors], shared: Shared | None = None) -> BoundPlan:
         """`sets`: the tensors with the scratch of each set. Raises DeviceError; nothing is left of it then."""
         binding = BoundPlan(plans, sets[0], shared=shared)
         binding.more += (BoundPlan(plans, memory, number) for number, memory in enumerate(sets[1:], 1))
@@ -461,7 +460,7 @@ class Binder:
         return {launch: self._launches.marks(marked) for launch, marked in binding.marked.items()}
 
 
-def member(call: CallCollective, memory: Memory, ranks: int, stream: Handle) -> Member:
+def member(call: CallCollective, memory: DeviceTensors, ranks: int, stream: Handle) -> Member:
     """A rank's call with its addresses. Each side is one run of memory."""
     sides = []
     for region in (call.dst, call.src):
@@ -475,18 +474,18 @@ def member(call: CallCollective, memory: Memory, ranks: int, stream: Handle) -> 
     return Member(sides[0], sides[1], count, _tensor(call.dst, memory).dtype, stream)
 
 
-def _run(run: CopyRun, memory: Memory) -> LinearCopy:
+def _run(run: CopyRun, memory: DeviceTensors) -> LinearCopy:
     return LinearCopy(_address(run.dst, memory), _address(run.src, memory), run.size)
 
 
-def _rows(rows: CopyRows, memory: Memory) -> PitchedCopy:
+def _rows(rows: CopyRows, memory: DeviceTensors) -> PitchedCopy:
     dst, src = _address(rows.dst, memory), _address(rows.src, memory)
     return PitchedCopy(dst, src, rows.width, rows.rows, rows.dst_pitch, rows.src_pitch)
 
 
-def _address(place: Place, memory: Memory) -> int:
+def _address(place: Place, memory: DeviceTensors) -> int:
     return memory[place.tensor, place.rank].address + place.offset
 
 
-def _tensor(region: Region, memory: Memory) -> DeviceTensor:
+def _tensor(region: Region, memory: DeviceTensors) -> DeviceTensor:
     return memory[region.tensor, region.rank]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +11,46 @@ import numpy as np
 import numpy.typing as npt
 
 from ...types import TYPES, Dtype
-from .checked import Checked
-from .refused import Closing, coded
-from .vendor import DriverCall, DriverFunction, GemmLibrary, Handle, Layout, MatmulPlace, Shape
+from .checked import Checked, DriverCall, DriverFunction, Handle
+from .refused import Closing, coded, undo_on_error
 
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)  # alpha and beta, on the host
 WAY_OUT = "leave out kernel = vendor"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A matrix that is stored column by column, `pitch` elements from column to column."""
+
+    dtype: Dtype
+    rows: int
+    columns: int
+    pitch: int
+    alignment: int  # bytes, of its address
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All that decides how the library makes a product: out (+)= first · second. Either may be stored transposed.
+    `sms`: the multiprocessors that its kernel is made for; 0: all."""
+
+    first: Layout
+    second: Layout
+    out: Layout
+    transposed: tuple[bool, bool]
+    accumulate: bool
+    sms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulPlace:
+    """Where a product's matrices lie: addresses of their first elements; and the workspace, whose size is in bytes."""
+
+    first: int
+    second: int
+    out: int
+    workspace: int
+    size: int
 
 
 @dataclass(slots=True)
@@ -31,9 +65,12 @@ class Planned:
     algorithm: Any = None  # in that
 
 
-class BlasLt(GemmLibrary):
-    """See `GemmLibrary`. Calls and attributes have one name in both libraries, but for what it begins with."""
+class BlasLt(ABC):
+    """A library of GEMMs. Calls and attributes have one name in both libraries, but for what it begins with. A handle
+    is of the current device."""
 
+    name: str  # with its version: cuBLASLt 13.1
+    lazy: bool  # its kernels are loaded when they are called first, which may wait for what the device does
     prefix: str  # of calls
     turned: tuple[int, int] = (0, 1)  # an operand as it is stored, and transposed
     sums: Any  # the type of sums in fp32
@@ -73,8 +110,10 @@ class BlasLt(GemmLibrary):
         self.made("destroy", handle)
 
     def plan(self, handle: Handle, shape: Shape, workspace: int, number: int = 0) -> Planned | None:
+        """Descriptors and an algorithm of at most so much workspace: the one that the heuristics like best, or that
+        comes so many places behind it; None: they know no more."""
         planned = Planned()
-        try:
+        with undo_on_error(self.drop, planned):
             planned.descriptor = self._create(planned, "matmul_desc", self.sums, self._code("fp32"))
             for side, transposed in zip("AB", shape.transposed, strict=True):
                 self._set("matmul_desc", planned.descriptor, f"TRANS{side}", np.int32(self.turned[transposed]))
@@ -86,9 +125,6 @@ class BlasLt(GemmLibrary):
                 self._set("matmul_preference", wanted, name, value)
             planned.beta = _ONE if shape.accumulate else _ZERO
             found = self.heuristics(number, handle, planned.descriptor, a, b, c, c, wanted)
-        except BaseException:
-            self._forget(planned)
-            raise
         if found is None:
             self.drop(planned)
             return None
@@ -111,16 +147,14 @@ class BlasLt(GemmLibrary):
         held = np.array([value])
         self.made(f"{kind}_set_attribute", descriptor, self.attribute(kind, name), held.ctypes.data, held.nbytes)
 
-    def _forget(self, planned: Planned) -> Closing:
-        closing = Closing()
-        while planned.given_back:
-            closing(self.made, *planned.given_back.pop())
-        return closing
-
     def drop(self, planned: Planned) -> None:
-        self._forget(planned).end()
+        """Give back the descriptors."""
+        with Closing() as closing:
+            while planned.given_back:
+                closing(self.made, *planned.given_back.pop())
 
     def matmul_action(self, handle: Handle, planned: Planned, place: MatmulPlace, stream: Handle) -> DriverCall:
+        """The call, which a context has to be current for."""
         a, b, c = planned.layouts
         return self.matmul, (
             handle, planned.descriptor, _ONE.ctypes.data, place.first, a, place.second, b,

@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 
 from .refused import Refused
 
+Handle: TypeAlias = Any  # whatever the vendor's bindings have for a context, a stream, an event, …
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
+DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 
 
 class Api:

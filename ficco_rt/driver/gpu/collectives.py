@@ -49,9 +49,7 @@ from .turns import SPIN, TURNS, poll
 from .vendor import DriverCall, Gpu, Handle
 
 WARM = 32 << 20  # bytes, at most, of a collective that is made once before any run
-SETTLE = (
-    5.0  # seconds that communicators get to leave once no run and no graph holds calls, and other processes to come
-)
+SETTLE = 5.0  # seconds that communicators get to leave once no graph holds calls, and other processes to come
 ANSWER = 1.0  # seconds that the owner gets to say whether communicators are well
 LOOK = 0.02  # seconds between two looks at whether other processes have come
 NTHREADS = "NCCL_NTHREADS"
@@ -408,17 +406,16 @@ class Communicators:
 
     def close(self) -> None:
         """Give everything back. NOTE this waits for graphs that an interrupt may have left."""
-        closing = Closing()
-        if self._parted():
-            with self._changing:
-                given, self._open = self._open, {}
-                self._generation += 1
-                for communicators in given.values():  # NCCL takes half a second for each
-                    self._leaving.append(OWNER.begin(partial(self._drop, communicators, closing), lasts=True))
-        else:
-            self.abort()
-        closing(self.settle)
-        closing.end()
+        with Closing() as closing:
+            if self._parted():
+                with self._changing:
+                    given, self._open = self._open, {}
+                    self._generation += 1
+                    for communicators in given.values():  # NCCL takes half a second for each
+                        self._leaving.append(OWNER.begin(partial(self._drop, communicators, closing), lasts=True))
+            else:
+                self.abort()
+            closing(self.settle)
 
     def _parted(self) -> bool:
         """Whether all processes are about to give their communicators back, with no run under way. They get SETTLE

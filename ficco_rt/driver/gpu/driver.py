@@ -51,7 +51,7 @@ from .refused import Closing, Refused, concerning, undo_on_error
 from .resources import RunResources
 from .runs import Runs, handles, steady
 from .spans import events_of, raisers_of, spans_of
-from .tensors import DeviceTensor
+from .tensors import DeviceTensor, DeviceTensors
 from .turns import TURNS
 from .vendor import Numbers, Vendor
 from .watchdog import WATCHDOG
@@ -336,9 +336,7 @@ class GpuDriver:
                 return api.Binding(self._bound_together(self._peers, sets))
             return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), [tensors]))
 
-    def _in_sets(
-        self, memory: Memory, tensors: Mapping[tuple[str, int], DeviceTensor]
-    ) -> list[Mapping[tuple[str, int], DeviceTensor]]:
+    def _in_sets(self, memory: Memory, tensors: DeviceTensors) -> list[DeviceTensors]:
         """The tensors, with the scratch of each set."""
         scratch = [key for key in memory if key[0] in {t.name for t in self._plan.tensors if t.kind == "scratch"}]
         found = [tensors]
@@ -358,7 +356,7 @@ class GpuDriver:
                 self._poison(more[-1])
         return more[number - 1]
 
-    def _unaligned(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> frozenset[tuple[int, int]]:
+    def _unaligned(self, tensors: DeviceTensors) -> frozenset[tuple[int, int]]:
         """The launches whose tuned kernels cannot take the memory, as they count with aligned tensors. Plain kernels
         take it."""
         layout = self._plans().layout
@@ -366,7 +364,7 @@ class GpuDriver:
         mine = (x for x in layout.launches if ranks[x.stream] in self._gpus.ranks)
         return frozenset((x.stream, x.command) for x in mine if not fits(x, tensors))
 
-    def _bound_together(self, peers: Peers, sets: Sequence[Mapping[tuple[str, int], DeviceTensor]]) -> BoundPlan:
+    def _bound_together(self, peers: Peers, sets: Sequence[DeviceTensors]) -> BoundPlan:
         """All processes bind: each maps the others' tensors that its commands touch, and all take the same device
         plans. `sets`: this process's tensors, with the scratch of each set."""
         plan = self._plans().of("streams")
@@ -477,13 +475,6 @@ class GpuDriver:
                 mine.append(clocks.Spans(clocks.begun(self._gpus, self._gpus.devices[ordinal], begin), tuple(spans)))
         all_, self.within = clocks.on_one_clock(peers.group, peers.machines, mine, self._gpus.timeout)
         return all_
-
-    def mark_all(self) -> None:
-        """Traced runs measure where each block was of all launches by kernels of ours, not of streamed ones alone, by
-        other builds of these kernels. To be said before the first run. UsageError: tensors are bound already."""
-        if self._binder.bindings:
-            raise UsageError("say mark_all before the first run: launches are bound already")
-        self._binder.mark_all = True
 
     def _inside(self, binding: BoundPlan) -> Mapping[tuple[int, int], LaunchTimes]:
         """What marks say of the launches that have them."""

@@ -121,6 +121,14 @@ class Gpus:
                 self.vendor.enter(self._callers)
             self._issuing = False
 
+    @contextmanager
+    def issuing(self) -> Iterator[None]:
+        """Inside, `enter` changes contexts; after, the caller's is current again."""
+        self.begin_issue()
+        with undo_on_error(self.end_issue):
+            yield
+            self.end_issue()
+
     def enter(self, device: Gpu) -> None:
         """Make the device's context current, while a run is issued."""
         if self.current is not device:
@@ -154,15 +162,18 @@ class Gpus:
         with concerning(device):
             self.vendor.destroy_event(event)
 
-    def idle(self) -> tuple[bool, DeviceError | None]:
-        """Whether all streams have finished, except on devices whose work failed; and the first of these errors."""
-        through, first = True, None
+    def _states(self) -> Iterator[tuple[Gpu, bool | DeviceError]]:
+        """Whether each stream has finished, or the error of its device."""
         for device, stream in self._streams:
             try:
-                through = self._idle(device, stream) and through
+                yield device, self._idle(device, stream)
             except DeviceError as error:
-                first = first or error
-        return through, first
+                yield device, error
+
+    def idle(self) -> tuple[bool, DeviceError | None]:
+        """Whether all streams have finished, except on devices whose work failed; and the first of these errors."""
+        found = [state for _, state in self._states()]
+        return False not in found, next((state for state in found if isinstance(state, DeviceError)), None)
 
     def _idle(self, device: Gpu, stream: Handle) -> bool:
         with concerning(device):
@@ -170,15 +181,7 @@ class Gpus:
 
     def busy(self) -> tuple[str, ...]:
         """Devices whose streams still run something, or whose work failed."""
-        found: dict[str, None] = {}
-        for device, stream in self._streams:
-            try:
-                through = self.vendor.idle(stream)
-            except DeviceError:
-                through = False
-            if not through:
-                found[str(device)] = None
-        return tuple(found)
+        return tuple(dict.fromkeys(str(device) for device, state in self._states() if state is not True))
 
     def well(self) -> None:
         """DeviceError: what ran on a device failed."""

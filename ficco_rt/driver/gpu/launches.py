@@ -25,7 +25,7 @@ from .gpus import Gpus
 from .library import Left, LibraryCalls
 from .modules import LoadedKernel, Modules
 from .refused import Closing, Refused
-from .tensors import DeviceTensor
+from .tensors import DeviceTensors
 from .vendor import DriverCall, Gpu, Grid, Handle, LinearCopy, PitchedCopy
 
 _ALIGNED = 256  # bytes
@@ -79,13 +79,7 @@ class LaunchBinder:
             closing(self._library.close)
             closing(self._modules.close)
 
-    def bind(
-        self,
-        launch: DeviceLaunch,
-        device: Gpu,
-        memory: Mapping[tuple[str, int], DeviceTensor],
-        flags: Mapping[int, int],
-    ) -> BoundLaunch:
+    def bind(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, flags: Mapping[int, int]) -> BoundLaunch:
         """`flags` are their addresses."""
         config = launch.config
         if config.matmuls:
@@ -113,9 +107,7 @@ class LaunchBinder:
             device, address, address + scratch_at, made.counters, calls, launched, arguments, made.tile_works
         )
 
-    def _by_library(
-        self, launch: DeviceLaunch, device: Gpu, memory: Mapping[tuple[str, int], DeviceTensor]
-    ) -> BoundLaunch:
+    def _by_library(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors) -> BoundLaunch:
         (product,) = works_of(launch, memory, {})
         assert isinstance(product, Product)
         left = None if launch.leave is None else Left(str(launch.leave), self._blocks_left(launch.leave))
@@ -202,9 +194,7 @@ class LaunchBinder:
         return Grid((config.blocks,), (config.threads,), config.smem, priority, config.cluster, launch.early)
 
 
-def works_of(
-    launch: DeviceLaunch, memory: Mapping[tuple[str, int], DeviceTensor], flags: Mapping[int, int]
-) -> list[Work]:
+def works_of(launch: DeviceLaunch, memory: DeviceTensors, flags: Mapping[int, int]) -> list[Work]:
     """A launch's works on memory. Flags between works that are made as one have no address."""
 
     def look(region: Region) -> View:
@@ -217,7 +207,7 @@ def works_of(
     return [kernel_work(w.body, look, addresses(w.waits), addresses(w.signals)) for w in launch.works]
 
 
-def fits(launch: DeviceLaunch, memory: Mapping[tuple[str, int], DeviceTensor]) -> bool:
+def fits(launch: DeviceLaunch, memory: DeviceTensors) -> bool:
     """Whether the memory is aligned as the launch's kernel counts with."""
     works = works_of(launch, memory, {})
     return all(view.address % launch.config.alignment == 0 for work in works for view in work.views)

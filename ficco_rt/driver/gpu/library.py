@@ -16,9 +16,10 @@ from ...kernels.occupancy import Limits
 from ...kernels.room import Footprint
 from ...kernels.works import Product
 from ...types import TYPES, Dtype
+from .blas_lt import BlasLt, Layout, MatmulPlace, Shape
 from .gpus import Gpus
 from .refused import Closing, Refused, undo_on_error
-from .vendor import DriverCall, GemmLibrary, Gpu, Handle, Layout, MatmulPlace, Shape
+from .vendor import DriverCall, Gpu, Handle
 
 TRIED = 8  # algorithms of a shape, where blocks are to leave room
 _ALIGNED = 256  # bytes: no more of an address's alignment counts
@@ -37,7 +38,7 @@ class LibraryCalls:
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
-        self._library: GemmLibrary | None = None
+        self._library: BlasLt | None = None
         self._handles: dict[int, Handle] = {}  # by device
         self._planned: dict[tuple[int, Shape, Left | None], tuple[Handle, int]] = {}
         self._workspaces: dict[tuple[int, int], int] = {}  # by device and stream of the plan: addresses
@@ -50,7 +51,7 @@ class LibraryCalls:
     def bind(
         self, config: KernelConfig, product: Product, device: Gpu, stream: int, left: Left | None = None
     ) -> tuple[Callable[[Handle], Sequence[DriverCall]], tuple[int, ...]]:
-        """The calls of a launch on a stream, and their algorithms, as `GemmLibrary.plan` numbers them. `stream` is the
+        """The calls of a launch on a stream, and their algorithms, as `BlasLt.plan` numbers them. `stream` is the
         plan's: its calls come one after another, and share a workspace. `left`: what their kernels leave room for."""
         library = self._library = self._library or self._gpus.vendor.gemms()
         key = (device.ordinal, stream)
@@ -69,7 +70,7 @@ class LibraryCalls:
         return lambda at: [library.matmul_action(handle, planned, place, at) for (planned, _), place in made], numbers
 
     def _plan(
-        self, library: GemmLibrary, handle: Handle, device: Gpu, shape: Shape, place: MatmulPlace, left: Left | None
+        self, library: BlasLt, handle: Handle, device: Gpu, shape: Shape, place: MatmulPlace, left: Left | None
     ) -> tuple[Handle, int]:
         key = (device.ordinal, shape, left)
         if key not in self._planned:
@@ -99,7 +100,7 @@ class LibraryCalls:
         return self._planned[key]
 
     def _kernels(
-        self, library: GemmLibrary, handle: Handle, planned: Handle, place: MatmulPlace, device: Gpu
+        self, library: BlasLt, handle: Handle, planned: Handle, place: MatmulPlace, device: Gpu
     ) -> Sequence[tuple[Handle, Footprint]]:
         """A call's kernels, as the driver tells of a call that is captured and not run. They are loaded then."""
         vendor, stream = self._gpus.vendor, self._gpus.control[device.ordinal]
@@ -128,18 +129,16 @@ class LibraryCalls:
     def close(self) -> None:
         """Give handles and descriptors back; workspaces are the devices' memory, and go with it."""
         with Closing() as closing:
-            library = self._library
             for ordinal in [*self._handles]:
-                if library is not None:
-                    closing(self._close, library, ordinal)
+                closing(self._close, ordinal)
 
-    def _close(self, library: GemmLibrary, ordinal: int) -> None:
-        closing = Closing()
-        with self._gpus.inside(self._gpus.devices[ordinal]):
+    def _close(self, ordinal: int) -> None:
+        library = self._library
+        assert library is not None  # whose handles these are
+        with self._gpus.inside(self._gpus.devices[ordinal]), Closing() as closing:
             for key in [key for key in self._planned if key[0] == ordinal]:
                 closing(library.drop, self._planned.pop(key)[0])
             closing(library.close, self._handles.pop(ordinal))
-            closing.end()
 
 
 def _place(matmul: Matmul, product: Product, workspace: int, size: int) -> MatmulPlace:

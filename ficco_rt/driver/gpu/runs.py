@@ -255,13 +255,10 @@ class Runs:
         self.quiet()
         steps = self._binder.captured(binding, mode)
         with gpus.turn():
-            gpus.begin_issue()
             try:
-                self._record(binding, mode, steps)
-                gpus.end_issue()
+                with gpus.issuing():
+                    self._record(binding, mode, steps)
             except BaseException as error:  # the first error is the one to tell
-                with suppress(DeviceError):
-                    gpus.end_issue()
                 with suppress(DeviceError):
                     self._binder.drop_graphs(binding)
                 if self._communicators.unfinished is not None:
@@ -331,11 +328,8 @@ class Runs:
         self._replays = self._communicators.lent = True
         with gpus.turn():
             TURNS.embed(self._tenant, calls.passage)
-            gpus.begin_issue()
-            try:
+            with gpus.issuing():
                 make(gpus, calls.steps)
-            finally:
-                gpus.end_issue()
         self._latest = binding, manner, None, ()
 
     def run_plan(self) -> RunPlan:

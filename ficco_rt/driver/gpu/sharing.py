@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
-from .checked import Api, Checked
+from .checked import Api, Checked, Handle
 from .refused import Closing, undo_on_error
 
-Handle: TypeAlias = Any  # of memory, as the vendor's bindings have it
 Exported: TypeAlias = int | bytes  # a file descriptor, or a fabric handle
 Leaves: TypeAlias = Literal["descriptor", "fabric", "either"]  # what the memory leaves the process as
 
@@ -75,15 +74,11 @@ class Sharing(Protocol):
     def map(self, exported: Sequence[Exported], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
         """The pieces that another process has exported, side by side. Descriptors stay the caller's."""
         handles: list[Handle] = []
-        closing = Closing()
-        try:
+        with undo_on_error(self.release_all, handles):
             for given in exported:
                 handles.append(self.imported(given, what))
             made = self._mapped(handles, sizes, reach, what)
-        finally:
-            for handle in handles:  # a mapping keeps the memory
-                closing(self.release, handle)
-        closing.end()
+        self.release_all(handles)  # a mapping keeps the memory
         return Mapped(made.address, made.sizes)
 
     def _mapped(self, handles: Sequence[Handle], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
@@ -102,8 +97,7 @@ class Sharing(Protocol):
             for i, size in enumerate(placed):
                 closing(self.lift, address + sum(placed[:i]), size)
             closing(self.unreserve, address, reserved)
-            for handle in handles:
-                closing(self.release, handle)
+            closing(self.release_all, handles)
 
     def unmap(self, mapped: Mapped) -> None:
         """Give back addresses, and handles if there are any."""
@@ -152,6 +146,11 @@ class Sharing(Protocol):
 
     def release(self, handle: Handle) -> None:
         self.call(self.api.MemRelease, handle)
+
+    def release_all(self, handles: Sequence[Handle]) -> None:
+        with Closing() as closing:
+            for handle in handles:
+                closing(self.release, handle)
 
     # ---- callers' memory
 

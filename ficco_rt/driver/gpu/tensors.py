@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 from ...types import TYPES, Dtype
 
@@ -23,3 +25,6 @@ class DeviceTensor:
     def size(self) -> int:
         """Bytes."""
         return TYPES[self.dtype].bytes * prod(self.shape)
+
+
+DeviceTensors: TypeAlias = Mapping[tuple[str, int], DeviceTensor]  # by name and rank

@@ -27,15 +27,15 @@ from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...kernels.room import Footprint
 from ...machine.discover import DeviceFacts
-from ...types import Dtype
+from .blas_lt import BlasLt
 from .checked import Api, Checked
+from .checked import DriverCall as DriverCall
 from .checked import DriverFunction as DriverFunction
+from .checked import Handle as Handle
 from .collective_library import CollectiveLibrary
 from .refused import Refused
 from .sharing import Sharing
 
-DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
-Handle: TypeAlias = Any
 Numbers: TypeAlias = list[tuple[int, int]]  # of allocations or mappings, by addresses in them
 
 
@@ -131,62 +131,6 @@ class Opened(Protocol):
     def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None: ...
 
     def finish(self, device: Gpu, stream: Handle) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A matrix that is stored column by column, `pitch` elements from column to column."""
-
-    dtype: Dtype
-    rows: int
-    columns: int
-    pitch: int
-    alignment: int  # bytes, of its address
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """All that decides how the library makes a product: out (+)= first · second. Either may be stored transposed.
-    `sms`: the multiprocessors that its kernel is made for; 0: all."""
-
-    first: Layout
-    second: Layout
-    out: Layout
-    transposed: tuple[bool, bool]
-    accumulate: bool
-    sms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MatmulPlace:
-    """Where a product's matrices lie: addresses of their first elements; and the workspace, whose size is in bytes."""
-
-    first: int
-    second: int
-    out: int
-    workspace: int
-    size: int
-
-
-class GemmLibrary(Protocol):
-    """What differs between cuBLASLt and hipBLASLt. A handle is of the current device."""
-
-    name: str  # with its version: cuBLASLt 13.1
-    lazy: bool  # its kernels are loaded when they are called first, which may wait for what the device does
-
-    def open(self) -> Handle: ...
-
-    def close(self, handle: Handle) -> None: ...
-
-    def plan(self, handle: Handle, shape: Shape, workspace: int, number: int = 0) -> Handle | None:
-        """Descriptors and an algorithm of at most so much workspace: the one that the heuristics like best, or that
-        comes so many places behind it; None: they know no more."""
-
-    def drop(self, planned: Handle) -> None:
-        """Give back the descriptors."""
-
-    def matmul_action(self, handle: Handle, planned: Handle, place: MatmulPlace, stream: Handle) -> DriverCall:
-        """The call, which a context has to be current for."""
 
 
 class Vendor(Protocol):
@@ -437,7 +381,7 @@ class Vendor(Protocol):
     def tensor_map(self, wanted: TensorMap) -> bytes:
         """A tensor map as kernels take it; only kernels of the vendor's own devices ask for any."""
 
-    def gemms(self) -> GemmLibrary:
+    def gemms(self) -> BlasLt:
         """The vendor's library of GEMMs. DeviceError: it, or its bindings, are not installed."""
 
     def has_gemms(self) -> bool:

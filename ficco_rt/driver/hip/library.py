@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ...errors import DeviceError
-from ..gpu.blas_lt import WAY_OUT, BlasLt, checked
-from ..gpu.refused import Refused
-from ..gpu.vendor import DriverFunction, Handle, Shape
+from ..gpu.blas_lt import WAY_OUT, BlasLt, Shape, checked
+from ..gpu.checked import DriverFunction, Handle
+from ..gpu.refused import Refused, undo_on_error
 
 _INSTALL = f'pip install "hip-python[libraries]>=10" brings AMD\'s bindings, ROCm the library; or {WAY_OUT}'
 _ATTRIBUTES = {"matmul_desc": ("MatmulDesc", "MATMUL_DESC"), "matmul_preference": ("MatmulPreference", "MATMUL_PREF")}
 
 
 class HipblasLt(BlasLt):
-    """A `GemmLibrary`. Refused: the bindings or the library is missing."""
+    """A `BlasLt`. Refused: the bindings or the library is missing."""
 
     lazy = False  # no load of HIP is known to wait for the device; nobody tried
     prefix = "hipblasLt"
@@ -40,12 +38,8 @@ class HipblasLt(BlasLt):
 
     def open(self) -> Handle:
         handle = super().open()
-        try:
+        with undo_on_error(self.close, handle):
             number = int(self.made("get_version", handle))
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.close(handle)
-            raise
         self.name = f"hipBLASLt {number // 100000}.{number // 100 % 1000}"
         return handle
 

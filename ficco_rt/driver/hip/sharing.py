@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError
-from ..gpu.checked import Api
+from ..gpu.checked import Api, Handle
 from ..gpu.refused import Refused
-from ..gpu.sharing import Exported, Handle, Leaves, Mapped, Range, Sharing
+from ..gpu.sharing import Exported, Leaves, Mapped, Range, Sharing
 from .call import api, call
 
 _IPC = 64  # bytes of a handle

@@ -31,7 +31,6 @@ from ..gpu.refused import Refused
 from ..gpu.vendor import (
     Address,
     DriverCall,
-    GemmLibrary,
     Gpu,
     Grid,
     Handle,
@@ -328,7 +327,7 @@ class Hip(Vendor):
     def share_smem(self, function: Handle, what: str) -> None:
         """LDS has one size."""
 
-    def gemms(self) -> GemmLibrary:
+    def gemms(self) -> HipblasLt:
         return HipblasLt()
 
     def tensor_map(self, wanted: TensorMap) -> bytes:

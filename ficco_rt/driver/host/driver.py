@@ -69,8 +69,7 @@ class HostDriver:
         self._peers = Peers(plan, group, timeout) if group is not None and group.size > 1 else None
         self._pid = os.getpid()
         self.ranks = tuple(range(plan.ranks)) if self._peers is None else self._peers.ranks
-        issued = count()
-        self._streams = {s: HostStream(x, issued) for s, x in enumerate(plan.streams) if x.rank in self.ranks}
+        self._streams = {s: HostStream(x) for s, x in enumerate(plan.streams) if x.rank in self.ranks}
         self._issue = [(s, p) for s, p in issue_order(plan) if s in self._streams]
         self._calls: dict[int, dict[int, CollectiveCall]] = defaultdict(dict)  # by collective and rank
         for stream, command in plan.commands():
@@ -232,8 +231,9 @@ class HostDriver:
             signal.up = False
             signal.waiters.clear()
         assert isinstance(binding, _Bound)
-        for task in binding.tasks:
-            task()
+        for number, task in enumerate(binding.tasks):
+            task.number = number
+            task.stream.queue.append(task)
         self._issued = binding
         return False
 

@@ -34,7 +34,8 @@ class Segment:
         self._place = group.rank
         name = f"ficco-{secrets.token_hex(8)}"
         file = _made(name, size) if group.rank == 0 else None
-        here = {"machine": _machine(), "host": socket.gethostname(), "namespace": _namespace()}
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        here = {"machine": machine, "host": socket.gethostname(), "namespace": os.readlink("/proc/self/ns/pid")}
         if file is not None:
             here |= {"name": name, "pid": str(os.getpid()), "file": str(file.fileno())}
         told = [json.loads(data) for data in group.exchange(json.dumps(here).encode(), timeout, "memory to share")]
@@ -92,11 +93,3 @@ def _opened(told: Mapping[str, str], here: Mapping[str, str]) -> FileIO:
         f"it does not see process 0{where} ({reason}); start all processes as one user, in one container or with "
         "--pid=host"
     )
-
-
-def _machine() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _namespace() -> str:
-    return os.readlink("/proc/self/ns/pid")

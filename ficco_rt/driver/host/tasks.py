@@ -8,7 +8,7 @@ data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,7 +21,6 @@ class HostStream:
     """A virtual queue. `head` is the task that is next, or being done."""
 
     plan: Stream
-    counter: Iterator[int]  # numbers the tasks of all streams as they are issued
     queue: list[Task] = field(default_factory=list)
     head: int = 0
 
@@ -66,16 +65,12 @@ class HostJob:
 
 @dataclass(slots=True, eq=False)
 class _IssuedTask:
-    """A bound command; calling it issues it."""
+    """A bound command."""
 
     stream: HostStream
     position: int  # among the stream's commands
     command: Command
     number: int = field(default=0, init=False)  # in the order of issue
-
-    def __call__(self) -> None:
-        self.number = next(self.stream.counter)
-        self.stream.queue.append(self)  # type: ignore[arg-type]  # only the subclasses below are made
 
 
 @dataclass(slots=True, eq=False)

@@ -32,9 +32,7 @@ class Variant:
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
     odd: bool = False  # of a width that is taken only where it fills waves that others leave half empty
     pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
-    swapped: bool = (
-        False  # wgmma makes the transposed tile, so that rows are any multiple of 8; the plain product alone
-    )
+    swapped: bool = False  # wgmma makes the transposed tile: rows are any multiple of 8; the plain product alone
     producer_registers: int = 56
     consumer_registers: int = 224
     launch_registers: int = 0  # of a thread, where a block leaves some to blocks of other kernels; 0: it takes all
