@@ -85,6 +85,6 @@ def exit_code(error: BaseException) -> int:
 
 
 def malformed(place: Span, message: str) -> PlanError:
-    """The plan asks for something that has no meaning. `check` refuses such plans (`plan/rules.py`); a driver that
+    """The plan asks for something that has no meaning. `check` refuses such plans (`plan/plan_rules.py`); a driver that
     is given one unchecked must not go on."""
     return PlanError((Diagnostic(place, message),))

@@ -76,7 +76,7 @@ class Bench:
     def __init__(self) -> None:
         from ficco_rt.driver.cuda.call import call
         from ficco_rt.driver.cuda.vendor import Cuda
-        from ficco_rt.kernels.compiler import KernelSource
+        from ficco_rt.kernels.kernel_compiler import KernelSource
         from ficco_rt.kernels.target import options
 
         self.call, self.vendor = call, Cuda()

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt import compiler
 from ficco_rt.files.atomic import read_text, write_atomic
-from ficco_rt.machine.cost import ADDED, CollectiveName, behind_another, collective_time
+from ficco_rt.machine.durations import ADDED, CollectiveName, behind_another, collective_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select.candidates import by_rules, text_of

@@ -4,7 +4,7 @@
 
 It measures the probes of `ficco calibrate` that the figures rest on, and the same products by our own kernels. It
 prints each product's time and price, by the library and by ours, whom a choice takes by the prices and who was faster,
-and the figures as `VENDOR_GEMMS` of ficco_rt/machine/cost.py has them.
+and the figures as `VENDOR_GEMMS` of ficco_rt/machine/durations.py has them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from ficco_rt.calibrate.fit import Constant, constants
 from ficco_rt.calibrate.measure import Clock, Series, measure
 from ficco_rt.calibrate.probes import VENDOR_PRODUCT, Probe, probes
-from ficco_rt.machine.cost import VendorGemm, vendor_gemm
+from ficco_rt.machine.durations import VendorGemm, vendor_gemm
 from ficco_rt.machine.model import Machine
 from ficco_rt.select.choose import AHEAD
 
@@ -65,7 +65,7 @@ def main(words: Sequence[str], clock: Clock | None = None, machine: Machine | No
     parser.add_argument("--seconds", type=float, default=50.0)
     args = parser.parse_args(words)
     if clock is None or machine is None:
-        from ficco_rt.calibrate.gpus import OnGpus
+        from ficco_rt.calibrate.gpu_times import OnGpus
         from ficco_rt.driver.registry import discover
 
         clock, machine = OnGpus("cuda"), discover("cuda", 1)

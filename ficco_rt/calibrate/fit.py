@@ -12,9 +12,9 @@ import numpy as np
 
 from ..files.records import HIDDEN, Named
 from ..kernels.vendor_cost import call_time
-from ..machine.cost import VENDOR_GEMMS, Overheads, VendorGemm, gemm_rate, overheads, vendor_gemm
+from ..machine.durations import VENDOR_GEMMS, Overheads, VendorGemm, gemm_rate, overheads, vendor_gemm
+from ..machine.measured_tables import Measured
 from ..machine.model import Machine
-from ..machine.tables import Measured
 from ..machine.units import figure
 from .measure import Point, Series
 from .probes import ROW, VENDOR_PRODUCT

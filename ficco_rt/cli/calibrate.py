@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..calibrate.fit import Beside, Constant, Loss, constants, contention, decomposition, machine_of
+from ..calibrate.machine_tables import measured_of
 from ..calibrate.measure import Clock, Series, measure
 from ..calibrate.probes import Probe, probes
-from ..calibrate.tables import measured_of
 from ..driver.api import DriverName
 from ..errors import DeviceError
 from ..files.atomic import MACHINE, check_outputs
@@ -30,7 +30,7 @@ MOST_GPUS = 8  # that are looked for
 
 def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, output: str | None, as_json: bool) -> int:
     """Measure, print, and write the file, if one is asked for."""
-    from ..calibrate.gpus import OnGpus
+    from ..calibrate.gpu_times import OnGpus
     from ..driver.registry import VENDORS, device_count, discover, driver_version
 
     check_outputs([(MACHINE, output)])

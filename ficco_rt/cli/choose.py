@@ -67,14 +67,14 @@ def chosen(
 ) -> Choice:
     """The choice for what a command line says, on all ranks of the machine. `vendor`: the vendor's library is there, or
     nothing runs on GPUs."""
-    from ..select import memory
+    from ..select import measurements
     from ..select.choose import BY, choose
 
     if by is not None and by not in BY:
         raise UsageError(f"--by {by[:40]}: a choice is made by {', '.join(BY)}")
     if measured is not None and by != "measured":
         raise UsageError("--measured names a file of measured times, which --by measured goes by")
-    known = None if measured is None else memory.load(measured)
+    known = None if measured is None else measurements.load(measured)
     own = None if candidates is None else candidates_of(candidates)
     sizes = parse_settings(settings)
     by_: Any = by

@@ -68,7 +68,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device.collectives import ONE_EACH
     from ..device.features import here, library_of, queue_switch
     from ..device.ir import Placement
-    from ..device.nodes import nodes_of
+    from ..device.multi_node import nodes_of
     from ..device.run_plan import first_runs
     from ..plan import kernel_files
     from ..plan.codec import content_hash

@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeAlias
 
 from ..errors import UsageError
 from ..files.records import HIDDEN, INLINE, Count
+from ..machine.machine_rules import hints, is_table, unit_of
+from ..machine.measured_tables import TITLES
 from ..machine.model import Device, Links, Machine, TopologyKind
-from ..machine.rules import hints, is_table, unit_of
-from ..machine.tables import TITLES
 from ..machine.units import figure
 from ..report.wording import count, show_bytes
 from .console import Style, table
@@ -188,7 +188,7 @@ def kernels(arch: str) -> str:
 def _library(device: Device) -> str:
     """What is known of the vendor's GEMM there."""
     from ..kernels.families import tuned
-    from ..machine.cost import vendor_gemm, vendor_source
+    from ..machine.durations import vendor_gemm, vendor_source
 
     known = vendor_gemm(device)
     if known is None and not tuned(device.arch):

@@ -26,7 +26,7 @@ from ..report.wording import by_reason, count, show_time
 from ..trace.model import ClockKind
 from .console import Progress, Style, table
 from .messages import say, tell
-from .shape_apart import by_threads, made_apart, threads_said
+from .shape_process import by_threads, made_apart, threads_said
 from .shaping import Effort, Row, Setting, measured_row, modelled_row, settings, swept, told
 
 if TYPE_CHECKING:

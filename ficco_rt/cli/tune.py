@@ -93,7 +93,7 @@ def tune(
     as_json: bool,
 ) -> int:
     """Measure an operation's best candidates and remember their times, or merge files of such times."""
-    from ..select import memory
+    from ..select import measurements
 
     if merge:
         return _merge(targets, settings, output, as_json)
@@ -101,21 +101,21 @@ def tune(
         raise UsageError("name one operation, such as ag_gemm; --merge takes files of measured times")
     from ..select.tune import Effort, tune
 
-    path = Path(output) if output is not None else memory.place()
+    path = Path(output) if output is not None else measurements.place()
     if output is None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     atomic.check_outputs([(atomic.MEASURED, path)])
-    known = memory.load(path) if path.exists() else memory.EMPTY
+    known = measurements.load(path) if path.exists() else measurements.EMPTY
     sizes = parse_settings(settings)
     own = None if candidates is None else candidates_of(candidates)
     effort = Effort(best=best, rounds=rounds, iters=iters, verify=not no_verify)
     found = tune(targets[0], gpus, sizes, backend, ranks_per_gpu, effort, own, Progress().step)
-    memory.save(memory.merged([known, found.memory]), path)
+    measurements.save(measurements.merged([known, found.memory]), path)
     return tell(as_json, lambda: _tuned_record(found, path), lambda _: _tuned_report(found, path))
 
 
 def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | None, as_json: bool) -> int:
-    from ..select import memory
+    from ..select import measurements
 
     if settings:
         raise UsageError("--merge puts files together and measures nothing: it takes no --set")
@@ -124,8 +124,8 @@ def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | No
             "--merge takes two files or more and the file to write: ficco tune --merge A.json B.json -o C.json"
         )
     atomic.check_outputs([(atomic.MEASURED, output)], targets)
-    made = memory.merged(memory.load(path) for path in targets)
-    memory.save(made, output)
+    made = measurements.merged(measurements.load(path) for path in targets)
+    measurements.save(made, output)
     number = sum(map(len, made.times.values()))
     record = MergedRecord(output, len(made.times), number)
     words = f"{output}: {count(number, 'time')} of {count(len(made.times), 'case')}\n"

@@ -26,8 +26,8 @@ from ..plan.ir import (
 from ..plan.issue import issue_order
 from .chain import chained, parted, postponed
 from .collectives import alone_reaches_other_nodes, calls_of, communicators_of, meets, own_way, part_of
-from .double import double_buffered
-from .frames import Frames, touched
+from .double_buffering import double_buffered
+from .early_begin import Opening, opening_of
 from .ir import (
     GRAPHS,
     LATCHED,
@@ -56,10 +56,10 @@ from .ir import (
     WordChange,
     crowded,
 )
-from .latch import Latch, short
 from .launches import LaunchPlanner
-from .opening import Opening, opening_of
-from .words import Words, words_of
+from .run_ends import Frames, touched
+from .semaphores import Words, words_of
+from .start_gate import Latch, short
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note
 
 from ..errors import DeviceError, PlanError
 from ..plan.walk import MOST_MISTAKES, Holder, Obstacle, Walk
+from .device_plan_rules import RULES
 from .features import too_few_queues
 from .ir import (
     GRAPHS,
@@ -37,7 +38,6 @@ from .ir import (
     RecordEvent,
 )
 from .races import Races
-from .rules import RULES
 from .sequence import Node, Other, RunCase, RunSequence, Seen, Step
 
 _CALLED = RunCase(Manner(True, behind=False, timed=False), uses=(True, True))

@@ -15,14 +15,14 @@ from ..geometry.cells import cells
 from ..geometry.region import Region
 from ..graph.ir import KernelCall
 from ..graph.kinds import settings
+from ..graph.op_rules import fits
 from ..graph.ops.kind import Look
-from ..graph.rules import fits
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
 from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import kernel_work, symbolic
-from ..plan.rules import inside
+from ..plan.plan_rules import inside
 from .ir import PLACELESS, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
@@ -83,7 +83,7 @@ def _streams(plan: DevicePlan) -> Iterator[Diagnostic]:
 def regions_lie_inside(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Every region lies inside a tensor of the plan."""
     shapes = {t.name: t.shapes for t in plan.tensors}
-    seen: set[int] = set()  # by identity, as `plan.rules` has it
+    seen: set[int] = set()  # by identity, as `plan.plan_rules` has it
     for region, origin in ((r, part.origin) for _, part in plan.parts for r in (*part.writes, *part.reads)):
         if id(region) in seen:
             continue

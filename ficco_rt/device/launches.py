@@ -19,7 +19,7 @@ from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
 from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import calls_of, part_of
 from .ir import Communicator, DeviceLaunch, Features, Placement
-from .words import private_flags
+from .semaphores import private_flags
 
 
 class LaunchPlanner:

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from ..errors import InternalError
 from ..geometry.cells import Cell, cells
 from ..geometry.region import Region
-from ..kernels.meet import MOST
+from ..kernels.device_barrier import MOST
 from ..kernels.target import compute_capability
 from ..types import TYPES
 from .ir import (

@@ -23,6 +23,7 @@ from ..graph.ir import heard
 from ..plan import walk
 from ..plan.ir import Work
 from ..plan.walk import PASSES, TOUCHES, Call, Part, Signal
+from .device_plan_rules import words_in_order
 from .ir import (
     GRAPHS,
     PLACELESS,
@@ -46,7 +47,6 @@ from .ir import (
     StreamName,
     WordChange,
 )
-from .rules import words_in_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from ..geometry.region import Region
 from ..graph.ir import CollectiveKind, Gemm
-from ..machine.cost import collective_time, gemm_rate, gemm_time
+from ..machine.durations import collective_time, gemm_rate, gemm_time
 from ..machine.model import Machine, Port
 from ..plan.ir import CollectiveCall, Plan, Transfer, Work
 from ..types import TYPES

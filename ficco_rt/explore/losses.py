@@ -18,8 +18,8 @@ import ficco_dsl
 
 from .. import compiler
 from ..files.records import INLINE, AtLeast, Count, Named
+from ..machine.measured_tables import Contention, GemmRates
 from ..machine.model import Machine
-from ..machine.tables import Contention, GemmRates
 from ..sim.simulate import simulate
 from ..trace.model import Trace
 

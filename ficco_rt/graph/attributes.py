@@ -12,7 +12,7 @@ from ficco_dsl.vocabulary import WORDS
 from . import ir
 from .budget import Budget
 from .evaluate import Mistake, Scope, compile_expr, number, size
-from .rules import MOST_CTAS, MOST_THREADS, WARP
+from .op_rules import MOST_CTAS, MOST_THREADS, WARP
 
 _LEAST = {"smem": 0, "leave": 1, "residency": 1, "sms": 1, "ctas": 0, "threads": 64}
 _MOST = {"ctas": MOST_CTAS, "threads": MOST_THREADS}

@@ -32,9 +32,9 @@ from .evaluate import (
 )
 from .kinds import BY_NODE
 from .link import link
+from .op_rules import broken
 from .ops.collective import sent_and_received
 from .ops.kind import Names
-from .rules import broken
 from .sums import begin_sums
 
 

@@ -20,7 +20,7 @@ from .combine import combine, equal_shares
 from .difference import Terms, difference, elements, same, show, terms, twice
 from .evaluate import MOST_MISTAKES, first_of, refuse
 from .kinds import kind_of
-from .rules import broken, misplaced, pairs_fit
+from .op_rules import broken, misplaced, pairs_fit
 from .symbolic import (
     FIXED,
     UNWRITTEN,

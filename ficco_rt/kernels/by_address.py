@@ -16,11 +16,11 @@ from typing import ClassVar, Generic, TypeVar
 import numpy as np
 
 from ..types import TYPES
+from .block_fit import Footprint, resident
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
-from .gemm import ALIGNMENT, MatrixGemm, gemm_of
+from .gemm_launch import ALIGNMENT, MatrixGemm, gemm_of
 from .leaving import NO_ROOM, footprint, shapes
 from .occupancy import Limits, Window, at_once, window
-from .room import Footprint, resident
 from .signature import Signature
 from .tile_table import Rows, SplitK, Table, count, table
 from .tiles import DEPTH, MatrixWork, common, depths_of, pieces_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .families import NAMED
 from .naive.family import COPY, GEMM, REDUCE
-from .vendor import GEMM as VENDOR_GEMM
+from .vendor_gemm import GEMM as VENDOR_GEMM
 
 __all__ = ["CLUSTERS", "COPY", "GEMM", "REDUCE", "TILES", "VENDOR_GEMM", "copy_sms"]
 

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .room import Footprint
+from .block_fit import Footprint
 from .target import compute_capability
 
 Version: TypeAlias = tuple[int, int]

@@ -8,16 +8,16 @@ from typing import Any
 
 from ..machine.model import Device
 from ..types import TYPES
+from .block_fit import Footprint
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
 from .naive.family import COPY, NAIVE, REDUCE
 from .occupancy import Limits, out_of_limits, window
 from .pace import Pace
-from .room import Footprint
 from .sm80.family import SM80
 from .sm90.family import SM90
 from .user import USER
-from .vendor import VENDOR
+from .vendor_gemm import VENDOR
 from .works import Copy, Work
 
 FAMILIES: tuple[Family[Any], ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from ..machine.model import Device
 from ..types import Dtype
+from .block_fit import Footprint
 from .occupancy import Limits
 from .pace import Pace
-from .room import Footprint
 from .tile_table import WHOLE_K, SplitK, Table
 from .works import Work
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .block_fit import Footprint, Several, Shape, fit, left, shape
 from .family import Compiled, GemmRequest, KernelConfig
 from .occupancy import Limits
-from .room import Footprint, Several, Shape, fit, left, shape
 
 NO_ROOM = "none of its blocks leaves so much room"
 

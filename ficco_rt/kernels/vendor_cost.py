@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil, inf
 
-from ..machine.cost import VendorGemm, gemm_rate
+from ..machine.durations import VendorGemm, gemm_rate
 from ..machine.model import Device
 from ..types import TYPES
-from .cost import best_splits
+from .shared_costs import best_splits
 from .tiles import DEPTH
 
 # Fitted with the figures of `cost.VENDOR_GEMMS`.

@@ -20,9 +20,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import atomic
+from .machine_rules import Mistake, enough, hints, is_table, judged, members, mistakes, shown, unit_of
+from .measured_tables import TITLES, Measured
 from .model import Device, Links, Machine
-from .rules import Mistake, enough, hints, is_table, judged, members, mistakes, shown, unit_of
-from .tables import TITLES, Measured
 from .units import Unit
 
 VERSION = 1

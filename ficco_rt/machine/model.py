@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
-from .tables import Measured
+from .measured_tables import Measured
 from .units import ByteRate, Bytes, Count, CountOrNone, OperationRate, SomeBytes, Time, TimeOrShare
 
 TopologyKind: TypeAlias = Literal["switch", "mesh", "ring"]

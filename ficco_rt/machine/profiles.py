@@ -10,8 +10,8 @@ from typing import TypeAlias
 from ..errors import UsageError
 from ..files.arguments import of_kind
 from .file import SUFFIX, load
+from .machine_rules import mistakes
 from .model import Machine
-from .rules import mistakes
 
 AnyMachine: TypeAlias = Machine | str | Path
 

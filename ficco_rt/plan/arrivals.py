@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ..graph import ir
 from ..kernels.catalogue import copy_sms
-from ..machine.cost import gemm_time, store_time, transfer_time
+from ..machine.durations import gemm_time, store_time, transfer_time
 from ..machine.model import Machine
 from ..types import TYPES
 

@@ -23,7 +23,7 @@ from ..graph.kinds import kind_of
 from .clock import Clock
 from .ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Signal, Stream, Transfer, Work
 from .ledger import Ledger, Race, Toucher, Unwritten
-from .rules import RULES
+from .plan_rules import RULES
 from .walk import MOST_MISTAKES, PASSES, TOUCHES, Call, Clocks, Holder, Node, Obstacle, Part, Walk
 
 Happening: TypeAlias = tuple[int, int, int]  # stream, command, and of a launch the work; -1 for other commands

@@ -25,7 +25,7 @@ from .ir import (
     WaitFlag,
     Work,
 )
-from .rules import pitched, tiles
+from .plan_rules import pitched, tiles
 
 
 @dataclass(slots=True)

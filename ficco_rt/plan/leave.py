@@ -9,10 +9,10 @@ from dataclasses import replace
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError
 
 from ..graph import ir
+from ..kernels.block_fit import Footprint, Several, left, shape
 from ..kernels.collective_blocks import EXCHANGE, planned
 from ..kernels.families import footprints, tensor_core_families
 from ..kernels.occupancy import Limits
-from ..kernels.room import Footprint, Several, left, shape
 from ..machine.model import Machine
 
 _LEAST_THREADS, _WARP = 64, 32

@@ -15,8 +15,8 @@ from ..kernels.families import choose, reached, tensor_core_families, tuned
 from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
 from ..kernels.target import compute_capability
-from ..kernels.vendor import VENDOR
-from ..machine.cost import behind_another
+from ..kernels.vendor_gemm import VENDOR
+from ..machine.durations import behind_another
 from ..machine.model import Device, Machine
 from ..machine.units import figure
 from ..types import ELEMENT_TYPES, TYPES

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from ..graph.ir import Graph
 from ..machine.model import Machine
 from . import promises
-from .choose import choose_kernels
+from .choose_kernels import choose_kernels
 from .draft import Draft, to_text
 from .emit import emit
 from .fuse import fuse
 from .ir import Plan
+from .launch_attributes import solve_resources
 from .leave import settled
 from .place import place
 from .promises import Promise, hold
-from .resources import solve_resources
 from .shares import share_multiprocessors
 from .sync import synchronise
 from .transfers import order_transfers

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from ..errors import InternalError
 from ..graph import ir
-from .carriers import uncarried
+from .dependency_carriers import uncarried
 from .draft import Draft, LaunchKey, launches, to_text
-from .rules import takes
+from .plan_rules import takes
 
 Promise: TypeAlias = Callable[[Draft], Iterator[str]]
 MOST_SHOWN = 5

@@ -10,9 +10,9 @@ from math import prod
 from typing import Any, Literal, TypeAlias
 
 from ..device.features import usual
+from ..device.fit_table import RoomTable, room_table
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
-from ..device.room_table import RoomTable, room_table
 from ..files.records import LEFT_OUT, Count, Micros, Params
 from ..geometry.region import between_ranks
 from ..graph.ir import (

@@ -11,12 +11,12 @@ from .. import compiler
 from ..errors import UsageError
 from ..files.arguments import KERNEL, VENDOR, plain, whole
 from ..kernels.families import tuned
-from ..machine.cost import vendor_gemm, vendor_source
+from ..machine.durations import vendor_gemm, vendor_source
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..machine.units import figure
 from ..plan.ir import Plan
-from . import memory, ranking, rules
+from . import heuristics, measurements, ranking
 from .candidates import Candidate, Option, bound_sizes, by_rules, own, shipped_operation, shown
 from .facts import facts
 from .params import MEASURED
@@ -112,7 +112,7 @@ def choose(
     machine: AnyMachine | None = None,
     by: By | None = None,
     candidates: Iterable[object] | None = None,
-    measured: memory.Memory | None = None,
+    measured: measurements.Memory | None = None,
     sizes: Mapping[str, object] | None = None,
     ranks_per_gpu: int = 1,
     vendor: bool = True,
@@ -127,7 +127,7 @@ def choose(
     asked = question(operation, ranks, machine, candidates, sizes)
     asked = replace(asked, ranks_per_gpu=ranks_per_gpu, vendor=vendor)
     if by == "measured":
-        return _by_measured(asked, memory.stored() if measured is None else measured)
+        return _by_measured(asked, measurements.stored() if measured is None else measured)
     return _by_rules(asked) if (by or default(asked)) == "rules" else _by_model(asked)
 
 
@@ -151,7 +151,7 @@ def question(
 def default(asked: Question) -> By:
     """What chooses by default: the rules, or the model where the rules were not fitted, or say what is not asked."""
     f = asked.facts
-    return "rules" if f is not None and not rules.unfitted(f) and _ruled(asked) is not None else "model"
+    return "rules" if f is not None and not heuristics.unfitted(f) and _ruled(asked) is not None else "model"
 
 
 def _answer(
@@ -185,8 +185,8 @@ def _compared(asked: Question) -> tuple[str, ...]:
     device = asked.machine.device.name
     others = [
         f"of {asked.operation.name}" if asked.operation.name not in MEASURED else "",
-        f"on {device}" if device != rules.DEVICE else "",
-        f"on {gpus} GPUs" if gpus > rules.GPUS else "",
+        f"on {device}" if device != heuristics.DEVICE else "",
+        f"on {gpus} GPUs" if gpus > heuristics.GPUS else "",
     ]
     told = ", none ".join(filter(None, others))
     known = f"choices of {' and '.join(MEASURED)} were compared with measurements on two H200"
@@ -200,18 +200,18 @@ def _by_rules(asked: Question) -> Choice:
     f = asked.facts
     if f is None:
         raise UsageError(f"no rules speak of {asked.operation.name}; take --by model, or by='model'")
-    rule = rules.deciding(f)
+    rule = heuristics.deciding(f)
     best = _ruled(asked)
     if best is None:
         raise UsageError(
             f"the rules say {asked.ruled}, which is not among the candidates; take --by model, or by='model'"
         )
     why = [f"rule '{rule.name}': {rule.why(f)}"]
-    if apart := rules.unfitted(f):
+    if apart := heuristics.unfitted(f):
         why.append(f"{apart}: on {asked.machine.name} take --by model, or by='model'")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
-    sources = [*rules.cited(f, (rule, *values)), *_compared(asked)]
+    sources = [*heuristics.cited(f, (rule, *values)), *_compared(asked)]
     return _answer(asked, "rules", best, lambda: ranking.beside(asked, best, NEXT), why, sources)
 
 
@@ -232,10 +232,10 @@ def _by_model(asked: Question) -> Choice:
     clock += " with our kernels" if len(among) < len(found.ranked) else ""
     why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
     f = asked.facts
-    if f is not None and (apart := rules.unfitted(f)):
+    if f is not None and (apart := heuristics.unfitted(f)):
         why.append(f"{apart}; {asked.machine.name} is chosen by the model")
     elif f is not None and asked.own is None and not best.candidate.vendored:
-        rule, wanted, said = rules.deciding(f), asked.ruled, _ruled(asked)
+        rule, wanted, said = heuristics.deciding(f), asked.ruled, _ruled(asked)
         reason = f"(rule '{rule.name}': {rule.why(f)})"
         draws = [o for o in found.ranked if not o.candidate.vendored and o.time <= (1 + DRAW) * fastest.time]
         draws.sort(key=lambda o: o.candidate != said)  # first the rules' very values, then the fastest
@@ -288,8 +288,10 @@ def _worth_the_library(asked: Question, found: Ranking) -> tuple[Option, str]:
 # ---------------------------------------------------------------- measured times
 
 
-def _by_measured(asked: Question, known: memory.Memory) -> Choice:
-    where = memory.measured_case(asked.operation.name, asked.ranks, asked.sizes, asked.machine, asked.ranks_per_gpu)
+def _by_measured(asked: Question, known: measurements.Memory) -> Choice:
+    where = measurements.measured_case(
+        asked.operation.name, asked.ranks, asked.sizes, asked.machine, asked.ranks_per_gpu
+    )
     # a file of times may come from anywhere: it names no schedule but those that are asked about
     times = tuple(t for t in known.of(where) if asked.knows(t.candidate))
     if not times:

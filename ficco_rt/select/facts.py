@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from ..machine.cost import STORES, gemm_rate
+from ..machine.durations import STORES, gemm_rate
 from ..machine.model import Machine, TopologyKind
 from ..types import TYPES
 from .operations import OPERATIONS, Shape, Sizes

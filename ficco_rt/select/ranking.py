@@ -18,10 +18,9 @@ from ..files import atomic, shipped
 from ..files.records import Reader
 from ..kernels.families import tuned
 from ..kernels.tiles import DEPTH
-from ..machine.cost import vendor_gemm
+from ..machine.durations import vendor_gemm
 from ..machine.model import Machine
 from ..sim.simulate import simulate
-from .bound import bound
 from .candidates import (
     BASELINE,
     Candidate,
@@ -35,8 +34,9 @@ from .candidates import (
     within_reach,
 )
 from .facts import Facts
+from .heuristics import RULES, deciding
+from .lower_bound import bound
 from .params import SHARES, pieces
-from .rules import RULES, deciding
 
 FORM = 2  # of the cache's files
 NEAR = 1.15  # times the best: a schedule above it is not worth other values of its parameters

@@ -18,7 +18,7 @@ from ..exec.verify import verified_run
 from ..plan.ir import Plan
 from .candidates import BASELINE, Candidate, by_vendor
 from .choose import question
-from .memory import MODES, MeasuredCase, Memory, Time, measured_case
+from .measurements import MODES, MeasuredCase, Memory, Time, measured_case
 from .ranking import ranked
 
 HOST = (

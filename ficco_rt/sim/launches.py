@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from ..device.ir import DeviceLaunch
 from ..graph.ir import Gemm
-from ..machine.cost import slowed
+from ..machine.durations import slowed
 from ..trace.model import TraceSpan, launch_label
-from .clock import VirtualClock
+from .contention import Supply
 from .prices import PieceOfK, Price, TileGroups
-from .sharing import Supply
 from .streams import Signal, SimStream
+from .virtual_clock import VirtualClock
 
 
 @dataclass(slots=True)

@@ -14,12 +14,12 @@ from ..graph.kinds import done, kind_of
 from ..kernels.families import pace
 from ..kernels.family import KernelConfig
 from ..kernels.pace import Pace
-from ..machine import cost
+from ..machine import durations
 from ..machine.model import Machine, Port
 from ..plan.ir import Work
 from ..trace.model import Launched, SpanKind
 from ..types import TYPES
-from .sharing import Supply
+from .contention import Supply
 
 # µs: a tile that waits for its addends sees their flags, loads and adds them, and is stored. Fitted on H200 and taken
 # for all machines (docs/internals/model.md)
@@ -159,7 +159,7 @@ class Prices:
             flops,
             peer,
             kind.time(body, machine, rank, self.size, sms),
-            self._uses(work.reads, work.writes, rank, cost.PUSHED),
+            self._uses(work.reads, work.writes, rank, durations.PUSHED),
             peer_bytes=far,
         )
 
@@ -198,7 +198,7 @@ class Prices:
     def _product(self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, parts: int, label: str) -> Price:
         machine, config, out = self.machine, launch.config, gemm.out
         moved = sum(map(self.size, (*work.reads, *work.writes)))
-        sent = self._uses((), [out], rank, cost.STORES) if out.rank != rank else {}
+        sent = self._uses((), [out], rank, durations.STORES) if out.rank != rank else {}
         m, n = out.shape[-2:]
         k = gemm.depth
         batch = out.elements // max(1, m * n)
@@ -208,11 +208,11 @@ class Prices:
         count = max(1, batch * ceil(rows / config.cluster) * columns)
         added = sum(map(self.size, gemm.addends))
         # what the arithmetic does not hide of the addends, which all multiprocessors add at once
-        shown = cost.ADDED * cost.kernel_time(machine, added + 2 * self.size(out)) if added else 0.0
+        shown = durations.ADDED * durations.kernel_time(machine, added + 2 * self.size(out)) if added else 0.0
         shown *= kernel.groups / count
         share = 1.0 if kernel.whole_edges else batch * m * n / (batch * rows * columns * prod(config.tile))
-        far = cost.link_time(machine, rank, out.rank, self.size(out), cost.STORES)
-        shown += cost.SENT * far * kernel.groups / count
+        far = durations.link_time(machine, rank, out.rank, self.size(out), durations.STORES)
+        shown += durations.SENT * far * kernel.groups / count
         # a right operand that no other row of tiles loads comes out of memory
         step = kernel.step if rows > config.cluster else max(kernel.step, kernel.fetched)
         tiles = TileCost(count, kernel.steps(k), step * share, kernel.ends + shown)

@@ -29,9 +29,9 @@ from ..graph.budget import MODELLED, Budget, without_collection
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace.model import Lane, SpanKind, Trace, TraceSpan
-from .clock import VirtualClock
 from .launches import LaunchRun
 from .streams import Signal, SimStream, streams_of
+from .virtual_clock import VirtualClock
 
 SimulatedMode: TypeAlias = Literal["streams", "graph"]
 

@@ -160,9 +160,9 @@ class Side:
 
     def no_sockets(self, refused: bool) -> None:
         """No file descriptor passes from here on, or all do."""
-        from ficco_rt.driver.gpu import peers, ways
+        from ficco_rt.driver.gpu import memory_handles, peers
 
-        vars(peers)["descriptors_pass"] = (lambda *_: None) if refused else ways.descriptors_pass
+        vars(peers)["descriptors_pass"] = (lambda *_: None) if refused else memory_handles.descriptors_pass
 
     def no_fabric(self) -> str:
         """Why memory does not pass as fabric handles."""

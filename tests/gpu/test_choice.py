@@ -12,7 +12,7 @@ import pytest
 
 from ficco_rt.driver.api import DriverName
 from ficco_rt.driver.registry import discover, has_gemms
-from ficco_rt.select import memory
+from ficco_rt.select import measurements
 from ficco_rt.select.choose import Choice, choose
 from ficco_rt.select.tune import Effort, tune
 from tests.gpu.apart import apart
@@ -63,6 +63,6 @@ def as_measured(backend: DriverName, ranks: int, layers: int, best: int = 6) -> 
         told = f"{first.candidate.label} {first.mode}"
         behind = f"{100 * (serial / first.median - 1):+.1f} %"
         print(f"{layer:28} {told:44} {first.median:8.1f}  {lost(rules):>7} {lost(model):>7} {behind:>7}", flush=True)
-        again = choose(operation, ranks, machine, "measured", measured=memory.merged(remembered), sizes=sizes)
+        again = choose(operation, ranks, machine, "measured", measured=measurements.merged(remembered), sizes=sizes)
         wrong += again.predicted != first.median
     return not wrong

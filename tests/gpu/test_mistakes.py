@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt.kernels.compiler import compile_text
+from ficco_rt.kernels.kernel_compiler import compile_text
 from tests.gpu.apart import environment
 
 SCHEDULE = """schedule user_kernel

@@ -24,7 +24,7 @@ import ficco_rt
 from ficco_rt.cli.main import execute
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.ir import DevicePlan, Placement
-from ficco_rt.device.latch import MOST
+from ficco_rt.device.start_gate import MOST
 from ficco_rt.driver.api import DriverName
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.exec.inputs import noise

@@ -10,7 +10,7 @@ from typing import Any
 from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.graph import ir
 from ficco_rt.graph.link import link
-from ficco_rt.graph.rules import broken
+from ficco_rt.graph.op_rules import broken
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ficco_rt.driver.host.driver import HostDriver
 from ficco_rt.driver.host.order import ready_pool
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
-from ficco_rt.machine import cost
+from ficco_rt.machine import durations
 from ficco_rt.plan.ir import Command, Plan
 from ficco_rt.sim.prices import READ
 from tests.host.handmade import (
@@ -360,22 +360,22 @@ def test_the_clock_is_the_machines_and_not_the_orders() -> None:
 
 
 def test_costs() -> None:
-    assert cost.transfer_time(MACHINE, 0, 1, 1000) == 9 + 100
-    assert cost.transfer_time(MACHINE, 1, 1, 1000) == 9 + 20
+    assert durations.transfer_time(MACHINE, 0, 1, 1000) == 9 + 100
+    assert durations.transfer_time(MACHINE, 1, 1, 1000) == 9 + 20
     ring = replace(MACHINE, ranks=6, links=replace(MACHINE.links, kind="ring"))
-    assert cost.transfer_time(ring, 0, 4, 1000) == 9 + 200
+    assert durations.transfer_time(ring, 0, 4, 1000) == 9 + 200
     # 2 · 100 · 100 · 100 operations at 1000; half the multiprocessors take twice as long
-    assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16") == 2000
-    assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16", 5) == 4000
+    assert durations.gemm_time(MACHINE, 100, 100, 100, "bf16") == 2000
+    assert durations.gemm_time(MACHINE, 100, 100, 100, "bf16", 5) == 4000
     # a vector: 1 · 1000 + 1000 · 1000 + 1000 elements of 2 bytes at 100 bytes a microsecond
-    assert cost.gemm_time(MACHINE, 1, 1000, 1000, "bf16") == pytest.approx(2 * 1_002_000 / 100)
-    assert cost.reduce_time(MACHINE, 3, 100) == 4
-    assert cost.kernel_time(MACHINE, 100, 1) == 10
-    assert cost.collective_time(MACHINE, "all_gather", 100) == 3 + 4 + 5
-    assert cost.collective_time(MACHINE, "all_reduce", 100) == 3 + 8 + 10
+    assert durations.gemm_time(MACHINE, 1, 1000, 1000, "bf16") == pytest.approx(2 * 1_002_000 / 100)
+    assert durations.reduce_time(MACHINE, 3, 100) == 4
+    assert durations.kernel_time(MACHINE, 100, 1) == 10
+    assert durations.collective_time(MACHINE, "all_gather", 100) == 3 + 4 + 5
+    assert durations.collective_time(MACHINE, "all_reduce", 100) == 3 + 8 + 10
     mesh = replace(MACHINE, ranks=5, links=replace(MACHINE.links, kind="mesh"))
-    assert cost.collective_time(mesh, "all_to_all", 100) == 3 + 16 + 2
-    assert cost.collective_time(replace(MACHINE, ranks=1), "all_reduce", 100) == 3 + 2
+    assert durations.collective_time(mesh, "all_to_all", 100) == 3 + 16 + 2
+    assert durations.collective_time(replace(MACHINE, ranks=1), "all_reduce", 100) == 3 + 2
 
 
 def test_terms_cost_their_bytes() -> None:

@@ -15,7 +15,7 @@ from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.inputs import InputValues
 from ficco_rt.exec.verify import RUNNING, verified_run
 from ficco_rt.geometry.region import whole
-from ficco_rt.machine.cost import PUSHED
+from ficco_rt.machine.durations import PUSHED
 from ficco_rt.plan.ir import Plan
 from ficco_rt.plan.issue import issue_order
 from ficco_rt.types import Dtype

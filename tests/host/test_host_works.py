@@ -12,7 +12,7 @@ from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.graph.ir import Argument, Kernel, KernelCall
-from ficco_rt.machine.cost import PUSHED
+from ficco_rt.machine.durations import PUSHED
 from ficco_rt.plan.ir import Command, Plan, Work
 from tests.host.handmade import (
     MACHINE,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.gpu import collectives, runs, turns, watchdog
+from ficco_rt.driver.gpu import collectives, issue_order, runs, watchdog
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
@@ -48,7 +48,7 @@ ANSWER = 2.0  # after its limit a call must have come back
 MARGIN = 4.0  # on a busy machine
 # The driver's own patience, shorter: most lives would only sleep.
 SHORT = ((runs, "DRAIN", 0.3), (watchdog, "ANSWER", 0.5), (watchdog, "HEALTH", 0.03), (collectives, "SETTLE", 0.5),
-         (turns, "LEAST", 0.5))  # fmt: skip
+         (issue_order, "LEAST", 0.5))  # fmt: skip
 PHASE, ENDED = 0, 1  # of a process on the page: which part of its life it is in, and whether it has ended
 OPS = 8  # from where on the page has what a process has called
 ROW = 128  # entries a process

@@ -12,7 +12,7 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.trace.model import Launched
-from tests.gpu import test_room as room_check
+from tests.gpu import test_block_fit as room_check
 from tests.mock.standin import StandIn
 from tests.mock.test_launches import planned
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ficco_dsl
-from ficco_rt.calibrate import gpus
+from ficco_rt.calibrate import gpu_times
 from ficco_rt.calibrate.probes import probes
 from ficco_rt.cli import calibrate as command
 from ficco_rt.cli.main import execute
@@ -27,8 +27,8 @@ def test_a_machine_is_measured(
     # the stand-in computes: the sizes of GPUs would take it minutes
     few = [replace(p, points=tuple({str(q): q for q in p.points[:2] + p.points[-1:]}.values())) for p in probes(256)]
     monkeypatch.setattr(command, "probes", lambda: [p for p in few if p.name != "again"])
-    monkeypatch.setattr(gpus, "RUNS", 2)
-    monkeypatch.setattr(gpus, "REST", 0.0)
+    monkeypatch.setattr(gpu_times, "RUNS", 2)
+    monkeypatch.setattr(gpu_times, "REST", 0.0)
     out = tmp_path / "here.toml"
     words = ["calibrate", "--backend", library.face, "--gpus", str(ranks), "--seconds", "100", "-o", str(out)]
     assert execute("ficco", words) == 0
@@ -50,12 +50,12 @@ def test_contexts_stay_from_one_plan_to_the_next(cuda: StandIn) -> None:
     launches = next(p for p in probes() if p.name == "launches")
     schedule = ficco_dsl.parse(launches.text, "launches.ficco")
     plans = [plan_of(build(schedule, 2, {"count": count}), machine) for count in (1, 2)]
-    clock = gpus.OnGpus("cuda")
+    clock = gpu_times.OnGpus("cuda")
     with clock.open(2):
         for plan in plans:
             taken = clock.times(plan, "streams")
             assert taken.ahead
-            assert len(taken.micros) == gpus.RUNS
+            assert len(taken.micros) == gpu_times.RUNS
             assert cuda.live() == {"contexts": 2}
         assert cuda.called()["cuDevicePrimaryCtxRetain"] == 6  # each executor has them, too
     assert cuda.live() == {}
@@ -63,8 +63,8 @@ def test_contexts_stay_from_one_plan_to_the_next(cuda: StandIn) -> None:
 
 
 def test_inputs_are_views_of_one_block() -> None:
-    clock = gpus.OnGpus("cuda")
-    large, small = clock._values("bf16", (2, gpus.NORMAL)), clock._values("bf16", (8, 16))
+    clock = gpu_times.OnGpus("cuda")
+    large, small = clock._values("bf16", (2, gpu_times.NORMAL)), clock._values("bf16", (8, 16))
     assert small.shape == (8, 16)
     assert np.shares_memory(large, small)
     assert not np.shares_memory(small, clock._values("fp32", (8, 16)))

@@ -19,7 +19,7 @@ import pytest
 
 import ficco_dsl
 from ficco_rt import compiler
-from ficco_rt.driver.gpu import collectives, owner, turns, watchdog
+from ficco_rt.driver.gpu import collectives, issue_order, owner, watchdog
 from ficco_rt.driver.gpu.collective_library import PENDING, Member
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import discover
@@ -465,7 +465,7 @@ def test_communicators_that_do_not_open_have_a_time_limit(
         communicators, library = parts(made)
         communicators.abort()
         with monkeypatch.context() as patch:
-            patch.setattr(turns, "LEAST", 0.1)
+            patch.setattr(issue_order, "LEAST", 0.1)
             patch.setattr(library, "state", lambda communicator: PENDING)
             with pytest.raises(DeviceError) as told:
                 communicators.ready()

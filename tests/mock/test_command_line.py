@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.driver.registry import VENDORS
-from ficco_rt.kernels.compiler import compile_text
+from ficco_rt.kernels.kernel_compiler import compile_text
 from tests.mock import standin
 from tests.mock.standin import Face
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ficco_rt.kernels.compiler import compile_text
+from ficco_rt.kernels.kernel_compiler import compile_text
 from tests.mock.standin import StandIn
 
 SOURCE = (

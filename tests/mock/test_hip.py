@@ -24,7 +24,7 @@ from ficco_rt.driver.registry import device_count, discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.kernels.compiler import HIPRTC, compile_text
+from ficco_rt.kernels.kernel_compiler import HIPRTC, compile_text
 from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.mock.standin import StandIn

@@ -17,7 +17,7 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.kernels import vendor
+from ficco_rt.kernels import vendor_gemm
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select import tune
 from tests import cases
@@ -105,7 +105,7 @@ def test_each_stream_has_a_workspace_and_each_shape_one_algorithm(gemms: standin
         products = sum(len(x.config.matmuls) for x in executor.driver._plans().layout.launches)
         assert counts["MatmulAlgoGetHeuristic"] < products == 10  # some are alike
         held = executor.driver.holdings().size
-        assert 2 * vendor.WORKSPACE < held < 2.1 * vendor.WORKSPACE
+        assert 2 * vendor_gemm.WORKSPACE < held < 2.1 * vendor_gemm.WORKSPACE
         before = gemms.called()
         executor.traced = True
         verified_run(executor, values="exact")
@@ -226,7 +226,7 @@ def test_who_has_no_library_is_told_what_to_install(gemms: standin.StandIn, monk
 def test_a_product_without_an_algorithm_is_refused_by_its_sizes(
     gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vendor, "WORKSPACE", 16)
+    monkeypatch.setattr(vendor_gemm, "WORKSPACE", 16)
     with Executor(mixed(gemms), gemms.face) as executor, pytest.raises(DeviceError) as refused:
         verified_run(executor)
     told = str(refused.value)

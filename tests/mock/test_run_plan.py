@@ -22,7 +22,7 @@ from ficco_rt.types import numpy_dtype
 from tests import cases
 from tests.mock.standin import StandIn
 from tests.mock.test_callers_graphs import captured
-from tests.unit.run_rules import checked
+from tests.unit.run_plan_rules import checked
 
 NAMES = {
     RecordEvent: "EventRecord",

@@ -15,7 +15,7 @@ from cuda.bindings import driver as cu
 
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.registry import discover
-from ficco_rt.kernels.compiler import compile_text
+from ficco_rt.kernels.kernel_compiler import compile_text
 from ficco_rt.kernels.naive.tables import ADDEND, FLAG, GEMM, RUN, TABLE
 from ficco_rt.types import TYPES
 from tests.mock.standin import StandIn

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ficco_rt.cli.main import execute
-from ficco_rt.select import memory, tune
+from ficco_rt.select import measurements, tune
 from tests.gpu import test_choice as choice_check
 from tests.mock.standin import StandIn
 from tests.schemas import hold
@@ -55,7 +55,7 @@ def test_what_tune_measures_decides_a_run(record: Any, library: StandIn, tmp_pat
     refused = record("ficco-run", "ag_gemm", "--backend", library.face, "--by", "measured", *shared, *SIZES)
     assert "on 4 ranks, 2 a GPU of" in refused["error"]["message"]
     again = record("ficco", "tune", "ag_gemm", *SIZES, *FEW, "--no-verify")
-    known = memory.load(tmp_path / "times.json")
+    known = measurements.load(tmp_path / "times.json")
     assert [len(times) for times in known.times.values()] == [4]  # later times of the same
     assert {t.median for times in known.times.values() for t in times} == {t["us"] for t in again["times"]}
 

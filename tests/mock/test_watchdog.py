@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ficco_rt.driver.gpu import gpus, owner, runs, turns, watchdog
+from ficco_rt.driver.gpu import gpus, issue_order, owner, runs, watchdog
 from ficco_rt.driver.gpu.driver import GpuDriver
-from ficco_rt.driver.gpu.turns import TURNS, Tenant
+from ficco_rt.driver.gpu.issue_order import TURNS, Tenant
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
@@ -26,7 +26,7 @@ LONG = 300.0  # seconds that nothing takes that ends, however busy the machine i
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LEAST", LIMIT)
+    monkeypatch.setattr(issue_order, "LEAST", LIMIT)
     monkeypatch.setattr(runs, "DRAIN", 0.5)
 
 
@@ -279,7 +279,7 @@ def held(*locks: Any) -> Iterator[threading.Event]:
 
 def test_who_closes_waits_for_who_asks_and_is_asked_no_more(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its events and streams go."""
-    monkeypatch.setattr(turns, "LEAST", LONG)
+    monkeypatch.setattr(issue_order, "LEAST", LONG)
     with executor(cuda) as made:
         tenant = driver_of(made)._gpus.tenant
         asked: list[str] = []

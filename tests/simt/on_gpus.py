@@ -26,7 +26,7 @@ import numpy as np
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.cuda.tensor_map import encode
 from ficco_rt.errors import DeviceError
-from ficco_rt.kernels import by_address, compiler
+from ficco_rt.kernels import by_address, kernel_compiler
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import tables
@@ -173,11 +173,11 @@ class Late:
         v, signature, cu = self.case.variant, self.case.signature, self.cu
         self.own.enter()
         if isinstance(v, sm90.Variant):
-            code = compiler.compile_file(sm90.SOURCE, v.options(signature)).code
+            code = kernel_compiler.compile_file(sm90.SOURCE, v.options(signature)).code
             block = self.packed.parameters(self.constants, self.scratch, [encode(m) for m in self.packed.maps])
             smem = v.smem(self.packed.stages, signature.right_transposed)
         else:
-            code = compiler.compile_file(sm80.SOURCE, v.options(signature, arch)).code
+            code = kernel_compiler.compile_file(sm80.SOURCE, v.options(signature, arch)).code
             block, smem = self.packed.parameters(self.constants, self.scratch), v.smem(self.packed.stages)
         module = call(cu.cuModuleLoadData, code)
         self.kernel = call(cu.cuModuleGetFunction, module, signature.entry(v.name).encode())
@@ -325,7 +325,7 @@ def main(arguments: Sequence[str]) -> int:
     own, peer = gpus[0], gpus[-1]
     stream, sides, watchers = own.stream(), [own.stream() for _ in range(4)], [peer.stream() for _ in range(4)]
     own.enter()
-    made = compiler.compile_text(BEFORE, "before.cu", [f"-arch={arch}"]).code
+    made = kernel_compiler.compile_text(BEFORE, "before.cu", [f"-arch={arch}"]).code
     before = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, made), b"before")
     draw, bad = random.Random(1), 0
     for case in cases(arch):

@@ -31,7 +31,6 @@ from ficco_rt.device.ir import (
     RecordEvent,
     ResetWords,
 )
-from ficco_rt.device.rooms import gates
 from ficco_rt.device.run_plan import (
     CopyBatch,
     CopyRows,
@@ -47,10 +46,11 @@ from ficco_rt.device.run_plan import (
     expected,
     frame_actions,
 )
+from ficco_rt.device.run_residency import gates
 from ficco_rt.errors import InternalError
 from ficco_rt.machine.profiles import profile
 from tests import cases
-from tests.unit.run_rules import checked
+from tests.unit.run_plan_rules import checked
 
 Placed = tuple[tuple[int, ...], tuple[int, ...]]
 DOUBLE = "gemm_rs/oneshot"  # whose runs take two sets by turns, in two processes

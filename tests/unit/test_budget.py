@@ -24,12 +24,12 @@ from ficco_rt.graph import budget, prove
 from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels.naive import tables
 from ficco_rt.machine.profiles import profile
-from ficco_rt.plan import choose, sync
+from ficco_rt.plan import choose_kernels, sync
 from ficco_rt.plan.clock import Clock
 from ficco_rt.plan.draft import Draft
 from ficco_rt.plan.kernel_works import kernel_work, symbolic
 from ficco_rt.plan.lower import lower
-from ficco_rt.sim.sharing import Activity, Sharing
+from ficco_rt.sim.contention import Activity, Sharing
 from tests import cases
 
 HEAD = """schedule b
@@ -48,10 +48,10 @@ PAYS = (  # a kind of budget, where it is spent, a program with more than three 
     ("WORKS", "device.launches", SUMS, RUN, "kernels are looked for for more than 3 works"),
     ("OPERANDS", "device.launches", SUMS, RUN, "the launches of the plan have more than 3 operands"),
     ("COLLECTED", "device.launches", CALLS, RUN, "the collectives of the plan are more than 3 copies and sums"),
-    ("WORDS", "device.words", CALLS, RUN, "the devices of the plan need more than 3 words"),
+    ("WORDS", "device.semaphores", CALLS, RUN, "the devices of the plan need more than 3 words"),
     ("NODES", "device.sequence", COPIES, PLAN, "the check of the device plan has more than 3 actions"),
     ("ACTIONS", "device.build", COPIES, RUN, "a run of the plan is more than 3 driver calls"),
-    ("SHARED", "sim.clock", MEETING, RUN, "the copies of the plan change each other's rates more than 3 times"),
+    ("SHARED", "sim.virtual_clock", MEETING, RUN, "the copies of the plan change each other's rates more than 3 times"),
 )
 
 
@@ -181,7 +181,7 @@ def test_launches_of_many_works_have_their_keys_soon() -> None:
     draft = Draft(build(cases.schedule("ag_gemm/streamed"), 2, sizes), profile("h200-switch", 2))
     gemm = next(op.body for op in draft.graph.ops if isinstance(op.body, Gemm))
     begin = time.process_time()
-    assert len(choose._Chooser(draft)._key(0, [gemm] * 20_000)) == 20_000 * 10
+    assert len(choose_kernels._Chooser(draft)._key(0, [gemm] * 20_000)) == 20_000 * 10
     assert time.process_time() - begin < 2
 
 

@@ -17,7 +17,7 @@ from ficco_rt.cli.main import execute
 from ficco_rt.errors import DeviceError
 from ficco_rt.files.records import plain
 from ficco_rt.machine import file
-from ficco_rt.machine.cost import OVERHEADS, vendor_gemm
+from ficco_rt.machine.durations import OVERHEADS, vendor_gemm
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan

@@ -9,7 +9,7 @@ import pytest
 import ficco_rt as ficco
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
-from ficco_rt.select import rules
+from ficco_rt.select import heuristics
 from ficco_rt.select.choose import By, choose
 from ficco_rt.select.defaults import open_values
 
@@ -57,7 +57,7 @@ def test_measurements_are_cited_where_they_were_made_alone() -> None:
     assert ruled.sources[-1] == said.replace("of a2a_gemm", "on NVIDIA H100 80GB HBM3")
     assert not any("docs/" in source for source in ruled.sources)
     assert "rules were fitted on H200 behind a switch: on h100-switch take --by model, or by='model'" in ruled.why
-    for rule in rules.RULES:
+    for rule in heuristics.RULES:
         assert set(rule.measured) <= {"ag_gemm", "gemm_rs", "gemm_ar"}, rule.name
 
 

@@ -21,7 +21,7 @@ from ficco_rt.analysis.concurrency import concurrent, overlap_rate
 from ficco_rt.cli import shape
 from ficco_rt.cli.baselines import baseline_plans
 from ficco_rt.cli.shape import Sweep
-from ficco_rt.cli.shape_apart import by_threads, made_apart, measured
+from ficco_rt.cli.shape_process import by_threads, made_apart, measured
 from ficco_rt.cli.shaping import Effort, Row, settings
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.operation import operation_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.kernels import copy_rows
-from ficco_rt.kernels.compiler import KERNELS
+from ficco_rt.kernels.kernel_compiler import KERNELS
 from tests.simt import amd
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device import rules
+from ficco_rt.device import device_plan_rules as rules
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual

@@ -8,11 +8,10 @@ from typing import Any, get_args
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device import rules
+from ficco_rt.device import device_plan_rules as rules
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
-from ficco_rt.device.frames import Frames
 from ficco_rt.device.ir import (
     AwaitEvent,
     DevicePlan,
@@ -23,6 +22,7 @@ from ficco_rt.device.ir import (
     RecordEvent,
     ResetWords,
 )
+from ficco_rt.device.run_ends import Frames
 from ficco_rt.errors import PlanError
 from ficco_rt.machine.profiles import profile
 from tests import cases

@@ -9,12 +9,12 @@ import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.kernels import families, occupancy
+from ficco_rt.kernels.block_fit import resident
 from ficco_rt.kernels.families import FAMILIES, choose, configure, plain, tables
 from ficco_rt.kernels.family import Chosen, GemmRequest, KernelConfig, LaunchRequest
 from ficco_rt.kernels.mfma.family import MFMA
 from ficco_rt.kernels.naive.family import COPY, GEMM, NAIVE, REDUCE
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.room import resident
 from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.kernels.tile_table import SplitK

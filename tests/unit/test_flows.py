@@ -16,8 +16,8 @@ import ficco_rt
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.machine.model import Machine, Port, TopologyKind
 from ficco_rt.machine.profiles import profile
+from ficco_rt.sim.contention import Activity, Sharing
 from ficco_rt.sim.prices import Prices
-from ficco_rt.sim.sharing import Activity, Sharing
 
 RATE = 100.0  # bytes a microsecond
 

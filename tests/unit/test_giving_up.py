@@ -15,9 +15,9 @@ import pytest
 from ficco_rt.device.ir import EventName, Placement, Word
 from ficco_rt.driver.gpu import board, runs, watchdog
 from ficco_rt.driver.gpu.board import Board
+from ficco_rt.driver.gpu.issue_order import TURNS, Passage, Tenant, Turns
 from ficco_rt.driver.gpu.resources import RunResources, _entries
 from ficco_rt.driver.gpu.runs import Runs
-from ficco_rt.driver.gpu.turns import TURNS, Passage, Tenant, Turns
 from ficco_rt.driver.gpu.watchdog import Watchdog
 from ficco_rt.errors import DeviceError
 

@@ -18,7 +18,7 @@ from cuda.bindings import driver
 
 import ficco_dsl
 from ficco_rt import compiler
-from ficco_rt.device.words import private_flags
+from ficco_rt.device.semaphores import private_flags
 from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
 from ficco_rt.driver.cuda.vendor import Cuda
@@ -195,7 +195,7 @@ NAIVE = [
 )
 def test_naive_kernels_compile_without_spills(kind: str, taken: int, made: int, arch: str, tmp_path: Any) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC is in the extra `cuda`")
-    from ficco_rt.kernels.compiler import KERNELS, compile_file
+    from ficco_rt.kernels.kernel_compiler import KERNELS, compile_file
 
     options = ["-std=c++17", f"-arch={arch}", f"-D{kind}=the_entry", f"-DIN={taken}", f"-DOUT={made}"]
     compiled = compile_file(KERNELS / "naive.cu", [*options, "--ptxas-options=-v"], tmp_path)

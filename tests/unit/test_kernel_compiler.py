@@ -9,43 +9,43 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.errors import InternalError
-from ficco_rt.kernels import compiler, copy_rows, meet
-from ficco_rt.kernels.compiler import KERNELS, KernelSource
+from ficco_rt.kernels import copy_rows, device_barrier, kernel_compiler
 from ficco_rt.kernels.families import FAMILIES
+from ficco_rt.kernels.kernel_compiler import KERNELS, KernelSource
 
 SMALL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 OPTIONS = ("-arch=sm_80",)
 
 
 def test_the_cache_serves_repairs_and_tells_apart(tmp_path: Path) -> None:
-    first = compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
-    again = compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
+    first = kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
+    again = kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
     assert not first.cached
     assert again.cached
     assert again.code == first.code
-    other = compiler.compile_text(SMALL, "twice.cu", ("-arch=sm_90a",), tmp_path)
+    other = kernel_compiler.compile_text(SMALL, "twice.cu", ("-arch=sm_90a",), tmp_path)
     assert other.key != first.key
     path = tmp_path / f"{first.key}.cubin"
     for damage in (b"", path.read_bytes()[:-7], path.read_bytes().replace(b"twice", b"thrice")):
         path.write_bytes(damage)
-        mended = compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
+        mended = kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
         assert not mended.cached
         assert mended.code == first.code
-        assert compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path).cached
+        assert kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path).cached
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".cubin", ".cubin"]
 
 
 def test_an_entry_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"
-    first = compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder)
+    first = kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder)
     path = folder / f"{first.key}.cubin"
     assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
 
     def made_again() -> None:
-        again = compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder)
+        again = kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder)
         assert (again.cached, again.code) == (False, first.code)
         assert (path.is_symlink(), path.stat().st_mode & 0o777) == (False, 0o600)
-        assert compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder).cached
+        assert kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder).cached
 
     path.chmod(0o644)  # others may read it
     made_again()
@@ -55,27 +55,27 @@ def test_an_entry_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.unlink()
     os.mkfifo(path)  # nobody writes to it
     made_again()
-    other = compiler.compile_text(SMALL, "twice.cu", ("-arch=sm_90a",), folder)
+    other = kernel_compiler.compile_text(SMALL, "twice.cu", ("-arch=sm_90a",), folder)
     path.write_bytes((folder / f"{other.key}.cubin").read_bytes())  # whole, and another one's
     made_again()
-    monkeypatch.setattr(compiler.os, "geteuid", lambda: os.getuid() + 1)  # the entry is another owner's
-    assert not compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder).cached
+    monkeypatch.setattr(kernel_compiler.os, "geteuid", lambda: os.getuid() + 1)  # the entry is another owner's
+    assert not kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder).cached
 
 
 def test_a_refused_text_comes_with_the_log(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match=r"(?s)wrong\.cu does not compile.*wrong\.cu\(1\): error.*nothing_here"):
-        compiler.compile_text("__global__ void f() { nothing_here(); }", "wrong.cu", OPTIONS, tmp_path)
+        kernel_compiler.compile_text("__global__ void f() { nothing_here(); }", "wrong.cu", OPTIONS, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    assert compiler.compile_text(SMALL, "twice.cu", OPTIONS, blocked / "below").code
+    assert kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, blocked / "below").code
 
 
 def _compile(folder: str) -> bytes:
-    return compiler.compile_text(SMALL, "twice.cu", OPTIONS, Path(folder)).code
+    return kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, Path(folder)).code
 
 
 def test_processes_share_the_cache(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_headers_go_with_their_source(tmp_path: Path) -> None:
         ("parts/part.cuh", INCLUDING["parts/part.cuh"]),
         ("../number.h", INCLUDING["number.h"]),
     )
-    assert b"f" in compiler.compile_source(source, OPTIONS, tmp_path).code
+    assert b"f" in kernel_compiler.compile_source(source, OPTIONS, tmp_path).code
 
 
 def test_a_message_names_the_header_and_its_line(tmp_path: Path) -> None:
@@ -119,15 +119,15 @@ def test_a_message_names_the_header_and_its_line(tmp_path: Path) -> None:
         tmp_path / "all", {**INCLUDING, "number.h": "#pragma once\n\n#define NUMBER nothing_here()\n#error no\n"}
     )
     with pytest.raises(InternalError, match=r"(?s)main\.cu does not compile.*\.\./number\.h\(4\): .*no"):
-        compiler.compile_file(source, OPTIONS, tmp_path)
+        kernel_compiler.compile_file(source, OPTIONS, tmp_path)
 
 
 def test_the_cache_tells_headers_apart(tmp_path: Path) -> None:
     path = files(tmp_path / "all", INCLUDING)
-    first = compiler.compile_file(path, OPTIONS, tmp_path)
-    assert compiler.compile_file(path, OPTIONS, tmp_path).cached
+    first = kernel_compiler.compile_file(path, OPTIONS, tmp_path)
+    assert kernel_compiler.compile_file(path, OPTIONS, tmp_path).cached
     (path.parent / "number.h").write_text("#pragma once\n#define NUMBER 2\n")
-    other = compiler.compile_file(path, OPTIONS, tmp_path)
+    other = kernel_compiler.compile_file(path, OPTIONS, tmp_path)
     assert not other.cached
     assert other.code != first.code
 
@@ -142,7 +142,10 @@ def test_a_header_has_one_spelling_in_a_source(tmp_path: Path) -> None:
 
 
 def test_each_header_of_ours_is_included_by_a_source() -> None:
-    sources = [KERNELS / source for source in (*(family.source for family in FAMILIES), meet.SOURCE, copy_rows.SOURCE)]
+    sources = [
+        KERNELS / source
+        for source in (*(family.source for family in FAMILIES), device_barrier.SOURCE, copy_rows.SOURCE)
+    ]
     included = {spelling.split("/")[-1] for source in sources for spelling, _ in KernelSource.of(source).headers}
     headers = {f.name for f in KERNELS.rglob("*") if f.suffix in (".h", ".cuh")}
     assert included == headers

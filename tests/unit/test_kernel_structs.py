@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
-from ficco_rt.kernels import by_address, copy_rows, meet, tile_table, tiles
-from ficco_rt.kernels.compiler import KERNELS
+from ficco_rt.kernels import by_address, copy_rows, device_barrier, tile_table, tiles
 from ficco_rt.kernels.families import configure, tables
 from ficco_rt.kernels.family import LaunchRequest
+from ficco_rt.kernels.kernel_compiler import KERNELS
 from ficco_rt.kernels.marks import MARK
 from ficco_rt.kernels.mfma import variants as mfma
 from ficco_rt.kernels.naive import tables as naive
@@ -252,22 +252,31 @@ def test_kernels_and_stand_in_declare_no_struct_of_their_own_for_these(
         assert not declared & {*of_tiles, *of_works}, file
 
 
-# ---------------------------------------------------------------- meet.h
+# ---------------------------------------------------------------- device_barrier.h
 
 
 def test_steps_of_meetings(tmp_path: Path) -> None:
-    found = structs(KERNELS / "meet.h", tmp_path)["MeetList"]
-    steps = [meet.Step(0x1122334455667788 + i, 3 + i, meet.KINDS["reset"]) for i in range(meet.MOST + 1)]
-    first, second = (meet.argument(0x99 << 40, part) for part in (steps[: meet.MOST], steps[meet.MOST :]))
+    found = structs(KERNELS / "device_barrier.h", tmp_path)["MeetList"]
+    steps = [
+        device_barrier.Step(0x1122334455667788 + i, 3 + i, device_barrier.KINDS["reset"])
+        for i in range(device_barrier.MOST + 1)
+    ]
+    first, second = (
+        device_barrier.argument(0x99 << 40, part)
+        for part in (steps[: device_barrier.MOST], steps[device_barrier.MOST :])
+    )
     assert found.size == len(first) == len(second)
-    assert {name: found[name].read(first) for name in ("runs", "count")} == {"runs": 0x99 << 40, "count": meet.MOST}
+    assert {name: found[name].read(first) for name in ("runs", "count")} == {
+        "runs": 0x99 << 40,
+        "count": device_barrier.MOST,
+    }
     assert (found["runs"].read(second), found["count"].read(second)) == (0x99 << 40, 1)
     for i, step in enumerate(steps):
-        data, at = (first, f"steps_{i}") if i < meet.MOST else (second, "steps_0")
+        data, at = (first, f"steps_{i}") if i < device_barrier.MOST else (second, "steps_0")
         read = {name: found[f"{at}.{name}"].read(data) for name in ("address", "count", "kind")}
         assert read == {"address": step.address, "count": step.count, "kind": 2}
-    text = (KERNELS / "meet.h").read_text()
-    assert all(f"MEET_{name.upper()} = {kind}" in text for name, kind in meet.KINDS.items())
+    text = (KERNELS / "device_barrier.h").read_text()
+    assert all(f"MEET_{name.upper()} = {kind}" in text for name, kind in device_barrier.KINDS.items())
 
 
 def test_rows_to_be_copied(tmp_path: Path) -> None:

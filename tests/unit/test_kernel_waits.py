@@ -17,8 +17,8 @@ import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.kernels import by_address, families
-from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.family import LaunchRequest, TensorMap
+from ficco_rt.kernels.kernel_compiler import KERNELS
 from ficco_rt.kernels.marks import MARK
 from ficco_rt.kernels.naive.family import COPY, REDUCE
 from ficco_rt.kernels.occupancy import Limits

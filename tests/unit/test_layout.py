@@ -56,7 +56,7 @@ LONGEST = 700  # lines of a source file
 LONG: dict[str, str] = {}  # a longer file: why it stays one
 
 VENDOR = {"cuda", "hip", "nccl", "nvmath"}  # imported in the places below only, and never at the top of a file
-BINDS = {"ficco_rt.driver", "ficco_rt.kernels.compiler"}
+BINDS = {"ficco_rt.driver", "ficco_rt.kernels.kernel_compiler"}
 
 
 def modules() -> dict[str, Path]:
@@ -187,7 +187,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
 
 def test_environment_is_read_in_one_place() -> None:
     # the others read what is not ours: NO_COLOR and TERM, XDG_CACHE_HOME
-    allowed = {"ficco_rt.env", "ficco_rt.cli.console", "ficco_rt.kernels.compiler"}
+    allowed = {"ficco_rt.env", "ficco_rt.cli.console", "ficco_rt.kernels.kernel_compiler"}
     wrong = [
         f"{path.relative_to(ROOT)}: reads os.environ"
         for name, path in MODULES.items()

@@ -11,16 +11,16 @@ from ficco_dsl.parser import parse
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
+from ficco_rt.device.fit_table import blocks_left, room_table, too_little_left
 from ficco_rt.device.ir import DeviceLaunch, Placement
-from ficco_rt.device.room_table import blocks_left, room_table, too_little_left
 from ficco_rt.device.text import to_text as device_text
 from ficco_rt.errors import ScheduleError
 from ficco_rt.graph.ir import Leave
+from ficco_rt.kernels.block_fit import Footprint, Several, fit, fits
 from ficco_rt.kernels.catalogue import COPY, REDUCE
 from ficco_rt.kernels.collective_blocks import planned
 from ficco_rt.kernels.leaving import crowded_out, footprint_of
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.room import Footprint, Several, fit, fits
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.codec import content_hash, from_json, to_json
 from ficco_rt.plan.ir import Plan

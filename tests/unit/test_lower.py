@@ -18,10 +18,10 @@ from ficco_rt.kernels.catalogue import TILES
 from ficco_rt.kernels.families import choose
 from ficco_rt.kernels.family import Chosen, GemmRequest
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.machine.cost import gemm_time, link_time, store_time, transfer_time
+from ficco_rt.machine.durations import gemm_time, link_time, store_time, transfer_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
-from ficco_rt.plan import choose as choosing
+from ficco_rt.plan import choose_kernels as choosing
 from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import Command, CopyAsync, Launch, Plan, Record, WaitEvent
 from ficco_rt.plan.lint import incast

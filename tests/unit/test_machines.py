@@ -17,13 +17,13 @@ from ficco_rt.cli.machine import kernels
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.shared_options import complete_machines
 from ficco_rt.errors import PlanError, UsageError
-from ficco_rt.machine import cost, file, tables
-from ficco_rt.machine.cost import collective_time, read_time, transfer_time
+from ficco_rt.machine import durations, file, measured_tables
 from ficco_rt.machine.discover import DeviceFacts
 from ficco_rt.machine.discover import machine as discovered
+from ficco_rt.machine.durations import collective_time, read_time, transfer_time
+from ficco_rt.machine.machine_rules import hints, mistakes
 from ficco_rt.machine.model import Links, Machine, Port
 from ficco_rt.machine.profiles import NAMES, stored
-from ficco_rt.machine.rules import hints, mistakes
 from ficco_rt.machine.units import TOLD, figure
 from ficco_rt.plan import codec
 
@@ -33,22 +33,24 @@ STORED = ROOT / "ficco_rt" / "machine" / "stored"
 NAME = "ag_gemm/serial"
 SIZES: dict[str, object] = {"M": 256, "N": 128, "K": 64}
 
-MEASURED = tables.Measured(
+MEASURED = measured_tables.Measured(
     devices=("NVIDIA H200", "NVIDIA H200"),
     driver="580.1",
     date="2026-11-22",
     software='CUDA 13.0 "x" \\ µ\x85'[:-1],
     copies=(
-        tables.CopyTimes("device", "sm", "one", ((4096, 8.25), (1 << 40, 1e7 / 3)), sms=16),
-        tables.CopyTimes("network", "copy", "incast", ((1, 0.0),), senders=3, source="measured"),
+        measured_tables.CopyTimes("device", "sm", "one", ((4096, 8.25), (1 << 40, 1e7 / 3)), sms=16),
+        measured_tables.CopyTimes("network", "copy", "incast", ((1, 0.0),), senders=3, source="measured"),
     ),
     gemms=(
-        tables.GemmRates("sm90_128x256", "bf16", "nt", ((1, 2, 3, 760e6), (1, 2, 4, 1.0)), row_pieces=4, k_pieces=2),
+        measured_tables.GemmRates(
+            "sm90_128x256", "bf16", "nt", ((1, 2, 3, 760e6), (1, 2, 4, 1.0)), row_pieces=4, k_pieces=2
+        ),
     ),
-    reductions=(tables.ReduceTimes("fp32", 7, ((10, 2.5),)),),
-    contention=(tables.Contention("gemm", "copy", "copy", ((8192, 4096, 512, 1 << 20, 1.03),)),),
-    costs=(tables.Cost("raise_flag", "graph", 1.25), tables.Cost("launch", "streams", 3)),
-    sustained=(tables.Sustained("fp16", 0.5, 0.93, "measured on a warm day"),),
+    reductions=(measured_tables.ReduceTimes("fp32", 7, ((10, 2.5),)),),
+    contention=(measured_tables.Contention("gemm", "copy", "copy", ((8192, 4096, 512, 1 << 20, 1.03),)),),
+    costs=(measured_tables.Cost("raise_flag", "graph", 1.25), measured_tables.Cost("launch", "streams", 3)),
+    sustained=(measured_tables.Sustained("fp16", 0.5, 0.93, "measured on a warm day"),),
 )
 
 
@@ -95,9 +97,9 @@ def test_overheads_and_power_of_a_file_come_before_the_architectures(tmp_path: P
     ficco.save_machine(machine, tmp_path / "m.toml")
     assert ficco.load_machine(tmp_path / "m.toml") == machine
     assert "[device.overheads]  # microseconds or a share\nframe = 9.5\n" in (tmp_path / "m.toml").read_text()
-    assert cost.overheads(own) == replace(cost.overheads(h200.device), frame=9.5, beside=0.9)
-    assert cost.slowed(own, 1e6, 1.0) == pytest.approx(1.1)
-    assert cost.slowed(h200.device, 1e6, 1.0) == pytest.approx(1 + cost.POWER["NVIDIA H200"].share)
+    assert durations.overheads(own) == replace(durations.overheads(h200.device), frame=9.5, beside=0.9)
+    assert durations.slowed(own, 1e6, 1.0) == pytest.approx(1.1)
+    assert durations.slowed(h200.device, 1e6, 1.0) == pytest.approx(1 + durations.POWER["NVIDIA H200"].share)
     plan = ficco.compile(NAME, 2, machine, **SIZES)
     assert codec.from_json(codec.to_json(plan)).target == machine
 
@@ -555,14 +557,14 @@ def test_the_files_of_the_page_are_machines() -> None:
     machine = file.parse(whole + tables_of_it, "page.toml")
     assert [links.ranks for links in machine.tiers] == [4, 0]
     assert machine.measured is not None
-    assert set(re.findall(r"^\| `measured\.(\w+)`", PAGE, re.MULTILINE)) == set(tables.TITLES)
+    assert set(re.findall(r"^\| `measured\.(\w+)`", PAGE, re.MULTILINE)) == set(measured_tables.TITLES)
     for cls in (
-        tables.CopyTimes,
-        tables.GemmRates,
-        tables.ReduceTimes,
-        tables.Contention,
-        tables.Cost,
-        tables.Sustained,
+        measured_tables.CopyTimes,
+        measured_tables.GemmRates,
+        measured_tables.ReduceTimes,
+        measured_tables.Contention,
+        measured_tables.Cost,
+        measured_tables.Sustained,
     ):
         assert all(f"`{name}`" in PAGE for name in hints(cls) if name != "points"), cls
     assert set(re.findall(r"^\| `([a-z0-9-]+)` \| ", PAGE, re.MULTILINE)) >= set(NAMES)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.kernels import target
-from ficco_rt.kernels.compiler import KERNELS, KernelSource
+from ficco_rt.kernels.kernel_compiler import KERNELS, KernelSource
 from ficco_rt.kernels.mfma import variants as mfma
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
@@ -109,7 +109,7 @@ def test_the_naive_kernels(defines: tuple[str, ...]) -> None:
 def test_the_kernel_by_which_devices_meet() -> None:
     """Words of others are raised by a release behind all lanes' steps (w), and whoever waits acquires, again and again.
     Only what is reset, and the device's own count, are stores without order."""
-    code = ptx(KERNELS / "meet.cu", target.options("sm_90a"))
+    code = ptx(KERNELS / "device_barrier.cu", target.options("sm_90a"))
     assert loops(code) == 1
     assert set(re.findall(r"ld\.(\w+)\.sys\.", code)) == {"acquire"}
     assert sorted(re.findall(r"st\.(\w+)\.sys\.", code)) == ["relaxed", "relaxed", "release"]

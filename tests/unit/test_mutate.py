@@ -37,7 +37,9 @@ def test_each_names_tests_that_there_are() -> None:
 def test_a_run_is_summed_up_as_the_page_of_testing_has_it() -> None:
     decision, driver = (next(m for m in MUTATIONS if m.kind == kind) for kind in ("decision", "driver"))
     caught = [
-        Result(decision, "the device plan's check, in `tests/unit/test_double.py::test_two_writers`", "", 1.0),
+        Result(
+            decision, "the device plan's check, in `tests/unit/test_double_buffering.py::test_two_writers`", "", 1.0
+        ),
         Result(decision, "golden device plans", "", 1.0),
         Result(driver, "`tests/mock/test_requests.py::test_requests`", "", 1.0),
         Result(driver, f"{BY_HAND}: `a command`", "", 1.0),

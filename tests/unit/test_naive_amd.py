@@ -129,7 +129,7 @@ def test_compiled_for_amd_without_spills(turn: int, arch: str, tmp_path: Path) -
 def test_without_rocm_the_compiler_says_what_it_needs(tmp_path: Path) -> None:
     """In a process of its own: in this one a stand-in for hipRTC may be loaded."""
     program = (
-        "from ficco_rt.kernels.compiler import HIPRTC, compile_text\n"
+        "from ficco_rt.kernels.kernel_compiler import HIPRTC, compile_text\n"
         f"compile_text('', 'x.hip', ['--offload-arch=gfx942'], '{tmp_path}', HIPRTC)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

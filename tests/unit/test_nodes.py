@@ -11,7 +11,7 @@ from ficco_rt.device.check import check
 from ficco_rt.device.codec import from_json, to_json
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DevicePlan, Mode, Placement
-from ficco_rt.device.nodes import nodes_of
+from ficco_rt.device.multi_node import nodes_of
 from ficco_rt.device.text import to_text
 from ficco_rt.errors import DeviceError, PlanError
 from ficco_rt.machine.discover import DeviceFacts

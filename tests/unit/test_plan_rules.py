@@ -19,7 +19,7 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import Order, Plan
-from ficco_rt.plan.rules import RULES
+from ficco_rt.plan.plan_rules import RULES
 from ficco_rt.plan.text import to_text
 from tests.host.handmade import box, line, segments
 

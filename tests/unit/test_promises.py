@@ -12,7 +12,7 @@ from ficco_rt.compiler import build
 from ficco_rt.errors import InternalError
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import lower, promises
-from ficco_rt.plan.carriers import uncarried
+from ficco_rt.plan.dependency_carriers import uncarried
 from ficco_rt.plan.draft import Draft, KernelChoice, LaunchKey, Need
 from ficco_rt.plan.promises import Promise, hold
 from tests import cases

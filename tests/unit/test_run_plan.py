@@ -15,7 +15,7 @@ from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.unit import run_plan_mutants
 from tests.unit.run_plan_mutants import DOUBLE, PLACED, plan, run_plans
-from tests.unit.run_rules import checked
+from tests.unit.run_plan_rules import checked
 
 
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(cases.SCHEDULES)))

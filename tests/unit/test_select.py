@@ -22,7 +22,7 @@ from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import NAMES, profile
-from ficco_rt.select import candidates, memory, params, ranking, rules
+from ficco_rt.select import candidates, heuristics, measurements, params, ranking
 from ficco_rt.select.choose import Choice, choose, mode, question
 from ficco_rt.select.defaults import open_values
 from ficco_rt.select.facts import facts
@@ -55,7 +55,7 @@ def pieces(choice: Choice) -> int:
 
 def test_every_operation_of_the_library_has_rules() -> None:
     assert set(shipped.operations()) == set(DECLARED)
-    for rule in rules.RULES:
+    for rule in heuristics.RULES:
         for operation, schedule in rule.schedules.items():
             assert f"{operation}/{schedule}" in shipped.shipped(), rule.name
     for given in params.PARAM_RULES:
@@ -66,11 +66,11 @@ def test_every_operation_of_the_library_has_rules() -> None:
 def test_every_rule_says_what_it_rests_on_and_stands_in_the_docs() -> None:
     page = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", page)
-    for rule in (*rules.RULES, *params.PARAM_RULES):
+    for rule in (*heuristics.RULES, *params.PARAM_RULES):
         assert rule.says, rule.name
         assert rule.source, rule.name
         assert f"**{rule.name}**" in text, rule.name
-    assert len({r.name for r in rules.RULES}) == len(rules.RULES)
+    assert len({r.name for r in heuristics.RULES}) == len(heuristics.RULES)
     assert len({(r.params, r.name) for r in params.PARAM_RULES}) == len(params.PARAM_RULES)
     assert len({r.says for r in params.PARAM_RULES}) == len(params.PARAM_RULES)
 
@@ -79,7 +79,7 @@ def test_every_rule_says_what_it_rests_on_and_stands_in_the_docs() -> None:
 def test_the_page_has_the_rules_in_the_order_in_which_they_are_asked(operation: str) -> None:
     text = re.sub(r"\s+", " ", (ROOT / "docs" / "choose.md").read_text(encoding="utf-8"))
     text = text.partition("## Which schedule")[2]
-    asked = [rule.name for rule in rules.RULES if operation in rule.schedules]
+    asked = [rule.name for rule in heuristics.RULES if operation in rule.schedules]
     assert sorted(asked, key=lambda name: text.index(f"**{name}**")) == asked
 
 
@@ -350,13 +350,13 @@ def time_of(
     name: str, us: float, mode: str = "streams", date: str = "2026-11-22T10:00:00.000+00:00", **params: Any
 ) -> Any:
     candidate = candidates.Candidate(name, tuple(params.items()))
-    return memory.Time(candidate, mode, us, us - 1, us + 1, 30, date, "2 × NVIDIA H200, driver 580")
+    return measurements.Time(candidate, mode, us, us - 1, us + 1, 30, date, "2 × NVIDIA H200, driver 580")
 
 
-def remembered(*times: Any, ranks: int = 2, version: str | None = None) -> memory.Memory:
+def remembered(*times: Any, ranks: int = 2, version: str | None = None) -> measurements.Memory:
     asked = question("ag_gemm", ranks, H200, None, SMALL)
-    where = memory.measured_case("ag_gemm", ranks, asked.sizes, H200)
-    return memory.Memory({replace(where, version=version or where.version): tuple(times)})
+    where = measurements.measured_case("ag_gemm", ranks, asked.sizes, H200)
+    return measurements.Memory({replace(where, version=version or where.version): tuple(times)})
 
 
 def test_measured_times_decide_and_say_so(tmp_path: Path) -> None:
@@ -365,8 +365,8 @@ def test_measured_times_decide_and_say_so(tmp_path: Path) -> None:
         time_of("ag_gemm/streamed", 40.0, "graph", chunks=2, deep=(1,)),
         time_of("ag_gemm/serial", 60.0),
     )
-    memory.save(memory.merged([kept]), tmp_path / "m.json")
-    made = choose("ag_gemm", 2, H200, "measured", measured=memory.load(tmp_path / "m.json"), sizes=SMALL)
+    measurements.save(measurements.merged([kept]), tmp_path / "m.json")
+    made = choose("ag_gemm", 2, H200, "measured", measured=measurements.load(tmp_path / "m.json"), sizes=SMALL)
     assert (made.schedule, made.mode, made.predicted) == ("ag_gemm/streamed", "graph", 40.0)
     assert made.params["chunks"] == 2
     assert [o.schedule for o in made.options] == ["ag_gemm/streamed", "ag_gemm/serial"]
@@ -406,13 +406,13 @@ def test_merging_knows_no_order_and_takes_the_later_time(tmp_path: Path) -> None
     old = remembered(time_of("ag_gemm/serial", 60.0), time_of("ag_gemm/oneshot", 30.0))
     new = remembered(time_of("ag_gemm/serial", 70.0, date="2026-11-23T10:00:00.000+00:00"))
     other = remembered(time_of("ag_gemm/serial", 9.0), ranks=4)
-    made = memory.merged([old, new, other])
-    assert made == memory.merged([other, new, old]) == memory.merged([made, old])
+    made = measurements.merged([old, new, other])
+    assert made == measurements.merged([other, new, old]) == measurements.merged([made, old])
     (two, four) = sorted(made.times, key=lambda s: s.ranks)
     assert [(t.candidate.schedule, t.median) for t in made.of(two)] == [("ag_gemm/oneshot", 30), ("ag_gemm/serial", 70)]
     assert [t.median for t in made.of(four)] == [9.0]
-    memory.save(made, tmp_path / "all.json")
-    assert memory.load(tmp_path / "all.json") == made
+    measurements.save(made, tmp_path / "all.json")
+    assert measurements.load(tmp_path / "all.json") == made
 
 
 @pytest.mark.parametrize(
@@ -435,10 +435,10 @@ def test_merging_knows_no_order_and_takes_the_later_time(tmp_path: Path) -> None
 )
 def test_files_of_measured_times_that_are_wrong(tmp_path: Path, change: Callable[[Any], Any], message: str) -> None:
     path = tmp_path / "m.json"
-    memory.save(remembered(time_of("ag_gemm/serial", 60.0)), path)
+    measurements.save(remembered(time_of("ag_gemm/serial", 60.0)), path)
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(UsageError) as caught:
-        memory.load(path)
+        measurements.load(path)
     assert message in str(caught.value)
 
 
@@ -488,8 +488,8 @@ def test_choose_by_the_model_and_among_candidates_of_a_file(run: Callable[..., E
 
 def test_choose_by_a_file_of_measured_times(run: Callable[..., Ending], tmp_path: Path) -> None:
     one, two, both = tmp_path / "1.json", tmp_path / "2.json", tmp_path / "both.json"
-    memory.save(remembered(time_of("ag_gemm/serial", 60.0)), one)
-    memory.save(remembered(time_of("ag_gemm/oneshot", 50.0)), two)
+    measurements.save(remembered(time_of("ag_gemm/serial", 60.0)), one)
+    measurements.save(remembered(time_of("ag_gemm/oneshot", 50.0)), two)
     done = run("ficco", "tune", "--merge", one, two, "-o", both)
     assert (done.code, done.out) == (0, f"{both}: 2 times of 1 case\n")
     hold("tune", run("ficco", "tune", "--merge", one, two, "-o", both, "--json").record)

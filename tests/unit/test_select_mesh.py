@@ -9,7 +9,7 @@ import pytest
 
 import ficco_rt as ficco
 from ficco_rt.machine.profiles import profile
-from ficco_rt.select import candidates, ranking, rules
+from ficco_rt.select import candidates, heuristics, ranking
 from ficco_rt.select.choose import choose, question
 from ficco_rt.select.facts import facts
 from tests.unit.command_line import Ending
@@ -56,7 +56,7 @@ def test_on_a_mesh_the_model_chooses_and_says_so(run: Callable[..., Ending]) -> 
     inside = replace(MESH, ranks=16, links=replace(MESH.links, ranks=8), outer=(H200.links,))
     found = facts("ag_gemm", 16, LAYER, inside, "bf16")
     assert found is not None
-    assert not rules.on_measured(found)  # a mesh inside
+    assert not heuristics.on_measured(found)  # a mesh inside
 
 
 def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.geometry.region import Interval
-from ficco_rt.kernels import by_address, catalogue, compiler, tiles
+from ficco_rt.kernels import by_address, catalogue, kernel_compiler, tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm80.family import SM80
@@ -163,9 +163,9 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant, c
     cases = [("sm_80", TYPES[i % 2], lt, rt, i > 1) for i, (lt, rt) in enumerate(turns)]
     cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt, i % 2 > 0) for i, (lt, rt) in enumerate(turns)]
 
-    def compiled(case: tuple[str, tuple[str, str], bool, bool, bool]) -> compiler.Code:
+    def compiled(case: tuple[str, tuple[str, str], bool, bool, bool]) -> kernel_compiler.Code:
         arch, types, *rest = case
-        return compiler.compile_file(sm80.SOURCE, variant.options(Signature(*types, *rest), arch), cache)
+        return kernel_compiler.compile_file(sm80.SOURCE, variant.options(Signature(*types, *rest), arch), cache)
 
     taken = few(cases, 2, sm80.VARIANTS.index(variant))
     with ThreadPoolExecutor(2) as pool:

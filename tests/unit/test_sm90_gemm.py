@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.geometry.region import Interval
-from ficco_rt.kernels import compiler, tile_table, tiles
+from ficco_rt.kernels import kernel_compiler, tile_table, tiles
 from ficco_rt.kernels.pace import Pace
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice, cost, tables, variants
@@ -596,7 +596,7 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
     for (dtype, out, added), right_t in cases.few(list(product(kinds, [False, True])), 1, turn):
         signature = Signature(dtype, out, False, right_t, added)
         options = variant.options(signature)
-        cubin = compiler.compile_file(variants.SOURCE, options, cache)
+        cubin = kernel_compiler.compile_file(variants.SOURCE, options, cache)
         found = resources(cubin.code)
         assert found["registers"] <= variant.registers
         assert found["stack"] <= KEPT.get((variant.name, added), 0)  # no spill, no array went to local memory

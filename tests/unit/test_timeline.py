@@ -21,7 +21,7 @@ from ficco_rt.cli.page.write import timeline_page
 from ficco_rt.cli.timeline import sketch, timeline
 from ficco_rt.errors import UsageError
 from ficco_rt.kernels.sm90.cost import PIPELINE
-from ficco_rt.machine.cost import gemm_rate
+from ficco_rt.machine.durations import gemm_rate
 from ficco_rt.report import svg, tracefile
 from ficco_rt.report.drawing import lane_use, stack, stage_colours, tick_labels, ticks
 from ficco_rt.report.inside_words import summary

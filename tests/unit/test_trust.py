@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "double.cu").write_text("// a kernel\n")
     (made / "twin.py").write_text(TWIN)
     monkeypatch.chdir(made)
-    monkeypatch.setattr("ficco_rt.kernels.compiler.compile_source", refuse)
+    monkeypatch.setattr("ficco_rt.kernels.kernel_compiler.compile_source", refuse)
     return made
 
 

@@ -15,7 +15,7 @@ from ficco_dsl.vocabulary import DTYPES
 from ficco_rt.errors import InternalError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.kernels.compiler import KERNELS, compile_file
+from ficco_rt.kernels.kernel_compiler import KERNELS, compile_file
 from ficco_rt.types import ELEMENT_TYPES, TYPES, ElementType, holds, loss, numpy_dtype
 
 E4M3 = ElementType(

@@ -20,10 +20,10 @@ from ficco_rt.driver import registry
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.kernels.vendor_cost import call_time
 from ficco_rt.machine import file
-from ficco_rt.machine.cost import overheads, power_of, vendor_gemm
+from ficco_rt.machine.durations import overheads, power_of, vendor_gemm
+from ficco_rt.machine.machine_rules import mistakes
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
-from ficco_rt.machine.rules import mistakes
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select import choose as chooser
 from ficco_rt.select.candidates import BASELINE

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ficco_rt.kernels import compiler
+from ficco_rt.kernels import kernel_compiler
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice
 from ficco_rt.kernels.sm90.cost import WaitGroup
@@ -56,7 +56,7 @@ ALONE = 180 << 10  # bytes of shared memory: no block of a product has room besi
 
 @cache
 def _function() -> Any:
-    code = compiler.compile_text(SOURCE, "arrive.cu", tuple(options(arch()))).code
+    code = kernel_compiler.compile_text(SOURCE, "arrive.cu", tuple(options(arch()))).code
     return loaded(code, "arrive", ALONE)
 
 

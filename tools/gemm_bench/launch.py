@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ficco_rt.driver.cuda.tensor_map import encode
-from ficco_rt.kernels import by_address, compiler
+from ficco_rt.kernels import by_address, kernel_compiler
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import tables
 from ficco_rt.kernels.sm90 import variants as sm90
@@ -76,7 +76,7 @@ def compiled(source: Path | None, key: Key) -> bytes:
         ours, options = sm90.SOURCE, v.options(key.signature)
     else:
         ours, options = sm80.SOURCE, v.options(key.signature, arch())
-    return compiler.compile_file(source or ours, options).code
+    return kernel_compiler.compile_file(source or ours, options).code
 
 
 def function(source: Path | None, key: Key) -> Any:

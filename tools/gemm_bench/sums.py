@@ -20,7 +20,7 @@ import torch
 
 from ficco_rt.driver.cuda.tensor_map import encode
 from ficco_rt.geometry.region import Axis, Interval, Region
-from ficco_rt.kernels import compiler, families, tiles
+from ficco_rt.kernels import families, kernel_compiler, tiles
 from ficco_rt.kernels.family import LaunchRequest
 from ficco_rt.kernels.naive.family import REDUCE
 from ficco_rt.kernels.occupancy import Limits
@@ -44,8 +44,8 @@ def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], 
     limits = replace(Limits.of(stored("h200-switch").device), arch=arch(), sms=sms())
     (config,) = families.configure(LaunchRequest(REDUCE, (work,), sms()), limits)
     made = families.tables(config, [work])
-    source = Path(compiler.__file__).with_name("src") / config.source
-    function = loaded(compiler.compile_file(source, config.options).code, config.entry)
+    source = Path(kernel_compiler.__file__).with_name("src") / config.source
+    function = loaded(kernel_compiler.compile_file(source, config.options).code, config.entry)
     constants = torch.frombuffer(bytearray(made.constants), dtype=torch.uint8).cuda()
     scratch = torch.zeros(max(256, made.scratch), dtype=torch.uint8, device="cuda")
     (block,) = made.arguments(constants.data_ptr(), scratch.data_ptr(), encode)

@@ -16,9 +16,9 @@ from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
 from ...device.run_plan import Current
 from ...errors import UsageError
-from ...kernels.compiler import KernelSource, compile_source
+from ...kernels.block_fit import Footprint
 from ...kernels.family import TensorMap
-from ...kernels.room import Footprint
+from ...kernels.kernel_compiler import KernelSource, compile_source
 from ...machine.discover import DeviceFacts
 from ..gpu.checked import Api, DriverFunction
 from ..gpu.refused import Refused, undo_on_error
@@ -36,7 +36,7 @@ from ..gpu.vendor import (
     WordOp,
 )
 from .call import api, call
-from .library import CublasLt
+from .gemm_library import CublasLt
 from .nccl import Nccl
 from .sharing import CudaSharing
 from .tensor_map import encode

@@ -29,7 +29,6 @@ from ...device.ir import (
     ResetWords,
     StreamName,
 )
-from ...device.rooms import Rooms, gates, rooms
 from ...device.run_plan import (
     Call,
     CopyBatch,
@@ -50,12 +49,13 @@ from ...device.run_plan import (
     uploads,
 )
 from ...device.run_plan import Step as CallStep
+from ...device.run_residency import Rooms, gates, rooms
 from ...errors import InternalError
 from ...geometry.cells import cells
 from ...geometry.region import Region
 from ...graph.ir import KernelCall, Priority
 from ...kernels import marks as kernel_marks
-from ...kernels.meet import KINDS, Step
+from ...kernels.device_barrier import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
 from ...plan.ir import Plan
@@ -64,13 +64,13 @@ from ...types import TYPES
 from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
+from .issue_order import Passage
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
 from .refused import Closing, concerning, undo_on_error
 from .resources import RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor, DeviceTensors
-from .turns import Passage
 from .vendor import DriverCall, Gpu, Handle, LinearCopy, PitchedCopy, WordOp
 
 LOG = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ...process.group import Group
 from ...trace.model import TraceSpan
 from .gpus import Gpus
-from .turns import TURNS
+from .issue_order import TURNS
 from .vendor import Gpu, Handle
 
 TRIES = 8

@@ -43,9 +43,9 @@ from ...types import TYPES, Dtype
 from .collective_library import PENDING, CollectiveLibrary, Member, refused
 from .devices import inside
 from .gpus import Gpus
+from .issue_order import SPIN, TURNS, poll
 from .owner import OWNER, Job
 from .refused import Closing, Refused, concerning, undo_on_error
-from .turns import SPIN, TURNS, poll
 from .vendor import DriverCall, Gpu, Handle
 
 WARM = 32 << 20  # bytes, at most, of a collective that is made once before any run

@@ -21,8 +21,8 @@ import numpy as np
 
 from ...device.build import Layout, streams_of
 from ...device.collectives import alone_reaches_other_nodes
+from ...device.fit_table import blocks_left, too_little_left
 from ...device.ir import EventName, Mode, Placement
-from ...device.room_table import blocks_left, too_little_left
 from ...device.run_plan import RunPlan
 from ...errors import DeviceError, UsageError, cause_words
 from ...kernels.catalogue import VENDOR_GEMM
@@ -38,13 +38,14 @@ from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
 from . import clocks
-from .arrivals import try_copies
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
 from .collectives import Communicators
+from .copy_trial import try_copies
 from .devices import own_devices, placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
+from .issue_order import TURNS
 from .launches import LaunchBinder, fits
 from .peers import Peers, label, touched_by_others
 from .refused import Closing, Refused, concerning, undo_on_error
@@ -52,7 +53,6 @@ from .resources import RunResources
 from .runs import Runs, handles, steady
 from .spans import events_of, raisers_of, spans_of
 from .tensors import DeviceTensor, DeviceTensors
-from .turns import TURNS
 from .vendor import Numbers, Vendor
 from .watchdog import WATCHDOG
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from ...device.ir import Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
+from .issue_order import SPIN, TURNS, Tenant, poll
 from .peers import Peers
 from .refused import Closing, Refused, concerning, concerns, undo_on_error
-from .turns import SPIN, TURNS, Tenant, poll
 from .vendor import Gpu, Handle, Vendor
 
 _BLOCKED: set[tuple[str, int]] = set()  # devices of the process, by vendor, on which something runs that does not end

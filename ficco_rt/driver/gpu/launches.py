@@ -12,17 +12,17 @@ from ...device.ir import DeviceLaunch
 from ...errors import DeviceError
 from ...geometry.region import Region
 from ...graph.ir import Kernel, KernelCall, Leave
-from ...kernels import copy_rows, meet
+from ...kernels import copy_rows, device_barrier
+from ...kernels.block_fit import Footprint
 from ...kernels.families import tables, unread
 from ...kernels.family import KernelConfig, TileWorks
 from ...kernels.marks import MARK, Marks, marking
-from ...kernels.room import Footprint
 from ...kernels.target import options
 from ...kernels.works import Product, View, Work
 from ...plan.kernel_works import kernel_work
 from ...trace.model import Launched
+from .gemm_library import Left, LibraryCalls
 from .gpus import Gpus
-from .library import Left, LibraryCalls
 from .modules import LoadedKernel, Modules
 from .refused import Closing, Refused
 from .tensors import DeviceTensors
@@ -130,10 +130,10 @@ class LaunchBinder:
     ) -> Sequence[DriverCall]:
         return (self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream),)
 
-    def meeting(self, device: Gpu, runs: int, steps: Sequence[meet.Step], stream: Handle) -> DriverCall:
+    def meeting(self, device: Gpu, runs: int, steps: Sequence[device_barrier.Step], stream: Handle) -> DriverCall:
         """The launch of the kernel that takes these steps. `runs`: the address of the device's count of runs."""
-        entry = self._modules.own(meet.SOURCE, meet.ENTRY, device, options(device.facts.arch))
-        grid, argument = Grid((1,), (meet.THREADS,), 0), meet.argument(runs, steps)
+        entry = self._modules.own(device_barrier.SOURCE, device_barrier.ENTRY, device, options(device.facts.arch))
+        grid, argument = Grid((1,), (device_barrier.THREADS,), 0), device_barrier.argument(runs, steps)
         return self._gpus.vendor.launch_action(entry.handle, grid, (argument,), stream)
 
     def copying(self, device: Gpu, part: LinearCopy | PitchedCopy, stream: Handle) -> DriverCall:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
-from ...kernels.compiler import KERNELS, KernelSource
+from ...kernels.kernel_compiler import KERNELS, KernelSource
 from ...kernels.target import options
 from ...plan.kernel_files import read
 from .gpus import Gpus

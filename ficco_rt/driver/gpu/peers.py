@@ -1,12 +1,12 @@
 """The processes of a group, one or several GPUs each: which ranks are whose, and memory that all of them use.
 
 Every process makes the device plans of all ranks and issues its own part. Between processes order is words in memory
-(`device.frames`). So all that processes share is memory: words, scratch, and the tensors that commands of other
+(`device.run_ends`). So all that processes share is memory: words, scratch, and the tensors that commands of other
 processes touch. It is mapped when a plan is bound, and given back when its owner tells so.
 
-Processes of different nodes (`device.nodes`) share no memory. Which processes are of one node the machine says that the
-plan was made for; these must be on one machine, or on machines of one NVLink domain, between which memory passes as
-fabric handles. Those of different nodes may be on one machine, too.
+Processes of different nodes (`device.multi_node`) share no memory. Which processes are of one node the machine says
+that the plan was made for; these must be on one machine, or on machines of one NVLink domain, between which memory
+passes as fabric handles. Those of different nodes may be on one machine, too.
 
 What processes do together they do in the same order: they *agree* on it. `Peers.agree` is an exchange of what each one
 does, with an error if one does something else, or has failed.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
-from ...device.nodes import nodes_of
+from ...device.multi_node import nodes_of
 from ...errors import DeviceError, LeftError, UsageError
 from ...machine.discover import DeviceFacts
 from ...process.group import Group, processes
@@ -35,11 +35,11 @@ from .board import MOST, Board, made
 from .descriptors import Way, close_all, no_more_files, pass_around
 from .devices import facts_of, own_devices
 from .devices import inside as current_on
+from .issue_order import poll
+from .memory_handles import IMEX, FabricTrial, descriptors_pass
 from .refused import Closing, Refused, concerning, undo_on_error
 from .sharing import Area, Found, Leaves, Mapped, Shared, Sharing
-from .turns import poll
 from .vendor import Gpu, Handle, Vendor
-from .ways import IMEX, FabricTrial, descriptors_pass
 
 LOG = logging.getLogger(__name__)
 

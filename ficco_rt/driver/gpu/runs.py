@@ -18,11 +18,11 @@ from . import board
 from .binding import Binder, BoundPlan, Callers, RunManner
 from .collectives import Communicators
 from .gpus import Gpus
+from .issue_order import LEAST, SPIN, TURNS, Issued, Tenant, Wait, is_threads_own, poll
 from .refused import concerning, undo_on_error
 from .resources import RunResources
 from .spans import HasPassed, stuck
 from .steps import DriverStep, entered, make
-from .turns import LEAST, SPIN, TURNS, Issued, Tenant, Wait, is_threads_own, poll
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 

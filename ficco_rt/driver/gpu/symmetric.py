@@ -17,9 +17,9 @@ from ...types import TYPES, Dtype
 from ..dlpack import DLTensor
 from . import board
 from .devices import inside, open_devices
+from .issue_order import TURNS, Tenant
 from .refused import undo_on_error
 from .sharing import Mapped, Sharing
-from .turns import TURNS, Tenant
 from .vendor import Gpu, Vendor
 
 _KINDS = {"cuda": 2, "hip": 10}  # DLDeviceType

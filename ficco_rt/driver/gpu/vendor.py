@@ -23,9 +23,9 @@ import numpy.typing as npt
 from ...device.ir import Features
 from ...device.run_plan import Current
 from ...errors import DeviceError
-from ...kernels.compiler import KernelSource
+from ...kernels.block_fit import Footprint
 from ...kernels.family import TensorMap
-from ...kernels.room import Footprint
+from ...kernels.kernel_compiler import KernelSource
 from ...machine.discover import DeviceFacts
 from .blas_lt import BlasLt
 from .checked import Api, Checked

@@ -31,8 +31,8 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 from ...errors import DeviceError
+from .issue_order import ASKED, TURNS, Issued, Tenant, Turns, free
 from .steps import make
-from .turns import ASKED, TURNS, Issued, Tenant, Turns, free
 
 Held: TypeAlias = tuple[Tenant, float, int]  # a turn, as `Turns.held` has it
 

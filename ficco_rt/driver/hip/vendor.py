@@ -22,9 +22,9 @@ from ...device.features import HSA_QUEUES, usual
 from ...device.ir import Features
 from ...device.run_plan import Current
 from ...errors import DeviceError, InternalError
-from ...kernels.compiler import HIPRTC, KernelSource, compile_source
+from ...kernels.block_fit import Footprint
 from ...kernels.family import TensorMap
-from ...kernels.room import Footprint
+from ...kernels.kernel_compiler import HIPRTC, KernelSource, compile_source
 from ...machine.discover import DeviceFacts
 from ..gpu.checked import Api
 from ..gpu.refused import Refused
@@ -42,7 +42,7 @@ from ..gpu.vendor import (
     WordOp,
 )
 from .call import api, call, filled
-from .library import HipblasLt
+from .gemm_library import HipblasLt
 from .rccl import Rccl
 from .sharing import HipSharing, number_of
 

@@ -11,7 +11,7 @@ from ...errors import malformed
 from ...geometry.region import overlap, shape_words, summary, way
 from ...kernels import works
 from ...kernels.works import Work
-from ...machine import cost
+from ...machine import durations
 from ...machine.model import Machine
 from .. import ir
 from ..symbolic import Algebra, Pieces
@@ -68,4 +68,4 @@ class CopyKind(OpKind[ir.Copy]):
         return size(copy.src)
 
     def time(self, copy: ir.Copy, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
-        return cost.store_time(machine, copy.src.rank, copy.dst.rank, size(copy.src), sms)
+        return durations.store_time(machine, copy.src.rank, copy.dst.rank, size(copy.src), sms)

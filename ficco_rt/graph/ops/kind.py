@@ -14,7 +14,7 @@ from ficco_dsl.verbs import VERB_OF, Verb
 
 from ...geometry.region import Box, Region, called, summary
 from ...kernels.works import View, Work
-from ...machine import cost
+from ...machine import durations
 from ...machine.model import Machine
 from .. import ir
 from ..evaluate import Scope
@@ -144,4 +144,4 @@ class OpKind(Generic[B]):
 
     def time(self, body: B, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
         """µs that it takes alone on so many multiprocessors (None: all)."""
-        return cost.kernel_time(machine, self.moved(body, size), sms)
+        return durations.kernel_time(machine, self.moved(body, size), sms)

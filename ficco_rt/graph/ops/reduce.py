@@ -13,7 +13,7 @@ from ...errors import malformed
 from ...geometry.region import Region, overlap, shape_words
 from ...kernels import works
 from ...kernels.works import Work
-from ...machine import cost
+from ...machine import durations
 from ...machine.model import Machine
 from ...types import TYPES
 from .. import ir
@@ -82,5 +82,5 @@ class ReduceKind(OpKind[ir.Reduce]):
 
     def time(self, total: ir.Reduce, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
         far = [(t.rank, size(t)) for t in total.terms if t.rank != rank]
-        alone = cost.reduce_time(machine, len(total.terms), size(total.out), sms)
-        return max(alone, cost.read_time(machine, rank, far)) + cost.until_read(machine.device, len(far))
+        alone = durations.reduce_time(machine, len(total.terms), size(total.out), sms)
+        return max(alone, durations.read_time(machine, rank, far)) + durations.until_read(machine.device, len(far))

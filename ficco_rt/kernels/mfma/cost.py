@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from ...machine.cost import gemm_rate
+from ...machine.durations import gemm_rate
 from ...machine.model import Device
-from ..cost import best_splits
 from ..pace import Pace
+from ..shared_costs import best_splits
 from ..tiles import DEPTH
 from .variants import LDS, VARIANTS, Variant
 

@@ -8,7 +8,7 @@ from ...errors import UsageError
 from ...machine.model import Device
 from ..by_address import AddressFamily, Way
 from ..family import GemmRequest, KernelConfig, LaunchRequest
-from ..gemm import MatrixGemm
+from ..gemm_launch import MatrixGemm
 from ..occupancy import Limits, Window
 from ..pace import Pace
 from . import cost

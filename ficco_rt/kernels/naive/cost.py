@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from ...machine.cost import gemm_rate
+from ...machine.durations import gemm_rate
 from ...machine.model import Device
 from ..pace import Pace
 from ..tiles import DEPTH

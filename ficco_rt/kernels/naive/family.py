@@ -9,11 +9,11 @@ from itertools import groupby
 from ...machine.model import Device
 from ...types import TYPES
 from .. import target
+from ..block_fit import Footprint, resident
 from ..family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..leaving import NO_ROOM, shapes
 from ..occupancy import Limits, Window, at_once, window
 from ..pace import Pace
-from ..room import Footprint, resident
 from ..works import Copy, Product, Sum, Work
 from . import tables
 from .cost import pace, reached

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...machine.model import Device
 from ..by_address import AddressFamily, Way
 from ..family import GemmRequest, KernelConfig
-from ..gemm import MatrixGemm
+from ..gemm_launch import MatrixGemm
 from ..occupancy import Limits, Window
 from ..pace import Pace
 from ..target import compute_capability

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, inf
 
-from ...machine.cost import gemm_rate
+from ...machine.durations import gemm_rate
 from ...machine.model import Device
-from ..cost import BESIDE, best_splits
 from ..pace import Drift, Pace
+from ..shared_costs import BESIDE, best_splits
 from ..tile_table import MAX_SPLITS
 from ..tiles import DEPTH
 from .variants import Variant

@@ -9,12 +9,12 @@ from functools import lru_cache
 from ...machine.model import Device
 from ...types import ACCUMULATOR
 from .. import tiles
+from ..block_fit import Footprint, resident
 from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
-from ..gemm import ALIGNMENT, MatrixGemm, gemm_of
+from ..gemm_launch import ALIGNMENT, MatrixGemm, gemm_of
 from ..leaving import NO_ROOM, footprint, shapes
 from ..occupancy import Limits, window
 from ..pace import Pace
-from ..room import Footprint, resident
 from ..tile_table import count
 from ..works import Product, Work
 from .choice import band, choose, split_k_of, wait_groups, whole_lines

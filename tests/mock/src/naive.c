@@ -1,7 +1,7 @@
 // The naive GEMM, sum and copy (ficco_rt/kernels/src/naive.cu), from the tables that a launch is given.
 #include "../../../ficco_rt/kernels/src/works.h"
 #include "../../../ficco_rt/kernels/src/copy_rows.h"
-#include "../../../ficco_rt/kernels/src/meet.h"
+#include "../../../ficco_rt/kernels/src/device_barrier.h"
 #include "standin.h"
 
 #include <stdlib.h>
@@ -197,7 +197,7 @@ static int copy_run(Launch *l, int tile) {
     return tile_done(l, &w->sync, w->work, w->work_tiles);
 }
 
-// ---------------------------------------------------------------- meet.cu: a step is a tile
+// ---------------------------------------------------------------- device_barrier.cu: a step is a tile
 
 static const MeetList *list_of(const Launch *l) { return (const MeetList *)l->arguments; }
 static uint32_t *runs_of(const Launch *l) { return (uint32_t *)list_of(l)->runs; }

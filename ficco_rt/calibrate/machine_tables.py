@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..machine.model import Machine
-from ..machine.tables import (
+from ..machine.measured_tables import (
     Activity,
     Contention,
     CopyTimes,
@@ -18,6 +17,7 @@ from ..machine.tables import (
     ReduceTimes,
     Sustained,
 )
+from ..machine.model import Machine
 from .fit import Constant, contention, copied, operations
 from .measure import Point, Series
 from .probes import VENDOR_PRODUCT

@@ -16,12 +16,12 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
-from ..graph import rules as graph_rules
+from ..graph import op_rules as graph_rules
 from ..graph.claim_values import misfit, regions_of
 from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
-from ..kernels.vendor import VENDOR
-from ..machine.rules import mistakes
+from ..kernels.vendor_gemm import VENDOR
+from ..machine.machine_rules import mistakes
 from ..types import TYPES
 from .ir import (
     VERSION,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device import latch
+from ficco_rt.device import start_gate
 from ficco_rt.driver.gpu import runs
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.gpu.gpus import Gpus
@@ -109,7 +109,7 @@ def test_a_call_that_fails_lets_the_run_go(
 
 def test_a_run_too_long_for_a_latch_goes_without(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda.reset(f"devices {RANKS}")
-    monkeypatch.setattr(latch, "MOST", 0)
+    monkeypatch.setattr(start_gate, "MOST", 0)
     machine = discover("cuda", RANKS)
     name = "gemm_rs/serial"
     plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)

@@ -1,10 +1,10 @@
-"""Which GEMM blocks of ours fit beside a block of the vendor's collectives, by the model: docs/reproduce/room.md.
+"""Which GEMM blocks of ours fit beside a block of the vendor's collectives, by the model: docs/reproduce/block_fit.md.
 
-    python -m tools.room_table [--device sm_90a] [--write]
+    python -m tools.fit_table [--device sm_90a] [--write]
 
 For each device it prints a table in Markdown: each variant that fits beside some block of the library, with its threads
 and registers, blocks a multiprocessor alone, and how its blocks can be shaped to leave room for the library's block.
-`--write` puts the tables into the page. Nothing here was measured; `tests/gpu/test_room.py` measures.
+`--write` puts the tables into the page. Nothing here was measured; `tests/gpu/test_block_fit.py` measures.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ficco_rt.kernels.block_fit import Footprint, Several, fit, fits, left, shape
 from ficco_rt.kernels.collective_blocks import ASSUMED, planned, symmetric
 from ficco_rt.kernels.families import footprints
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.room import Footprint, Several, fit, fits, left, shape
 from ficco_rt.kernels.target import compute_capability
 from ficco_rt.machine.profiles import stored
 
-PAGE = Path(__file__).parents[1] / "docs" / "reproduce" / "room.md"
-BEGIN, END = "<!-- tables: python -m tools.room_table --write -->", "<!-- end of tables -->"
+PAGE = Path(__file__).parents[1] / "docs" / "reproduce" / "block_fit.md"
+BEGIN, END = "<!-- tables: python -m tools.fit_table --write -->", "<!-- end of tables -->"
 # CUDA C++ Programming Guide, compute capability 8.0
 A100 = Limits("sm_80", 108, 164 << 10, 163 << 10, 1024, 32, 32, 64)
 NAMES = {"sm_90a": "H200 (sm_90)", "sm_80": "A100 (sm_80)", "gfx90a": "one die of an MI250X (gfx90a)"}

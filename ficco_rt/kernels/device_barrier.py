@@ -1,4 +1,4 @@
-"""The host's half of src/meet.cu, the kernel by which devices meet that share no events."""
+"""The host's half of src/device_barrier.cu, the kernel by which devices meet that share no events."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SOURCE, ENTRY, THREADS = "meet.cu", "meet", 32
-KINDS = {"raise": 0, "wait": 1, "reset": 2, "count": 3}  # of steps, as src/meet.h numbers them
+SOURCE, ENTRY, THREADS = "device_barrier.cu", "meet", 32
+KINDS = {"raise": 0, "wait": 1, "reset": 2, "count": 3}  # of steps, as src/device_barrier.h numbers them
 MOST = 32  # steps of a launch
-_HEAD, _STEP = struct.Struct("<Qii"), struct.Struct("<Qii")  # MeetList without its steps, and MeetStep, of src/meet.h
+_HEAD, _STEP = struct.Struct("<Qii"), struct.Struct("<Qii")  # MeetList without its steps, and MeetStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from typing import Literal
 
 from ..graph.budget import Budget
 from ..plan.ir import Plan, Stream
+from .early_begin import Opening
 from .ir import (
     LATCHED,
     Action,
@@ -52,9 +53,8 @@ from .ir import (
     When,
     WordChange,
 )
-from .latch import Latch
-from .opening import Opening
-from .words import Words, apart
+from .semaphores import Words, apart
+from .start_gate import Latch
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
 

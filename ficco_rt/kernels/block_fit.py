@@ -6,7 +6,7 @@ several kernels fit if each part has room for its share of their warps. Sources:
 AMDGPU usage guide, GPR allocation.
 
 NOTE which parts get a warp more, where a block's warps do not divide by four, is free here. For blocks of one kernel
-that gives what the calculator and the driver's query say. `tests/gpu/test_room.py` measures what a GPU does.
+that gives what the calculator and the driver's query say. `tests/gpu/test_block_fit.py` measures what a GPU does.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from ..files.records import HIDDEN, Count, Positive
 from ..graph.ir import CollectiveSettings, Leave
+from ..kernels.block_fit import Footprint, Resource, Several, fit, left
 from ..kernels.collective_blocks import ASSUMED, Version, blocks_of, planned
 from ..kernels.leaving import footprint_of
 from ..kernels.occupancy import Limits
-from ..kernels.room import Footprint, Resource, Several, fit, left
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
 from .ir import DeviceLaunch

@@ -1,5 +1,5 @@
 """What a legal op is: a list of rules, run on every op that `build` makes and on every graph given to `prove`.
-Plans are held to the same ones (`plan/rules.py`).
+Plans are held to the same ones (`plan/plan_rules.py`).
 
 A rule takes what is done, and the rank that does it. It returns what is wrong, or None. Shapes are logical (several
 segments count as one dimension).

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .cost import Overheads, Power, VendorGemm
+from .durations import Overheads, Power, VendorGemm
 from .model import Machine
 from .units import MOST, Unit
 

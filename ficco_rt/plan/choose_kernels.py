@@ -18,7 +18,7 @@ from .arrivals import Arrivals
 from .draft import Draft, KernelChoice, LaunchKey, launches, waits_of
 from .kernel_works import kernel_work, symbolic
 from .leave import Leaving
-from .rules import without_products
+from .plan_rules import without_products
 
 
 def choose_kernels(draft: Draft) -> Draft:

@@ -9,12 +9,12 @@ from itertools import count
 from ..device.ir import DevicePlan, EventName
 from ..errors import PlanError, Span
 from ..graph.budget import SHARED, Budget
-from ..machine.cost import overheads
+from ..machine.durations import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
 from ..trace.model import TraceSpan
+from .contention import Sharing
 from .prices import Prices
-from .sharing import Sharing
 from .streams import Raised, Signal, SimStream
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ficco_rt.kernels import meet
-from ficco_rt.kernels.compiler import KERNELS
-from ficco_rt.kernels.meet import KINDS, Step
+from ficco_rt.kernels import device_barrier
+from ficco_rt.kernels.device_barrier import KINDS, Step
+from ficco_rt.kernels.kernel_compiler import KERNELS
 from tests.simt import nvidia
 
 SEEDS = range(8)
@@ -27,9 +27,9 @@ class Words:
         self.theirs = np.full(theirs, runs, np.uint32)
 
     def meet(self, seed: int, *steps: Step) -> str:
-        for first in range(0, len(steps), meet.MOST):
-            argument = meet.argument(address(self.runs), steps[first : first + meet.MOST])
-            told = self.kernel(argument, 1, meet.THREADS, seed)
+        for first in range(0, len(steps), device_barrier.MOST):
+            argument = device_barrier.argument(address(self.runs), steps[first : first + device_barrier.MOST])
+            told = self.kernel(argument, 1, device_barrier.THREADS, seed)
             if told:
                 return told
         return ""
@@ -59,7 +59,9 @@ def address(words: np.ndarray, i: int = 0) -> int:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> nvidia.Kernel:
-    return nvidia.Kernel(tmp_path_factory.mktemp("meet"), KERNELS / meet.SOURCE, (), meet.ENTRY, "MeetList")
+    return nvidia.Kernel(
+        tmp_path_factory.mktemp("meet"), KERNELS / device_barrier.SOURCE, (), device_barrier.ENTRY, "MeetList"
+    )
 
 
 RUNS = [0, 2, WRAP // 2 - 2, WRAP - 4, WRAP - 2]  # before the run: the last ones wrap around
@@ -103,11 +105,11 @@ def test_a_meeting_that_does_not_count_takes_the_count_of_the_one_before(kernel:
 
 
 def test_a_long_list_of_steps_is_several_launches(kernel: nvidia.Kernel) -> None:
-    words = Words(kernel, 6, theirs=3 * meet.MOST)
+    words = Words(kernel, 6, theirs=3 * device_barrier.MOST)
     kernel.forget()
     words.mine[:] = 8
     steps = (words.count, words.reset, *words.raises, *words.waits)
-    assert len(steps) > 3 * meet.MOST
+    assert len(steps) > 3 * device_barrier.MOST
     assert words.meet(0, *steps) == ""
     assert (words.runs[0], set(words.theirs.tolist())) == (8, {8})
 

@@ -12,7 +12,7 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DevicePlan, Frame, LaunchKernel, Mode, Placement, ResetWords, StreamName
-from ficco_rt.device.rooms import Held, Room, either, fit, gates, kept_back, rooms
+from ficco_rt.device.run_residency import Held, Room, either, fit, gates, kept_back, rooms
 from ficco_rt.machine.profiles import profile
 from tests import cases
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ..machine.cost import gemm_rate, vendor_gemm
+from ..machine.durations import gemm_rate, vendor_gemm
 from ..machine.model import Device
 from ..types import TYPES
 from . import tiles, vendor_cost
+from .block_fit import Footprint, Several, fits, left
 from .family import (
     MOST_CLUSTER,
     Chosen,
@@ -28,7 +29,6 @@ from .family import (
 )
 from .occupancy import Limits
 from .pace import Pace
-from .room import Footprint, Several, fits, left
 from .target import compute_capability
 from .tile_table import MAX_SPLITS, SplitK
 from .works import Product, View, Work

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from ficco_rt.device.features import usual
+from ficco_rt.device.fit_table import RoomTable, room_table, too_little_left
 from ficco_rt.device.ir import Placement
 from ficco_rt.device.launches import LaunchPlanner
-from ficco_rt.device.room_table import RoomTable, room_table, too_little_left
+from ficco_rt.kernels.block_fit import Several, fits
 from ficco_rt.kernels.marks import MARK, blocks_at_once
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.room import Several, fits
 from tests.unit.test_leave import PRODUCT, plan
 
 

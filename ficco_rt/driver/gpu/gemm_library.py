@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...kernels.block_fit import Footprint
 from ...kernels.family import KernelConfig, Matmul, Operand
 from ...kernels.leaving import crowded_out
 from ...kernels.occupancy import Limits
-from ...kernels.room import Footprint
 from ...kernels.works import Product
 from ...types import TYPES, Dtype
 from .blas_lt import BlasLt, Layout, MatmulPlace, Shape

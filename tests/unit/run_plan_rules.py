@@ -26,7 +26,6 @@ from ficco_rt.device.ir import (
     ResetWords,
     StreamName,
 )
-from ficco_rt.device.rooms import gates
 from ficco_rt.device.run_plan import (
     Call,
     CopyBatch,
@@ -41,9 +40,10 @@ from ficco_rt.device.run_plan import (
     Together,
     usual_context,
 )
+from ficco_rt.device.run_residency import gates
 from ficco_rt.errors import InternalError
 from ficco_rt.geometry.region import Region
-from ficco_rt.kernels.meet import MOST
+from ficco_rt.kernels.device_barrier import MOST
 from ficco_rt.types import TYPES
 
 Elements: TypeAlias = npt.NDArray[np.int64]  # by side, or of one

@@ -10,7 +10,7 @@
 // whoever has seen a word that is raised here (release); what others did before they raised a word is seen by what the
 // device does behind the launch (acquire).
 
-#include "meet.h"
+#include "device_barrier.h"
 #include "memory_order.h"
 
 #ifdef __HIP__

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from ..geometry.region import Region, between_ranks
 from ..graph.ir import Collective, Gemm, Graph
 from ..graph.kinds import kind_of
-from ..machine.cost import gemm_rate
+from ..machine.durations import gemm_rate
 from ..machine.model import Machine
 from ..types import TYPES
 

@@ -34,8 +34,8 @@ from .ir import (
     StreamName,
     manners,
 )
-from .latch import latches_open_last
-from .nodes import nodes_share_messages_alone
+from .multi_node import nodes_share_messages_alone
+from .start_gate import latches_open_last
 
 MOST_THREADS = 1024  # of a block
 _OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")

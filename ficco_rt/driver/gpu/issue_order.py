@@ -4,7 +4,7 @@ A thread takes its turn for whatever may block inside a vendor's driver: to issu
 contexts, to give such things back. So no run is half issued while another thread's call waits for a device, and all
 runs of the process stand in one order. The host asks whether runs have ended without a turn.
 
-Runs that could hold each other out on a device wait there for one another, in that order (`device.rooms`).
+Runs that could hold each other out on a device wait there for one another, in that order (`device.run_residency`).
 
 NOTE this is the one thing that executors of a process share: GPUs are shared by all of it.
 """
@@ -22,7 +22,7 @@ from time import monotonic, sleep
 from typing import Literal, NamedTuple, TypeAlias
 
 from ... import env
-from ...device.rooms import Room, Rooms, either, kept_back
+from ...device.run_residency import Room, Rooms, either, kept_back
 from ...errors import DeviceError
 from .vendor import Handle, Vendor
 

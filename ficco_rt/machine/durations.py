@@ -1,7 +1,7 @@
 """What work takes on a machine: pure functions of sizes. Bytes and operations in, microseconds out.
 
 They price one thing at a time: nothing here knows what else runs. The virtual clock prices products by their kernels
-(`kernels/pace.py`) and finds itself what others leave (`sim/sharing.py`). docs/internals/model.md has it all in one
+(`kernels/pace.py`) and finds itself what others leave (`sim/contention.py`). docs/internals/model.md has it all in one
 place. The constants that stand here by architecture or by a device's name are a machine's: `overheads`,
 `power` and `vendor_gemm` of its file come before those.
 """

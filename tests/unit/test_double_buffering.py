@@ -10,11 +10,11 @@ import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, compile_schedule, plan_of
-from ficco_rt.device import double
+from ficco_rt.device import double_buffering
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.codec import from_json, to_json
-from ficco_rt.device.double import double_buffered
+from ficco_rt.device.double_buffering import double_buffered
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Meet, Mode, Placement
 from ficco_rt.device.text import to_text
@@ -125,9 +125,9 @@ def test_where_it_is_of_no_use() -> None:
 def test_large_scratch_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = shipped("ag_gemm/oneshot", M=64, K=512)
     bytes_ = 64 * 512 * 2
-    monkeypatch.setattr(double, "LARGEST", bytes_)
+    monkeypatch.setattr(double_buffering, "LARGEST", bytes_)
     assert double_buffered(plan, APART, FEATURES)
-    monkeypatch.setattr(double, "LARGEST", bytes_ - 1)
+    monkeypatch.setattr(double_buffering, "LARGEST", bytes_ - 1)
     assert not double_buffered(plan, APART, FEATURES)
 
 

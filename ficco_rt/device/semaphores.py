@@ -19,8 +19,8 @@ from ..errors import PlanError
 from ..graph.budget import WORDS, Budget
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .collectives import calls_of, meets
+from .early_begin import Opening
 from .ir import EventName, Mode, Placement, Word
-from .opening import Opening
 
 _USES = ("always", "graph", "embedded", "traced", "embedded or traced")
 _GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "taken": 1, "never": 2}

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device import latch
+from ficco_rt.device import start_gate
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
@@ -71,7 +71,7 @@ def test_none_where_the_host_could_block(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not latched(made(queues=1))
     assert not latched(made(processes=(0, 1)))
     most = max(sum(a.stream == s.name for a in plan.body) for s in plan.streams)
-    monkeypatch.setattr(latch, "MOST", most)
+    monkeypatch.setattr(start_gate, "MOST", most)
     assert latched(made())
-    monkeypatch.setattr(latch, "MOST", most - 1)
+    monkeypatch.setattr(start_gate, "MOST", most - 1)
     assert not latched(made())

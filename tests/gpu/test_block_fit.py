@@ -37,11 +37,11 @@ from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
-from ficco_rt.kernels import compiler
+from ficco_rt.kernels import kernel_compiler
+from ficco_rt.kernels.block_fit import Footprint, Several, fit, left, shape
 from ficco_rt.kernels.collective_blocks import planned
 from ficco_rt.kernels.families import footprints
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.room import Footprint, Several, fit, left, shape
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import variants as sm90
@@ -141,7 +141,7 @@ class Bench:
         self.standins: dict[int, Loaded] = {}  # by registers
 
     def load(self, source: Path, options: tuple[str, ...], entry: str) -> Loaded:
-        cu, code = self.cu, compiler.compile_file(source, options, self.folder).code
+        cu, code = self.cu, kernel_compiler.compile_file(source, options, self.folder).code
         function = called(cu.cuModuleGetFunction(called(cu.cuModuleLoadData(code)), entry.encode()))
         of = cu.CUfunction_attribute
         return Loaded(
@@ -204,7 +204,7 @@ def driver_part(bench: Bench, limits: Limits) -> bool:
     for w in sm80.VARIANTS:
         sources.append((sm80.SOURCE, w.options(signature, limits.arch), signature.entry(w.name), blocks[w.name]))
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda wanted: compiler.compile_file(wanted[0], wanted[1], bench.folder), sources))
+        list(pool.map(lambda wanted: kernel_compiler.compile_file(wanted[0], wanted[1], bench.folder), sources))
     print("kernel                          registers model/compiled   blocks model/driver")
     for source, options, entry, block in sources:
         loaded = bench.load(source, options, entry)

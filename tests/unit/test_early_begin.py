@@ -11,9 +11,9 @@ import ficco_dsl
 from ficco_rt.compiler import build, compile_schedule, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
+from ficco_rt.device.early_begin import Opening, opening_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import AwaitEvent, ChangeWords, DevicePlan, EventName, LaunchKernel, Meet, Mode, Placement
-from ficco_rt.device.opening import Opening, opening_of
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 
