@@ -183,7 +183,7 @@ class Bench:
 
     def elsewhere(self) -> Iterator[tuple[str, str]]:
         """Calls on a stream of this GPU while the other GPU's context is current, and what comes of them."""
-        from ficco_rt.driver.gpu.vendor import Grid, LinearCopy, PitchedCopy, WordOp
+        from ficco_rt.driver.gpu.vendor import Grid, LinearCopy, MemOp, PitchedCopy
 
         vendor, stream, of, to = self.vendor, self.streams[0], self.memory, self.memory + 4096
         arguments = [*(bytes(ctypes.c_uint64(address)) for address in (to, of)), bytes(ctypes.c_int(1))]
@@ -193,7 +193,7 @@ class Bench:
             (vendor.copy_batch([LinearCopy(to, of, 4)], stream), 1),
             (vendor.zero_action(to, 1, stream), 0),
             (vendor.signal_action(to, stream), 1),
-            (vendor.words_actions([WordOp(of, False), WordOp(to, True)], stream)[0], 1),
+            (vendor.mem_op_actions([MemOp(of, False), MemOp(to, True)], stream)[0], 1),
             (vendor.launch_action(self.kernel, Grid((1,), (1,), 0), arguments, stream), 1),
         ):
             for address, value in ((of, 1), (to, 1 - wanted)):

@@ -44,7 +44,7 @@ class OnGpus:
         with self._to("opening"):
             executor = Executor(plan, self._backend, machine=plan.target, graph=mode == "graph", timeout=TIMEOUT)
         with executor:
-            executor.latched = True
+            executor.gated = True
             with self._to("inputs"):
                 for tensor in plan.tensors:
                     for rank, shape in enumerate(tensor.shapes if tensor.kind == "input" else ()):

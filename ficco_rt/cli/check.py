@@ -59,7 +59,7 @@ class DevicePlanChecked:
     mode: Mode
     devices: Count
     streams: Count
-    words: Count
+    semaphores: Count
     launches: Count
     actions: Count
     compared: bool
@@ -184,7 +184,7 @@ def _device_plan(target: str, source: Source, progress: Progress) -> DevicePlanC
         mode=plan.mode,
         devices=len(plan.placement.ordinals),
         streams=len([s for s in plan.streams if s.name.kind != "caller"]),
-        words=len(plan.words),
+        semaphores=len(plan.semaphores),
         launches=len(plan.launches),
         actions=len(plan.body),
         compared=stored is not None,
@@ -192,7 +192,7 @@ def _device_plan(target: str, source: Source, progress: Progress) -> DevicePlanC
 
 
 def _device_sentence(record: DevicePlanChecked) -> str:
-    counted = ("ranks", "devices", "streams", "words", "launches", "actions")
+    counted = ("ranks", "devices", "streams", "semaphores", "launches", "actions")
     numbers = ", ".join(count(getattr(record, name), name.removesuffix("s")) for name in counted)
     plan = "as its plan has it" if record.compared else "not compared with its plan, which the file does not hold"
     return f"device plan, mode {record.mode}: no race, no deadlock, runs stay apart, {plan}; {numbers}"

@@ -25,19 +25,18 @@ from ..plan.ir import (
 )
 from ..plan.issue import issue_order
 from .chain import chained, parted, postponed
-from .collectives import alone_reaches_other_nodes, calls_of, communicators_of, meets, own_way, part_of
+from .collectives import alone_reaches_other_nodes, barrier_peers, calls_of, communicators_of, own_way, part_of
 from .double_buffering import double_buffered
-from .early_begin import Opening, opening_of
+from .early_begin import EarlyBegin, early_begin_of
 from .ir import (
+    GATED,
     GRAPHS,
-    LATCHED,
     PLAIN,
     VERSION,
     Action,
     AwaitEvent,
     CallCollective,
     Cause,
-    ChangeWords,
     Communicator,
     CopyMemory,
     DeviceLaunch,
@@ -45,30 +44,31 @@ from .ir import (
     DeviceStream,
     EventName,
     Features,
-    Frame,
     LaunchKernel,
     Mode,
     Move,
     Placement,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    RunEnds,
+    SemaphoreOp,
+    StreamMemOps,
     StreamName,
-    WordChange,
     crowded,
 )
 from .launches import LaunchPlanner
-from .run_ends import Frames, touched
-from .semaphores import Words, words_of
-from .start_gate import Latch, short
+from .run_ends import RunEndsBuilder, touched
+from .semaphores import SemaphoreLayout, semaphores_of
+from .start_gate import StartGate, short
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the device plans of all modes share: words, and launches by the place of their commands in the plan.
-    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `opening`: which streams
-    begin before other devices are through the run before; None: no stream does. `sets`: so many sets of words and
-    scratch runs take by turns; those in callers' graphs have one of their own then. `communicators`: what the
-    vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
+    """What the device plans of all modes share: semaphores, and launches by the place of their commands in the plan.
+    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `early_begin`: which
+    streams begin before other devices are through the run before; None: no stream does. `sets`: number of sets of
+    semaphores and scratch between which runs alternate; those in callers' graphs have one of their own then.
+    `communicators`: what the vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
 
     plan: Plan
     plan_hash: str
@@ -76,8 +76,8 @@ class Layout:
     placement: Placement
     features: Features
     touched: tuple[frozenset[int], ...]
-    words: Words
-    opening: Opening | None
+    semaphores: SemaphoreLayout
+    early_begin: EarlyBegin | None
     sets: int
     launches: tuple[DeviceLaunch, ...]
     communicators: tuple[Communicator, ...]
@@ -85,8 +85,8 @@ class Layout:
 
     @property
     def kept_sets(self) -> int:
-        """Sets of words and scratch in all modes: those that runs take by turns, and behind them, if there are several,
-        one for runs in callers' graphs, where there are such."""
+        """Sets of semaphores and scratch in all modes: those that runs use alternately, and behind them, if there are
+        several, one for runs in callers' graphs, where there are such."""
         return self.sets + (self.sets > 1 and self.features.embeds)
 
 
@@ -111,25 +111,38 @@ def layout_of(
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
     by_stream = tuple(touched(stream, plan) for stream in plan.streams)
-    opening = opening_of(plan, placement, features)
-    sets = 2 if opening is None and double_buffered(plan, placement, features) else 1
-    words = words_of(plan, placement, by_kernel, unraised, by_stream, opening=opening, sets=sets, meetings=bool(reason))
+    early = early_begin_of(plan, placement, features)
+    sets = 2 if early is None and double_buffered(plan, placement, features) else 1
+    semaphores = semaphores_of(
+        plan, placement, by_kernel, unraised, by_stream, early_begin=early, sets=sets, barriers=bool(reason)
+    )
     return Layout(
-        plan, plan_hash, device, placement, features, by_stream, words, opening, sets, launches, communicators, reason
+        plan,
+        plan_hash,
+        device,
+        placement,
+        features,
+        by_stream,
+        semaphores,
+        early,
+        sets,
+        launches,
+        communicators,
+        reason,
     )
 
 
 def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
     """The device plan of a mode: on `streams`; as a `graph` for each device; with these graphs `embedded` in callers'
-    graphs; `traced`, on streams, with timestamps around everything that does something; `latched`, as on streams, but
+    graphs; `traced`, on streams, with timestamps around everything that does something; `gated`, as on streams, but
     not before the host has issued all of it."""
     return _Builder(layout, mode).made()
 
 
 def modelled(layout: Layout, mode: Mode) -> DevicePlan:
-    """The device plan for the virtual clock: on streams, without the frames before and behind a run. The clock does not
-    price frames, and for many devices they are long, since each device waits for every other one."""
-    return _Builder(layout, mode).made(framed=mode in GRAPHS)
+    """The device plan for the virtual clock: on streams, without the prologue and epilogue of a run. The clock does not
+    price these, and for many devices they are long, since each device waits for every other one."""
+    return _Builder(layout, mode).made(with_ends=mode in GRAPHS)
 
 
 def timestamps(command: Command) -> int:
@@ -140,8 +153,8 @@ def timestamps(command: Command) -> int:
 class _Builder:
     def __init__(self, layout: Layout, mode: Mode) -> None:
         self.layout, self.mode = layout, mode
-        self.plan, self.words = layout.plan, layout.words
-        self.semaphores = layout.words.semaphores(mode)
+        self.plan, self.semaphores = layout.plan, layout.semaphores
+        self.points = layout.semaphores.of_points(mode)
         self.features = layout.features
         self.shapes = {t.name: t.shapes for t in self.plan.tensors}
         self.launches: dict[tuple[int, int], list[int]] = {}
@@ -157,35 +170,35 @@ class _Builder:
         self.names = [StreamName("plan", s) for s in range(len(self.plan.streams))]
         self.causes: dict[tuple[int, type], Cause] = {}  # by stream of the plan and kind of its commands: the last one
         self.side_streams = _SideStreams(self) if mode in PLAIN else None
-        self.latched = False
+        self.gated = False
         self.crowded = crowded(layout.placement, self._streams(), self.features)
         if self.crowded and self.side_streams is not None:
             self.side_streams = None
             self.crowded = crowded(layout.placement, self._streams(), self.features)
-        self.latched = mode in LATCHED and self.words.latch is not None and not self.crowded
-        if self.latched and crowded(layout.placement, self._streams(), self.features):
-            self.latched = False
+        self.gated = mode in GATED and self.semaphores.start_gate is not None and not self.crowded
+        if self.gated and crowded(layout.placement, self._streams(), self.features):
+            self.gated = False
         self.timestamps = [0] * len(self.plan.streams)
 
-    def made(self, framed: bool = True) -> DevicePlan:
+    def made(self, with_ends: bool = True) -> DevicePlan:
         budget = Budget(ACTIONS, PlanError)
         body: list[Action] = []
         for s, p in issue_order(self.plan, patient=bool(self.crowded)):
             actions = self._command(s, p)
             budget.spend(len(actions), self.plan.streams[s].commands[p].origin)
             body += actions
-        self.latched = self.latched and short(body)
+        self.gated = self.gated and short(body)
         streams = self._streams()
-        latch = None
-        if self.latched and self.words.latch is not None:
-            latch = Latch(self.words.latch, self.words.table[self.words.latch])
-        frames = Frames(
-            self.plan, self.layout.placement, self.mode, streams, self.layout.touched, self.words, budget, latch,
-            self.layout.opening, self.layout.sets,
+        start_gate = None
+        if self.gated and self.semaphores.start_gate is not None:
+            start_gate = StartGate(self.semaphores.start_gate, self.semaphores.table[self.semaphores.start_gate])
+        run_ends = RunEndsBuilder(
+            self.plan, self.layout.placement, self.mode, streams, self.layout.touched, self.semaphores, budget,
+            start_gate, self.layout.early_begin, self.layout.sets,
         )  # fmt: skip
         if self.mode in GRAPHS:
-            inside = frames.inside()
-            body = [*inside.begin, *(body if self.crowded else _together(body)), *inside.end]
+            inside = run_ends.inside()
+            body = [*inside.prologue, *(body if self.crowded else _together(body)), *inside.epilogue]
             devices = {stream.name: stream.device for stream in streams}
             body = list(chained(body, devices.__getitem__, self.crowded))
         elif self.crowded:
@@ -200,15 +213,15 @@ class _Builder:
             features=self.features,
             tensors=self.plan.tensors,
             streams=streams,
-            words=self.words.listed(latched=self.latched),
+            semaphores=self.semaphores.listed(gated=self.gated),
             launches=self.layout.launches,
-            written=self._written() if framed else (),
+            written=self._written() if with_ends else (),
             body=tuple(body),
-            own=frames.frame(called=False) if framed else Frame((), ()),
-            called=frames.frame(called=True) if framed else Frame((), ()),
+            own=run_ends.run_ends(called=False) if with_ends else RunEnds((), ()),
+            called=run_ends.run_ends(called=True) if with_ends else RunEnds((), ()),
             communicators=self.layout.communicators,
             sets=1 if self.mode == "embedded" else self.layout.sets,
-            between=frames.between() if framed else Frame((), ()),
+            between=run_ends.between() if with_ends else RunEnds((), ()),
         )
 
     def _written(self) -> tuple[int, ...]:
@@ -225,7 +238,7 @@ class _Builder:
         return tuple(written[op] for op in range(max(written, default=-1) + 1))
 
     def _streams(self) -> tuple[DeviceStream, ...]:
-        return tuple(streams_of(self.plan, self.layout.placement, self.side_streams, latched=self.latched))
+        return tuple(streams_of(self.plan, self.layout.placement, self.side_streams, gated=self.gated))
 
     # ---- commands
 
@@ -260,13 +273,13 @@ class _Builder:
                 return self._launch(s, p, cause)
             case Record(event=event):
                 point = EventName("plan", event)
-                return [RecordEvent(self.names[s], point, cause), *self._raise_semaphores(s, point, cause)]
+                return [RecordEvent(self.names[s], point, cause), *self._signal_point(s, point, cause)]
             case WaitEvent(event=event):
                 return (self._await(s, EventName("plan", event), cause),)
             case SignalFlag(flag=flag):
-                return self._signal(s, p, self.words.flags[flag], cause)
+                return self._signal(s, p, self.semaphores.flags[flag], cause)
             case WaitFlag(flag=flag):
-                return self._wait(s, p, self.words.flags[flag], cause)
+                return self._wait(s, p, self.semaphores.flags[flag], cause)
 
     def _timed(self, s: int, pieces: Sequence[Sequence[Action]], cause: Cause) -> Sequence[Action]:
         """The actions; traced, with a timestamp before the first piece and behind each."""
@@ -287,11 +300,11 @@ class _Builder:
         moves = [Move(t.dst, t.src, t.op, t.origin, self._pitched(t.dst, t.src), stage) for t in command.transfers]
         alone: list[tuple[Action, ...]] = [(self._copy(name, move, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
-        words = self.side_streams.with_copy(s, p) if self.side_streams is not None else ()
-        together = self.mode in PLAIN and self.features.copy_batches and len(runs) + len(words) > 1
+        semaphores = self.side_streams.with_copy(s, p) if self.side_streams is not None else ()
+        together = self.mode in PLAIN and self.features.copy_batches and len(runs) + len(semaphores) > 1
         if not together or not runs:
             return alone
-        batch: tuple[Action, ...] = (CopyMemory(name, runs, words, True, cause),)
+        batch: tuple[Action, ...] = (CopyMemory(name, runs, semaphores, True, cause),)
         return [batch, *(copy for copy, move in zip(alone, moves, strict=True) if move.pitched)]
 
     def _copy(self, name: StreamName, move: Move, cause: Cause) -> CopyMemory:
@@ -317,55 +330,63 @@ class _Builder:
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in numbers]
         flags = {flag for number in numbers for work in self.layout.launches[number].works for flag in work.waits}
         if flags:
-            awaited = {self.words.flags[flag] for flag in flags} - {-1}
-            actions += self._resets(name, [w for w in awaited if self.words.table[w].reset == "behind"], cause)
+            awaited = {self.semaphores.flags[flag] for flag in flags} - {-1}
+            actions += self._resets(name, [w for w in awaited if self.semaphores.table[w].reset == "behind"], cause)
         return actions
 
     def _resets(self, name: StreamName, numbers: Sequence[int], cause: Cause) -> Iterator[Action]:
-        """Of words of one device; words side by side in one call."""
+        """Of semaphores of one device; semaphores side by side in one call."""
         first = count = -1
-        for index in sorted(self.words.table[number].index for number in numbers):
+        for index in sorted(self.semaphores.table[number].index for number in numbers):
             if index == first + count:
                 count += 1
                 continue
             if count > 0:
-                yield ResetWords(name, first, count, cause)
+                yield ResetSemaphores(name, first, count, cause)
             first, count = index, 1
         if count > 0:
-            yield ResetWords(name, first, count, cause)
+            yield ResetSemaphores(name, first, count, cause)
 
     # ---- events, flags, semaphores
 
-    def _raise_semaphores(self, s: int, point: EventName, cause: Cause) -> Sequence[Action]:
-        raised = self.semaphores.raised(point)
-        return [ChangeWords(self.names[s], tuple(WordChange(word, True) for word in raised), cause)] if raised else ()
+    def _signal_point(self, s: int, point: EventName, cause: Cause) -> Sequence[Action]:
+        signalled = self.points.signalled(point)
+        return (
+            [StreamMemOps(self.names[s], tuple(SemaphoreOp(semaphore, True) for semaphore in signalled), cause)]
+            if signalled
+            else ()
+        )
 
     def _await(self, s: int, point: EventName, cause: Cause) -> Action:
         """By an event, or by a semaphore where the point is in another device's graph, or in another process."""
         device = self.layout.placement.devices[self.plan.streams[s].rank]
-        word = self.semaphores.awaited(point, device)
-        if word is None:
+        semaphore = self.points.awaited(point, device)
+        if semaphore is None:
             return AwaitEvent(self.names[s], point, cause)
-        return ChangeWords(self.names[s], (WordChange(word, False),), cause)
+        return StreamMemOps(self.names[s], (SemaphoreOp(semaphore, False),), cause)
 
-    def _signal(self, s: int, p: int, word: int, cause: Cause) -> Sequence[Action]:
+    def _signal(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
         """A flag of a stream. What carries it is told by `_SideStreams`."""
-        name, raised = self.names[s], (WordChange(word, True),)
+        name, signalled = self.names[s], (SemaphoreOp(semaphore, True),)
         carrier = self.side_streams.carrier(s, p) if self.side_streams is not None else "stream"
         if carrier == "side":
-            side, event = StreamName("raise", s), EventName("raise", s)
-            return (RecordEvent(name, event, cause), AwaitEvent(side, event, cause), ChangeWords(side, raised, cause))
+            side, event = StreamName("signal", s), EventName("signal", s)
+            return (
+                RecordEvent(name, event, cause),
+                AwaitEvent(side, event, cause),
+                StreamMemOps(side, signalled, cause),
+            )
         if carrier == "batch":
             assert self.side_streams is not None
             return (CopyMemory(name, (), self.side_streams.batch_at(s, p), True, cause),)
-        return (ChangeWords(name, raised, cause),) if carrier == "stream" else ()
+        return (StreamMemOps(name, signalled, cause),) if carrier == "stream" else ()
 
-    def _wait(self, s: int, p: int, word: int, cause: Cause) -> Sequence[Action]:
-        name, awaited = self.names[s], (WordChange(word, False),)
+    def _wait(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
+        name, awaited = self.names[s], (SemaphoreOp(semaphore, False),)
         if self.side_streams is not None and self.side_streams.waits_on_side(s, p):
             side, event = StreamName("wait", s), EventName("wait", s)
-            return (ChangeWords(side, awaited, cause), RecordEvent(side, event, cause), AwaitEvent(name, event, cause))
-        return (ChangeWords(name, awaited, cause),)
+            return (StreamMemOps(side, awaited, cause), RecordEvent(side, event, cause), AwaitEvent(name, event, cause))
+        return (StreamMemOps(name, awaited, cause),)
 
     # ---- collectives
 
@@ -392,22 +413,22 @@ class _Builder:
         command = self.calls[group][0]
         cause = Cause(f"{type(command).__name__} of all ranks", command.origin)
         streams = [self.plan.streams[s] for s, _ in members]
-        yield from self._meet(group, streams, False, cause)
+        yield from self._barrier(group, streams, False, cause)
         for s, p in members:
             yield from self._part(s, p)
-        yield from self._meet(group, streams, True, cause)
+        yield from self._barrier(group, streams, True, cause)
 
-    def _meet(self, group: int, streams: Sequence[Stream], behind: bool, cause: Cause) -> Iterator[Action]:
-        meetings = {stream.rank: meets(self.calls[group], stream.rank, behind=behind) for stream in streams}
-        points = {stream.rank: EventName("meet", group, stream.rank, behind) for stream in streams}
-        awaited = {rank for others in meetings.values() for rank in others}
+    def _barrier(self, group: int, streams: Sequence[Stream], behind: bool, cause: Cause) -> Iterator[Action]:
+        barriers = {stream.rank: barrier_peers(self.calls[group], stream.rank, behind=behind) for stream in streams}
+        points = {stream.rank: EventName("barrier", group, stream.rank, behind) for stream in streams}
+        awaited = {rank for others in barriers.values() for rank in others}
         for stream in streams:
             if stream.rank in awaited:
                 point = points[stream.rank]
                 yield RecordEvent(self.names[stream.id], point, cause)
-                yield from self._raise_semaphores(stream.id, point, cause)
+                yield from self._signal_point(stream.id, point, cause)
         for stream in streams:
-            others = meetings[stream.rank]
+            others = barriers[stream.rank]
             for other in others if len(others) < 2 else [s.rank for s in streams if s.rank in others]:
                 yield self._await(stream.id, points[other], cause)
 
@@ -425,7 +446,7 @@ class _Builder:
 
 
 def streams_of(
-    plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, latched: bool = False
+    plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, gated: bool = False
 ) -> Iterator[DeviceStream]:
     """All streams of the devices, the callers' too."""
     for stream in plan.streams:
@@ -434,9 +455,9 @@ def streams_of(
             yield DeviceStream(StreamName(kind, stream.id), device, stream.priority, stream.rank, stream.name)
     for device in placement.ordinals:
         yield DeviceStream(StreamName("control", device), device, "normal")
-    if latched:
+    if gated:
         first, *_ = placement.ordinals
-        yield DeviceStream(StreamName("latch", first), first, "normal")
+        yield DeviceStream(StreamName("gate", first), first, "normal")
     for rank, device in enumerate(placement.devices):
         yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
 
@@ -445,18 +466,18 @@ class _SideStreams:
     """Which flags of copy streams are carried by something other than the copy stream itself, in runs on streams.
 
     If a copy follows a flag on the stream, the copy stream does not write the flag: that would delay the copy. If one
-    launch alone waits for the flag, a copied word raises it: the word goes into the batch of the next copy, whose
-    members have no order among themselves. The batch begins when the copies before it have arrived. A side stream
+    launch alone waits for the flag, a copied semaphore signals it: the semaphore goes into the batch of the next copy,
+    whose members have no order among themselves. The batch begins when the copies before it have arrived. A side stream
     writes any other flag.
 
-    NOTE a stream may not wait for a copied word: the wait might be issued before the copy. A copied word goes to other
-    devices only: a copy inside a device may be a kernel, which may find no free multiprocessor.
+    NOTE a stream may not wait for a copied semaphore: the wait might be issued before the copy. A copied semaphore goes
+    to other devices only: a copy inside a device may be a kernel, which may find no free multiprocessor.
 
     Where a copy stream waits for a flag behind a copy, a side stream waits in its place (`side_waits`).
     """
 
     def __init__(self, builder: _Builder) -> None:
-        self.plan, self.words, self.features = builder.plan, builder.words, builder.features
+        self.plan, self.semaphores, self.features = builder.plan, builder.semaphores, builder.features
         self.devices = builder.layout.placement.devices
         self.carriers: dict[tuple[int, int], str] = {}
         self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, of their batch
@@ -464,7 +485,7 @@ class _SideStreams:
         for stream in self.plan.streams:
             if stream.engine == "copy":
                 self._stream(stream, builder)
-        self.raising = {s for (s, _), carrier in self.carriers.items() if carrier == "side"}
+        self.signalling = {s for (s, _), carrier in self.carriers.items() if carrier == "side"}
         self.waiting = {s for s, _ in self.side_waits}
 
     def _stream(self, stream: Stream, builder: _Builder) -> None:
@@ -486,25 +507,25 @@ class _SideStreams:
 
     def _take_along(self, stream: Stream, pending: Sequence[int], place: int) -> None:
         flags = [c.flag for p in pending if isinstance(c := stream.commands[p], SignalFlag)]
-        self.copied[stream.id, place] = tuple(self.words.flags[flag] for flag in flags)
+        self.copied[stream.id, place] = tuple(self.semaphores.flags[flag] for flag in flags)
         for p in pending:
             self.carriers[stream.id, p] = "batch" if p == place else "copied"
 
     def _copyable(self, stream: Stream, flag: int) -> bool:
         elsewhere = self.devices[self.plan.flag_homes[flag]] != self.devices[stream.rank]
-        private = self.words.table[self.words.flags[flag]].reset != "completion"
+        private = self.semaphores.table[self.semaphores.flags[flag]].reset != "completion"
         return elsewhere and private
 
     def of(self, stream: int) -> list[str]:
         """The side streams of a stream."""
-        return ["raise"] * (stream in self.raising) + ["wait"] * (stream in self.waiting)
+        return ["signal"] * (stream in self.signalling) + ["wait"] * (stream in self.waiting)
 
     def carrier(self, stream: int, place: int) -> str:
-        """`stream`, `side`, `copied` with the next copy, or `batch`: a batch of words that begins here."""
+        """`stream`, `side`, `copied` with the next copy, or `batch`: a batch of semaphores that begins here."""
         return self.carriers.get((stream, place), "stream")
 
     def with_copy(self, stream: int, place: int) -> tuple[int, ...]:
-        """The words that go out with a copy."""
+        """The semaphores that go out with a copy."""
         return self.copied.get((stream, place), ())
 
     def batch_at(self, stream: int, place: int) -> tuple[int, ...]:
@@ -515,10 +536,10 @@ class _SideStreams:
 
 
 def _together(body: Sequence[Action]) -> Iterator[Action]:
-    """Words that stand together on a stream change in one action, which comes before what the stream does next."""
-    open_: dict[StreamName, list[ChangeWords]] = {}
+    """Semaphores that stand together on a stream change in one action, which comes before what the stream does next."""
+    open_: dict[StreamName, list[StreamMemOps]] = {}
     for action in body:
-        if isinstance(action, ChangeWords):
+        if isinstance(action, StreamMemOps):
             open_.setdefault(action.stream, []).append(action)
             continue
         if isinstance(action, CallCollective):  # nothing comes between the calls of all ranks
@@ -530,5 +551,5 @@ def _together(body: Sequence[Action]) -> Iterator[Action]:
     yield from map(_as_one, open_.values())
 
 
-def _as_one(actions: Sequence[ChangeWords]) -> ChangeWords:
+def _as_one(actions: Sequence[StreamMemOps]) -> StreamMemOps:
     return replace(actions[0], changes=tuple(change for action in actions for change in action.changes))

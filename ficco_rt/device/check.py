@@ -5,10 +5,10 @@ and uses the tensors; among callers' streams, behind a run of the same callers, 
 another mode; and before and behind replays of callers' graphs.
 
 The first walk is abstract and finds deadlocks. The second has vector clocks and finds races: each access of memory, of
-a word as of a tensor, must know the end of the conflicting accesses before it, in the same run or in the one before.
-Callers take part: they use a rank's inputs and outputs before a run and after it. The third walk is the first once
-more, on devices where kernels that wait hold their shares of the multiprocessors: what needs more than they leave does
-not begin.
+a semaphore as of a tensor, must know the end of the conflicting accesses before it, in the same run or in the one
+before. Callers take part: they use a rank's inputs and outputs before a run and after it. The third walk is the first
+once more, on devices where kernels that wait hold their shares of the multiprocessors: what needs more than they leave
+does not begin.
 
 A device with fewer hardware queues than streams (`crowded`) is walked through as if it had one: an action leaves the
 queue when it begins if it is a kernel's launch, else when it has ended, and nothing begins before all that was issued
@@ -103,7 +103,7 @@ def _otherwise_timed(plan: DevicePlan) -> Iterator[Step]:
     awaited = {action.event for action in plan.actions if isinstance(action, AwaitEvent)}
     only_timed = [
         action
-        for action in plan.called.begin
+        for action in plan.called.prologue
         if action.when in ("timed", "timed or behind")
         and not (isinstance(action, RecordEvent) and action.event not in awaited)
     ]
@@ -185,8 +185,8 @@ class _Walk(Walk[Node]):
                     text = what.touches.who
                 elif node.begins or node.action is None:
                     text = "a graph"
-            case int(word) | (int(word), _):
-                text = self.runs.purpose(word)
+            case int(semaphore) | (int(semaphore), _):
+                text = self.runs.purpose(semaphore)
             case Obstacle("collective"):
                 assert isinstance(node.action, CallCollective)
                 text = f"the other ranks' calls of collective {node.action.group}"

@@ -13,7 +13,7 @@ from .ir import VERSION, Action, DevicePlan
 
 _UNIONS = (Action,)
 _SOURCE = "source"
-_BY_LINE = ("streams", "words", "launches", "body")
+_BY_LINE = ("streams", "semaphores", "launches", "body")
 
 
 def to_json(plan: DevicePlan, source: Plan | None = None) -> str:

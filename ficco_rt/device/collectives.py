@@ -90,7 +90,7 @@ def communicators_of(plan: Plan, device: Device) -> tuple[tuple[Communicator, ..
     return tuple(found.values()), {group: places[queue] for group, queue in of.items()}
 
 
-def meets(calls: Sequence[CollectiveCall], rank: int, *, behind: bool) -> frozenset[int]:
+def barrier_peers(calls: Sequence[CollectiveCall], rank: int, *, behind: bool) -> frozenset[int]:
     """The ranks that a rank waits for before its part of a collective made of copies and sums, or behind it. A copy
     that is sent waits until its place is free, and whoever receives it until it is there."""
     call = calls[rank]

@@ -23,7 +23,7 @@ from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import kernel_work, symbolic
 from ..plan.plan_rules import inside
-from .ir import PLACELESS, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, StreamName, Word
+from .ir import PLACELESS, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, Semaphore, StreamName
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
 
@@ -35,7 +35,7 @@ def all_is_there(plan: DevicePlan) -> Iterator[Diagnostic]:
         yield _wrong(f"the devices of the ranks are {plan.placement.devices}; each rank has one, from 0 on")
         return
     if plan.sets not in (1, 2):
-        yield _wrong(f"{plan.sets} sets of words and scratch; there are one or two")
+        yield _wrong(f"{plan.sets} sets of semaphores and scratch; there are one or two")
     if plan.features.queues < 1:
         yield _wrong(f"devices of {plan.features.queues} hardware queues; a device has at least one")
     names = Counter(t.name for t in plan.tensors)
@@ -44,9 +44,9 @@ def all_is_there(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield _wrong(f"tensor {tensor.name} is declared {names[tensor.name]} times, for {len(tensor.shapes)} ranks")
     yield from _streams(plan)
     streams = {stream.name for stream in plan.streams}
-    for i, word in enumerate(plan.words):
-        if word.device not in devices:
-            yield _wrong(f"word {i} is on device {word.device}, which has no rank")
+    for i, semaphore in enumerate(plan.semaphores):
+        if semaphore.device not in devices:
+            yield _wrong(f"semaphore {i} is on device {semaphore.device}, which has no rank")
     for i, launch in enumerate(plan.launches):
         if StreamName("plan", launch.stream) not in streams or not launch.works:
             text = f"launch {i} has {len(launch.works)} works, for stream {launch.stream}"
@@ -70,7 +70,7 @@ def _streams(plan: DevicePlan) -> Iterator[Diagnostic]:
             not 0 <= stream.name.number < ranks or stream.device != plan.placement.devices[stream.name.number]
         ):
             yield _wrong(f"{stream.name} is on device {stream.device}, and not on that of a rank")
-        elif stream.name.kind in ("control", "latch") and stream.name.number != stream.device:
+        elif stream.name.kind in ("control", "gate") and stream.name.number != stream.device:
             yield _wrong(f"{stream.name} is on device {stream.device}")
     for device in devices:
         if StreamName("control", device) not in streams:
@@ -143,7 +143,7 @@ def launches_are_asked_for(plan: DevicePlan) -> Iterator[Diagnostic]:
     from the device plan: the share, more shared memory than is needed, and which kernel does the works."""
     look, limits = symbolic(plan.tensors), Limits.of(plan.device)
     clusters = sorted({1, *CLUSTERS.values()})
-    own = {w.flag for w in plan.words if w.flag is not None and w.reset not in ("kernel", "behind")}
+    own = {w.flag for w in plan.semaphores if w.flag is not None and w.reset not in ("kernel", "behind")}
     commands: dict[tuple[int, int], list[DeviceLaunch]] = defaultdict(list)
     for launch in plan.launches:
         commands[launch.stream, launch.command].append(launch)
@@ -209,7 +209,7 @@ def differences(found: DevicePlan, wanted: DevicePlan) -> Iterator[Diagnostic]:
     field."""
     for side in ("own", "called", "between"):
         a, b = getattr(found, side), getattr(wanted, side)
-        for part in ("begin", "end"):
+        for part in ("prologue", "epilogue"):
             yield from _listed(f"{side} {part}", getattr(a, part), getattr(b, part))
     for name in (field.name for field in fields(DevicePlan) if field.name not in ("own", "called", "between")):
         a, b = getattr(found, name), getattr(wanted, name)
@@ -234,7 +234,7 @@ def _short(value: object) -> str:
     text = type(value).__name__
     if isinstance(value, StreamName | EventName | Region):
         return str(value)
-    if isinstance(value, Word):
+    if isinstance(value, Semaphore):
         return f"{value.purpose} at {value.index} on device {value.device}"
     if isinstance(value, DeviceLaunch):
         return f"{value.config.entry} of {len(value.works)} works in {value.config.blocks} blocks"

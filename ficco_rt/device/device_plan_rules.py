@@ -21,21 +21,21 @@ from .ir import (
     VERSION,
     Action,
     AwaitEvent,
-    ChangeWords,
+    Barrier,
     CopyMemory,
     DevicePlan,
     EventKind,
     EventName,
     LaunchGraph,
     LaunchKernel,
-    Meet,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    StreamMemOps,
     StreamName,
     manners,
 )
 from .multi_node import nodes_share_messages_alone
-from .start_gate import latches_open_last
+from .start_gate import start_gates_open_last
 
 MOST_THREADS = 1024  # of a block
 _OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
@@ -83,43 +83,51 @@ def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
             )
 
 
-def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """The words of a device have places of their own, from 0 on, and every action changes words that there are."""
+def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """The semaphores of a device have places of their own, from 0 on, and every action changes semaphores that there
+    are."""
     devices = plan.device_of
-    places = Counter((w.device, w.index) for w in plan.words)
-    sizes = Counter(w.device for w in plan.words)
-    for word in plan.words:
-        if places[word.device, word.index] > 1 or not 0 <= word.index < sizes[word.device]:
+    places = Counter((w.device, w.index) for w in plan.semaphores)
+    sizes = Counter(w.device for w in plan.semaphores)
+    for semaphore in plan.semaphores:
+        if places[semaphore.device, semaphore.index] > 1 or not 0 <= semaphore.index < sizes[semaphore.device]:
             yield Diagnostic(
-                PLACELESS, f"the place {word.index} of a word on device {word.device} is taken or no place"
+                PLACELESS,
+                f"the place {semaphore.index} of a semaphore on device {semaphore.device} is taken or no place",
             )
     for action in plan.actions:
-        for number in (*action.raises, *action.awaits):
-            if not 0 <= number < len(plan.words):
-                yield action.mistake(f"there is no word {number}")
-        if isinstance(action, ChangeWords):
+        for number in (*action.signals, *action.awaits):
+            if not 0 <= number < len(plan.semaphores):
+                yield action.mistake(f"there is no semaphore {number}")
+        if isinstance(action, StreamMemOps):
             for change in action.changes:
-                if change.raises and change.takes:
-                    yield action.mistake(f"word {change.word} is raised, and taken by who raises it")
+                if change.signals and change.acquires:
+                    yield action.mistake(
+                        f"semaphore {change.semaphore} is signalled, and acquired by the stream that signals it"
+                    )
             device = devices[action.stream]
             for number in action.awaits:
-                if 0 <= number < len(plan.words) and plan.words[number].device != device:
+                if 0 <= number < len(plan.semaphores) and plan.semaphores[number].device != device:
                     yield action.mistake(
-                        f"{action.stream} of device {device} waits for word {number} of another device"
+                        f"{action.stream} of device {device} waits for semaphore {number} of another device"
                     )
-        if isinstance(action, ResetWords):
+        if isinstance(action, ResetSemaphores):
             size = sizes[devices[action.stream]]
             if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:
-                yield action.mistake(f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
-        for step in action.steps if isinstance(action, Meet) else ():
-            if step.count < 1 or not 0 <= step.first <= step.first + step.count <= len(plan.words):
-                yield action.mistake(f"a meeting over words {step.first} to {step.first + step.count - 1}")
+                yield action.mistake(
+                    f"semaphores {action.first} to {action.first + action.count - 1} of {size} are reset"
+                )
+        for step in action.steps if isinstance(action, Barrier) else ():
+            if step.count < 1 or not 0 <= step.first <= step.first + step.count <= len(plan.semaphores):
+                yield action.mistake(f"a barrier over semaphores {step.first} to {step.first + step.count - 1}")
                 continue
-            found = [plan.words[i] for i in step.words]
+            found = [plan.semaphores[i] for i in step.semaphores]
             if any(b.device != a.device or b.index != a.index + 1 for a, b in pairwise(found)):
-                yield action.mistake(f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
-            if step.does != "raise" and found[0].device != devices[action.stream]:
-                yield action.mistake(f"{action.stream} does not own word {step.first}, which it does not raise")
+                yield action.mistake(
+                    f"semaphores {step.first} to {step.first + step.count - 1} do not lie side by side"
+                )
+            if step.does != "signal" and found[0].device != devices[action.stream]:
+                yield action.mistake(f"{action.stream} does not own semaphore {step.first}, which it does not signal")
 
 
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -133,14 +141,14 @@ def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
     if graph:
         yield from map(_before_it, needs)
     for manner in manners(plan):
-        frame = plan.frame(manner)
+        run_ends = plan.run_ends(manner)
         recorded = (completions if manner.behind else set()) | (replayed if manner.replays else set())
-        yield from map(_before_it, _unrecorded(frame.begin, recorded))
-        recorded |= {action.event for action in frame.begin if isinstance(action, RecordEvent)}
+        yield from map(_before_it, _unrecorded(run_ends.prologue, recorded))
+        recorded |= {action.event for action in run_ends.prologue if isinstance(action, RecordEvent)}
         if not graph:
             yield from (_before_it(action) for action in needs if action.event not in recorded)
             recorded |= made
-        yield from map(_before_it, _unrecorded(frame.end, recorded))
+        yield from map(_before_it, _unrecorded(run_ends.epilogue, recorded))
 
 
 def _before_it(action: AwaitEvent) -> Diagnostic:
@@ -156,10 +164,10 @@ def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> I
             yield action
 
 
-def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
+def run_ends_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A run on nobody's streams uses no caller's. What completes a run is recorded by a stream of its device."""
     devices = plan.device_of
-    for action in (*plan.own.begin, *plan.own.end):
+    for action in (*plan.own.prologue, *plan.own.epilogue):
         if action.stream.kind == "caller":
             yield action.mistake(f"{action.stream} in a run that nobody calls")
     for action in plan.actions:
@@ -168,7 +176,7 @@ def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
         if devices[action.stream] != action.event.number:
             yield action.mistake(f"{action.event} is recorded by {action.stream}, of another device")
     kind: EventKind = "replayed" if plan.mode == "embedded" else "completion"
-    for ends in [plan.body] if plan.mode == "embedded" else [plan.own.end, plan.called.end]:
+    for ends in [plan.body] if plan.mode == "embedded" else [plan.own.epilogue, plan.called.epilogue]:
         last = Counter(
             a.event.number for a in ends if isinstance(a, RecordEvent) and a.event.kind == kind and a.when == "always"
         )
@@ -179,7 +187,7 @@ def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
 def ends_are_alike(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A run ends in one way, however it is made. What is there for some runs alone waits for nothing but what replays
     need, or takes a time that nobody waits for. So what holds behind one run holds behind all."""
-    for action in (*plan.own.end, *plan.called.end):
+    for action in (*plan.own.epilogue, *plan.called.epilogue):
         timed = action.when == "timed" and isinstance(action, RecordEvent) and action.event.kind in ("begin", "end")
         replays = action.when == "behind replays" and isinstance(action, AwaitEvent)
         if action.when != "always" and not timed and not replays:
@@ -193,7 +201,7 @@ def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
     for action in plan.actions:
         if isinstance(action, RecordEvent):
             by[action.event].add(devices[action.stream])
-    for action in (*plan.called.begin, *plan.called.end) if plan.mode == "embedded" else ():
+    for action in (*plan.called.prologue, *plan.called.epilogue) if plan.mode == "embedded" else ():
         if isinstance(action, AwaitEvent) and by[action.event] - {devices[action.stream]}:
             yield action.mistake(
                 f"{action.stream} waits for {action.event} of another device, whose graph is another one"
@@ -245,8 +253,8 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
         if c.blocks < 1 or c.cluster < 1 or c.blocks % c.cluster:
             yield launch.mistake(f"{c.blocks} blocks in clusters of {c.cluster}")
         if c.smem < 0 or c.smem + c.static_smem > device.smem_per_block:
-            takes = f"{c.smem} + {c.static_smem} bytes of shared memory"
-            yield launch.mistake(f"a block takes {takes}, and has at most {device.smem_per_block}")
+            acquires = f"{c.smem} + {c.static_smem} bytes of shared memory"
+            yield launch.mistake(f"a block takes {acquires}, and has at most {device.smem_per_block}")
         if not 1 <= c.threads <= MOST_THREADS or c.resident < 1:
             yield launch.mistake(f"a block of {c.threads} threads does not fit {device.name}")
         if not 1 <= launch.sms <= device.sms:
@@ -305,113 +313,125 @@ def batches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             continue
         if action.batch and (plan.mode not in PLAIN or not plan.features.copy_batches):
             yield action.mistake("a batch of copies where there are none")
-        if not action.batch and len(action.moves) + len(action.words) != 1:
-            yield action.mistake(f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
+        if not action.batch and len(action.moves) + len(action.semaphores) != 1:
+            yield action.mistake(
+                f"{len(action.moves)} copies and {len(action.semaphores)} semaphores that are no batch"
+            )
         homes = {plan.placement.devices[region.rank] for move in action.moves for region in (move.dst, move.src)}
-        if action.by_kernel and (len(homes) != 1 or action.words or plan.mode not in GRAPHS):
+        if action.by_kernel and (len(homes) != 1 or action.semaphores or plan.mode not in GRAPHS):
             yield action.mistake("a kernel copies inside a device alone, and in a graph")
         if action.batch and any(move.pitched for move in action.moves):
             yield action.mistake("a copy of rows in a batch")
 
 
-def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A word that a copy raises is one of another device, since a copy inside a device may need a multiprocessor; and
-    kernels wait for it, since a stream's wait might be issued before the copy."""
+def copied_semaphores_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A semaphore that a copy signals is one of another device, since a copy inside a device may need a multiprocessor;
+    and kernels wait for it, since a stream's wait might be issued before the copy."""
     devices = plan.device_of
-    awaited = {word for action in plan.body for word in action.awaits}
+    awaited = {semaphore for action in plan.body for semaphore in action.awaits}
     for action in plan.body:
-        for word in action.words if isinstance(action, CopyMemory) else ():
-            if plan.words[word].device == devices[action.stream]:
-                yield action.mistake(f"word {word} of the same device is raised by a copy")
-            if word in awaited:
-                yield action.mistake(f"word {word}, for which a stream waits, is raised by a copy")
+        for semaphore in action.semaphores if isinstance(action, CopyMemory) else ():
+            if plan.semaphores[semaphore].device == devices[action.stream]:
+                yield action.mistake(f"semaphore {semaphore} of the same device is signalled by a copy")
+            if semaphore in awaited:
+                yield action.mistake(f"semaphore {semaphore}, for which a stream waits, is signalled by a copy")
 
 
-def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A word that is waited for is raised once and reset once in a run. No other word is raised or reset."""
-    raised: Counter[int] = Counter()
+def semaphores_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A semaphore that is waited for is signalled once and reset once in a run. No other semaphore is signalled or
+    reset."""
+    signalled: Counter[int] = Counter()
     awaited: set[int] = set()
     resets: Counter[int] = Counter()
-    flags = plan.word_of
+    flags = plan.semaphore_of
     waits: dict[tuple[int, int], set[int]] = defaultdict(set)  # of the kernels that do a command's works
     for launch in plan.launches:
         waits[launch.stream, launch.command].update(flag for work in launch.works for flag in work.waits)
     for launch in plan.launches:
         inside = launch.config.unraised
         for work in launch.works:
-            raised.update(flags[f] for f in work.signals if f in flags and f not in inside)
+            signalled.update(flags[f] for f in work.signals if f in flags and f not in inside)
             awaited.update(flags[f] for f in work.waits if f in flags and f not in inside)
             for flag in (*work.waits, *work.signals):
                 if flag not in flags and flag not in inside:
-                    yield Diagnostic(work.origin, f"flag {flag} has no word")
+                    yield Diagnostic(work.origin, f"flag {flag} has no semaphore")
         for flag in launch.config.resets:
             if flag in flags:
                 resets[flags[flag]] += 1
             if flag not in waits[launch.stream, launch.command]:
                 yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
-    places, devices = words_in_order(plan), plan.device_of
-    raised.update(word for action in plan.body for word in action.raises)
-    awaited.update(word for action in plan.body for word in action.awaits)
-    resets.update(word for action in plan.body for word in _reset(action, places, devices))
+    places, devices = semaphores_in_order(plan), plan.device_of
+    signalled.update(semaphore for action in plan.body for semaphore in action.signals)
+    awaited.update(semaphore for action in plan.body for semaphore in action.awaits)
+    resets.update(semaphore for action in plan.body for semaphore in _reset(action, places, devices))
     wrong: set[tuple[int, str]] = set()  # each is told of one manner
-    looked_at: set[tuple[int, ...]] = set()  # by what a manner does with words: most do the same
+    looked_at: set[tuple[int, ...]] = set()  # by what a manner does with semaphores: most do the same
     for manner in manners(plan):
-        frame = plan.frame(manner)
-        actions = [a for a in (*frame.begin, *frame.end) if isinstance(a, ChangeWords | CopyMemory | ResetWords | Meet)]
+        run_ends = plan.run_ends(manner)
+        actions = [
+            a
+            for a in (*run_ends.prologue, *run_ends.epilogue)
+            if isinstance(a, StreamMemOps | CopyMemory | ResetSemaphores | Barrier)
+        ]
         key = tuple(map(id, actions))
         if key in looked_at:
             continue
         looked_at.add(key)
-        ups = raised + Counter(word for action in actions for word in action.raises)
-        waiters = awaited | {word for action in actions for word in action.awaits}
-        downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
-        for i, word in enumerate(plan.words):
-            used = word.used_in(plan.mode)
-            if word.counts_runs:
+        ups = signalled + Counter(semaphore for action in actions for semaphore in action.signals)
+        waiters = awaited | {semaphore for action in actions for semaphore in action.awaits}
+        downs = resets + Counter(semaphore for action in actions for semaphore in _reset(action, places, devices))
+        for i, semaphore in enumerate(plan.semaphores):
+            used = semaphore.used_in(plan.mode)
+            if semaphore.counts_runs:
                 continue
-            if (ups[i] != used or (i in waiters) != used) and (i, "raised") not in wrong:
-                wrong.add((i, "raised"))
+            if (ups[i] != used or (i in waiters) != used) and (i, "signalled") not in wrong:
+                wrong.add((i, "signalled"))
                 yield Diagnostic(
                     PLACELESS,
-                    f"word {i} ({word.purpose}) is raised {ups[i]} times in a run ({manner}), for whoever waits",
+                    f"semaphore {i} ({semaphore.purpose}) is signalled {ups[i]} times in a run ({manner})",
                 )
-            if downs[i] != (used and not word.tells_runs) and (i, "reset") not in wrong:
+            if downs[i] != (used and not semaphore.tells_runs) and (i, "reset") not in wrong:
                 wrong.add((i, "reset"))
-                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {downs[i]} times in a run ({manner})")
+                yield Diagnostic(
+                    PLACELESS, f"semaphore {i} ({semaphore.purpose}) is reset {downs[i]} times in a run ({manner})"
+                )
 
 
 def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A device that meets others counts each run once, in its own word, before it tells or awaits anything of the run.
-    Nothing but meetings raises, awaits or counts in words that tell of runs, and meetings do so in no other words."""
+    """A device that has barriers with others counts each run once, in its own semaphore, before it signals or awaits
+    anything of the run. Only barriers signal, await or count in semaphores that tell of runs, and barriers do so in no
+    other semaphores."""
     devices = plan.device_of
-    body = [action for action in plan.body if isinstance(action, Meet)]
+    body = [action for action in plan.body if isinstance(action, Barrier)]
     for action in plan.actions:
-        for number in (*action.raises, *action.awaits) if not isinstance(action, Meet) else ():
-            if plan.words[number].tells_runs:
-                yield action.mistake(f"word {number} ({plan.words[number].purpose}) outside of a meeting")
+        for number in (*action.signals, *action.awaits) if not isinstance(action, Barrier) else ():
+            if plan.semaphores[number].tells_runs:
+                yield action.mistake(f"semaphore {number} ({plan.semaphores[number].purpose}) outside of a barrier")
     for manner in manners(plan):
-        frame = plan.frame(manner)
+        run_ends = plan.run_ends(manner)
         counted: Counter[int] = Counter()
-        for action in (a for a in (*frame.begin, *body, *frame.end) if isinstance(a, Meet)):
-            mine = {i for i in (action.runs,) if 0 <= i < len(plan.words) and plan.words[i].counts_runs}
-            if {plan.words[i].device for i in mine} != {devices[action.stream]}:
+        for action in (a for a in (*run_ends.prologue, *body, *run_ends.epilogue) if isinstance(a, Barrier)):
+            mine = {i for i in (action.runs,) if 0 <= i < len(plan.semaphores) and plan.semaphores[i].counts_runs}
+            if {plan.semaphores[i].device for i in mine} != {devices[action.stream]}:
                 yield action.mistake(
-                    f"{action.stream} meets others by word {action.runs}, not by its own count of runs"
+                    f"{action.stream} joins a barrier by semaphore {action.runs}, not by its own count of runs"
                 )
             for step in action.steps:
                 counts = step.does == "count"
-                for number in step.words:
-                    word = plan.words[number]
-                    if word.counts_runs != counts or word.tells_runs != (step.does != "reset"):
-                        yield action.mistake(f"a meeting cannot {step.does} word {number} ({word.purpose})")
-                counted.update(step.words if counts else ())
+                for number in step.semaphores:
+                    semaphore = plan.semaphores[number]
+                    if semaphore.counts_runs != counts or semaphore.tells_runs != (step.does != "reset"):
+                        yield action.mistake(f"a barrier cannot {step.does} semaphore {number} ({semaphore.purpose})")
+                counted.update(step.semaphores if counts else ())
                 if counted[action.runs] != 1:
                     yield action.mistake(
-                        f"{action.stream} meets others before it has counted the run, or counts it twice"
+                        f"{action.stream} joins a barrier before it has counted the run, or counts it twice"
                     )
-        for i, word in enumerate(plan.words):
-            if word.counts_runs and counted[i] != word.used_in(plan.mode):
-                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) counts {counted[i]} times in a run ({manner})")
+        for i, semaphore in enumerate(plan.semaphores):
+            if semaphore.counts_runs and counted[i] != semaphore.used_in(plan.mode):
+                yield Diagnostic(
+                    PLACELESS, f"semaphore {i} ({semaphore.purpose}) counts {counted[i]} times in a run ({manner})"
+                )
 
 
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -420,13 +440,13 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
     devices = plan.device_of
     if plan.mode == "embedded" and not plan.features.embeds:
         yield Diagnostic(PLACELESS, "graphs in callers' graphs, and the driver has no such")
-    if plan.mode == "embedded" and (plan.own.begin or plan.own.end):
+    if plan.mode == "embedded" and (plan.own.prologue or plan.own.epilogue):
         yield Diagnostic(PLACELESS, "a run on nobody's streams in the mode 'embedded'")
-    if any(isinstance(a, LaunchGraph) for a in (*plan.body, *plan.own.end, *plan.called.end)):
+    if any(isinstance(a, LaunchGraph) for a in (*plan.body, *plan.own.epilogue, *plan.called.epilogue)):
         yield Diagnostic(PLACELESS, "a graph is launched behind the begin of a run")
     wanted = Counter(plan.placement.ordinals) if plan.mode in GRAPHS else Counter[int]()
     for manner in manners(plan):
-        launches = [a for a in plan.frame(manner).begin if isinstance(a, LaunchGraph)]
+        launches = [a for a in plan.run_ends(manner).prologue if isinstance(a, LaunchGraph)]
         if Counter(a.device for a in launches) != wanted:
             text = "a run launches each device's graph once, and only in modes with graphs"
             yield Diagnostic(PLACELESS, f"{text} ({manner})")
@@ -438,9 +458,12 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 def replays_are_awaited(plan: DevicePlan) -> Iterator[Diagnostic]:
     """What stands between replays and runs of other modes waits, and does nothing else; other modes have their own."""
-    if plan.mode != "embedded" and (plan.between.begin or plan.between.end):
+    if plan.mode != "embedded" and (plan.between.prologue or plan.between.epilogue):
         yield Diagnostic(PLACELESS, f"replays of callers' graphs in the mode '{plan.mode}'")
-    for side, kind, stream in ((plan.between.begin, "replayed", "control"), (plan.between.end, "completion", "caller")):
+    for side, kind, stream in (
+        (plan.between.prologue, "replayed", "control"),
+        (plan.between.epilogue, "completion", "caller"),
+    ):
         for action in side:
             if not isinstance(action, AwaitEvent) or action.event.kind != kind or action.stream.kind != stream:
                 yield action.mistake(f"{action.stream} between runs and replays does not wait for the event '{kind}'")
@@ -507,19 +530,19 @@ def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping[StreamName, int]) -> Iterator[int]:
     match action:
-        case ChangeWords(changes=changes):
-            yield from (c.word for c in changes if c.takes)
-        case ResetWords(first=first, count=count):
+        case StreamMemOps(changes=changes):
+            yield from (c.semaphore for c in changes if c.acquires)
+        case ResetSemaphores(first=first, count=count):
             yield from places[devices[action.stream]][first : first + count]
-        case Meet():
-            yield from action.words("reset")
+        case Barrier():
+            yield from action.semaphores("reset")
 
 
-def words_in_order(plan: DevicePlan) -> dict[int, list[int]]:
-    """The words of each device as they lie."""
+def semaphores_in_order(plan: DevicePlan) -> dict[int, list[int]]:
+    """The semaphores of each device as they lie."""
     found: dict[int, list[int]] = defaultdict(list)
-    for i in sorted(range(len(plan.words)), key=lambda i: plan.words[i].index):
-        found[plan.words[i].device].append(i)
+    for i in sorted(range(len(plan.semaphores)), key=lambda i: plan.semaphores[i].index):
+        found[plan.semaphores[i].device].append(i)
     return found
 
 
@@ -530,11 +553,11 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     streams_are_known,
     regions_lie_inside,
     works_fit,
-    words_lie_apart,
+    semaphores_lie_apart,
     nodes_share_messages_alone,
     events_are_recorded,
     ops_stand_once,
-    frames_know_their_streams,
+    run_ends_know_their_streams,
     ends_are_alike,
     processes_share_no_events,
     launches_stand_once,
@@ -543,13 +566,13 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     launches_are_asked_for,
     early_starts_are_safe,
     batches_fit,
-    copied_words_are_for_kernels_elsewhere,
-    words_are_given_once,
+    copied_semaphores_are_for_kernels_elsewhere,
+    semaphores_are_given_once,
     runs_are_counted,
     collectives_are_called_together,
     graphs_are_launched,
     replays_are_awaited,
     graphs_are_whole,
     crowded_graphs_are_chains,
-    latches_open_last,
+    start_gates_open_last,
 )

@@ -1,11 +1,10 @@
-"""Whether runs take two sets of scratch and words by turns: double buffering.
+"""Double buffering: whether runs alternate between two sets of scratch and semaphores.
 
-Devices of different processes tell each other by words how far they are. The plain way is to tell the end of each run
-and to wait for all others' before the run counts as complete: then nobody touches what another one still uses. Two sets
-of all that they share do without, where each two devices that share something hear of each other in every run. A device
-that has ended run k has heard what those made in run k with which it shares something; so they had begun run k, and had
-ended run k - 1 before. Run k + 1 takes the set of run k - 1, which they are through with, and whose words they have
-reset.
+Devices of different processes synchronise by semaphores. The plain way is a barrier at the end of each run, before the
+run counts as complete: then nobody touches what another one still uses. Two sets of all that they share do without,
+where each two devices that share something hear of each other in every run. A device that has ended run k has heard
+what those made in run k with which it shares something; so they had begun run k, and had ended run k - 1 before. Run k
++ 1 takes the set of run k - 1, which they are through with, and whose semaphores they have reset.
 
 The end of a run says nothing of the others then: they may still read what the run has made. So memory that a process
 gives back must last until the others have unmapped it.

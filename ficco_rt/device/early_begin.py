@@ -1,11 +1,12 @@
-"""Which of a device's streams need not wait, at the begin of a run, until the other devices are through the run before.
+"""Early begin: which of a device's streams need not wait, at the begin of a run, until the other devices have ended the
+run before.
 
-Devices of different processes tell each other by words how far they are. The plain way is to tell the end of each run
-and to wait for all others' before the run counts as complete: then every run is as long as that of the slowest device,
-and the way there and back of a word stands between two runs. Where others do no more to a device's memory than write
-once what the device itself reads later in the run, its own end says that they are through with it. Then a device tells
-at the begin of a run that it is `ready`, and only those streams of others wait for this that write its memory or raise
-its words. What touches the own device alone begins at once.
+Devices of different processes synchronise by semaphores. The plain way is a barrier at the end of each run, before the
+run counts as complete: then every run is as long as that of the slowest device, and a round trip of semaphores stands
+between two runs. Where others do no more to a device's memory than write once what the device itself reads later in the
+run, its own end says that they are through with it. Then a device tells at the begin of a run that it is `ready`, and
+only those streams of others wait for this that write its memory or signal its semaphores. What touches the own device
+alone begins at once.
 
 No device can be ready twice before another one has taken notice: it ends a run behind what the other one has sent, and
 the other one has sent nothing before it took notice.
@@ -25,39 +26,40 @@ _Place = tuple[str, int]  # a tensor and a rank
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """`sends`: by device the others whose memory its streams write: it waits until these are ready. `inner`: the
-    streams of the plan that touch their own device alone, and do not wait. They raise no words of others, either:
-    nobody there awaits what was not sent."""
+class EarlyBegin:
+    """`sends`: by device the others whose memory its streams write: it waits until these are ready. `local_streams`:
+    the streams of the plan that touch their own device alone, and do not wait. They signal no semaphores of others,
+    either: nobody there awaits what was not sent."""
 
     sends: Mapping[int, frozenset[int]]
-    inner: frozenset[int]
+    local_streams: frozenset[int]
 
     def waits(self, device: int, other: int) -> bool:
         """Whether a device waits until another one is ready."""
         return other in self.sends[device]
 
 
-def opening_of(plan: Plan, placement: Placement, features: Features) -> Opening | None:
+def early_begin_of(plan: Plan, placement: Placement, features: Features) -> EarlyBegin | None:
     """None: all devices tell each other the end of each run, since others do more than to write what is read here, or
-    since no multiplication could begin earlier. So it is, too, where a word cannot change without a multiprocessor,
-    for these may all be held by what waits; and in one process, whose devices share events in most modes."""
-    if len(set(placement.processes)) < 2 or not features.word_batches:
+    since no multiplication could begin earlier. So it is, too, where a semaphore cannot change without a
+    multiprocessor, for these may all be held by what waits; and in one process, whose devices share events in most
+    modes."""
+    if len(set(placement.processes)) < 2 or not features.batched_mem_ops:
         return None
     if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
         return None
     sends: dict[int, set[int]] = {device: set() for device in placement.ordinals}
-    inner = set()
+    local_streams = set()
     for stream in plan.streams:
         here = placement.devices[stream.rank]
         reached = {placement.devices[access.region.rank] for access in _accesses(stream)}
         sends[here] |= reached - {here}
         if reached <= {here}:
-            inner.add(stream.id)
-    early = {placement.devices[s.rank] for s in plan.streams if s.id in inner and _multiplies(s)}
+            local_streams.add(stream.id)
+    early = {placement.devices[s.rank] for s in plan.streams if s.id in local_streams and _multiplies(s)}
     if early != set(placement.ordinals) or not any(sends.values()) or not _read_where_written(plan, placement):
         return None
-    return Opening({device: frozenset(others) for device, others in sends.items()}, frozenset(inner))
+    return EarlyBegin({device: frozenset(others) for device, others in sends.items()}, frozenset(local_streams))
 
 
 def _accesses(stream: Stream) -> Iterator[Access]:

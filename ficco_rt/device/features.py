@@ -47,7 +47,7 @@ def usual(arch: str) -> Features:
     nvidia = compute_capability(arch) is not None
     return Features(
         copy_batches=nvidia,
-        word_batches=nvidia,
+        batched_mem_ops=nvidia,
         side_waits=nvidia,
         early_starts=chains(arch),
         embeds=nvidia,

@@ -7,12 +7,14 @@ What orders what:
 - actions of one stream happen one after another; the launch of a kernel with `early` may begin while the kernel before
   it on its stream still runs, and waits itself for that kernel's end before it touches what is not read-only;
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
-- a word of memory is 0 when a run begins; whoever waits for it goes on once it is 1; it is reset once a run;
-- who takes a word (`WordChange.takes`) waits for it and takes it down himself;
-- runs in a row take their words, and the plan's scratch, from `sets` sets by turns: what one leaves in a set, none sees
-  before that set has its turn again;
-- a word that tells of runs (`Word.tells_runs`) is never reset: a device counts the runs in one of its words, and writes
-  its count to words of others; who waits for such a word goes on once it has reached his own count;
+- a semaphore is 0 when a run begins; a stream or kernel that waits for it continues once it is 1; it is reset once a
+  run;
+- a stream that acquires a semaphore (`SemaphoreOp.acquires`) waits for it and resets it itself;
+- consecutive runs alternate between `sets` sets of semaphores and scratch: what a run leaves in a set, no run sees
+  before the next one that uses this set;
+- a semaphore that tells of runs (`Semaphore.tells_runs`) is never reset: a device counts the runs in one of its
+  semaphores, and writes its count to semaphores of others; a device that waits for such a semaphore continues once the
+  semaphore has reached its own count;
 - members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
 - a call of a collective (`CallCollective`) ends on any rank only after it has begun on all; a `send_recv` only after it
   has begun on the rank that it receives from;
@@ -35,30 +37,30 @@ from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Transfer, Work
 
-VERSION = 6
+VERSION = 7
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
-# callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `latched`, as
-# on streams, behind a latch (`latch`).
-Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced", "latched"]
+# callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `gated`, as
+# on streams, behind a start gate (`start_gate`).
+Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced", "gated"]
 Library: TypeAlias = Literal["", "NCCL", "RCCL"]  # of collectives; none
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
-PLAIN: tuple[Mode, ...] = ("streams", "latched")  # on streams, nothing between commands
-LATCHED: tuple[Mode, ...] = ("traced", "latched")  # behind a latch, where there can be one
+PLAIN: tuple[Mode, ...] = ("streams", "gated")  # on streams, nothing between commands
+GATED: tuple[Mode, ...] = ("traced", "gated")  # behind a start gate, where there can be one
 
 PLACELESS = Span("device plan", 1, 1, 1, 1)  # of what no line of a schedule has asked for
 
-# When an action of a frame is issued: `behind` a run that may still be under way, or `alone`, when the host has seen
-# that run's end; where the run is `timed`. "behind others": the run before did not end on the same callers' streams.
-# "behind replays": callers' graphs hold runs of the plan, and may be under way.
+# When an action of a prologue or epilogue is issued: `behind` a run that may still be under way, or `alone`, when the
+# host has seen that run's end; where the run is `timed`. "behind others": the run before did not end on the same
+# callers' streams. "behind replays": callers' graphs hold runs of the plan, and may be under way.
 When: TypeAlias = Literal["always", "timed", "behind", "alone", "timed or behind", "behind others", "behind replays"]
 
-StreamKind: TypeAlias = Literal["plan", "raise", "wait", "control", "caller", "latch"]
+StreamKind: TypeAlias = Literal["plan", "signal", "wait", "control", "caller", "gate"]
 EventKind: TypeAlias = Literal[
     "plan",
-    "raise",
+    "signal",
     "wait",
-    "meet",
+    "barrier",
     "start",
     "begin",
     "end",
@@ -81,9 +83,10 @@ EventKind: TypeAlias = Literal[
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where ranks run: `devices[rank]` is the owner device of a rank, `processes[rank]` the process that drives this
-    device; without processes, one drives all. No event leads from one process to another: words do. `nodes[rank]` is
-    the node of a rank, all of whose process is on it; without nodes, there is one. Neither events nor words lead from
-    one node to another, and no device touches another node's memory: messages alone do, by the vendor's library."""
+    device; without processes, one drives all. No event leads from one process to another: semaphores do. `nodes[rank]`
+    is the node of a rank, all of whose process is on it; without nodes, there is one. Neither events nor semaphores
+    lead from one node to another, and no device touches another node's memory: messages alone do, by the vendor's
+    library."""
 
     devices: tuple[int, ...]
     processes: tuple[int, ...] = ()
@@ -133,8 +136,8 @@ class Features:
     """What a vendor's driver does for a run."""
 
     copy_batches: bool  # several copies in one call, without order among them; not in graphs
-    word_batches: bool  # several raises of words and waits for words in one call, without a multiprocessor
-    side_waits: bool  # a copy stream waits less for an event of a side stream than for a word
+    batched_mem_ops: bool  # several signals and waits of semaphores in one call, without a multiprocessor
+    side_waits: bool  # a copy stream waits less for an event of a side stream than for a semaphore
     early_starts: bool  # a kernel may begin while the one before it on its stream ends
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
     queues: int  # hardware queues of a device: streams beyond that number share them
@@ -145,8 +148,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StreamName:
-    """A stream of a device. `number` is the plan's stream (`plan`, and its side streams `raise` and `wait`), the device
-    (`control`, `latch`), or the rank whose caller gives the stream (`caller`)."""
+    """A stream of a device. `number` is the plan's stream (`plan`, and its side streams `signal` and `wait`), the
+    device (`control`, `gate`), or the rank whose caller gives the stream (`caller`)."""
 
     kind: StreamKind
     number: int
@@ -154,11 +157,11 @@ class StreamName:
     def __str__(self) -> str:
         return {
             "plan": f"stream {self.number}",
-            "raise": f"stream {self.number} side (raises)",
+            "signal": f"stream {self.number} side (signals)",
             "wait": f"stream {self.number} side (waits)",
             "control": f"control {self.number}",
             "caller": f"caller {self.number}",
-            "latch": f"latch {self.number}",
+            "gate": f"start gate {self.number}",
         }[self.kind]
 
 
@@ -177,15 +180,15 @@ class DeviceStream:
 class EventName:
     """An event. `number` counts by kind:
 
-    plan: the plan's event; raise, wait: the plan's stream whose side stream it joins; meet: a collective's group, with
-    `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion,
+    plan: the plan's event; signal, wait: the plan's stream whose side stream it joins; barrier: a collective's group,
+    with `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion,
     captured: the device; entry, exit, ready: the device, points that semaphores alone tell others: its callers are
-    ready; its part of the run is over and its words are reset; others may write its memory and raise its words; open:
-    the device, when all are ready whose memory it writes; embedded: the device, behind its graph in a caller's;
-    begun, replayed: the device, each time that such a graph begins and has run; caller: the rank; tail: the plan's
-    stream, at its end, or with `behind` its side stream that raises;
-    chain: counts where the chain of a crowded device's graph goes on to another stream, `rank` is the device;
-    timestamp: the plan's stream, where `rank` counts them.
+    ready; its part of the run is over and its semaphores are reset; others may write its memory and signal its
+    semaphores; open: the device, when all are ready whose memory it writes; embedded: the device, behind its graph in a
+    caller's; begun, replayed: the device, each time that such a graph begins and has run; caller: the rank; tail: the
+    plan's stream, at its end, or with `behind` its side stream that signals; chain: counts where the chain of a crowded
+    device's graph goes on to another stream, `rank` is the device; timestamp: the plan's stream, where `rank` counts
+    them.
     """
 
     kind: EventKind
@@ -202,8 +205,8 @@ class EventName:
         match self.kind:
             case "plan":
                 return f"event {self.number}"
-            case "meet":
-                return f"meeting {self.number} {'behind' if self.behind else 'before'} rank {self.rank}"
+            case "barrier":
+                return f"barrier {self.number} {'behind' if self.behind else 'before'} rank {self.rank}"
             case "timestamp":
                 return f"timestamp {self.rank} of stream {self.number}"
             case "chain":
@@ -212,33 +215,33 @@ class EventName:
                 return "start of the run"
             case "caller":
                 return f"caller {self.number}"
-            case "raise" | "wait" | "tail":
+            case "signal" | "wait" | "tail":
                 return f"{self.kind} of stream {self.number}"
             case _:
                 return f"{self.kind} of device {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A 32-bit word in the memory of the device that waits for it. It carries the plan's `flag`, or it is a semaphore:
-    the `point` that another device waits for, where no event leads; or it is a latch, which has neither.
+class Semaphore:
+    """A 32-bit word in the memory of the device that waits for it. It carries the plan's `flag`, or the `point` of
+    another device that its device waits for, where no event leads; or it is a start gate, which has neither.
 
-    `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
-    right `behind` that kernel, at the `completion` of the run, or by the stream that waits for it (`taken`); or
-    `never`: it tells of runs. Then its `point` is an entry or exit, or it has none and is its device's own count of the
-    runs. `used`: in all modes, in graphs, in graphs that are embedded, in traced runs, in both of these, or, as a
-    latch, in the modes that have one."""
+    `index` is its place among its device's semaphores. It is reset by the `kernel` that alone waits for it, by its
+    stream right `behind` that kernel, at the `completion` of the run, or by the stream that waits for it (`acquired`);
+    or `never`: it tells of runs. Then its `point` is an entry or exit, or it has none and is its device's own count of
+    the runs. `used`: in all modes, in graphs, in graphs that are embedded, in traced runs, in both of these, or, as a
+    start gate, in the modes that have one."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
-    reset: Literal["kernel", "behind", "completion", "taken", "never"]
-    used: Literal["always", "graph", "embedded", "traced", "embedded or traced", "latched"] = "always"
+    reset: Literal["kernel", "behind", "completion", "acquired", "never"]
+    used: Literal["always", "graph", "embedded", "traced", "embedded or traced", "gated"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
-        if self.used == "latched":
-            return mode in LATCHED
+        if self.used == "gated":
+            return mode in GATED
         if self.used == "traced":
             return mode == "traced"
         if self.used == "embedded or traced":
@@ -257,11 +260,11 @@ class Word:
 
     @property
     def purpose(self) -> str:
-        if self.used == "latched":
-            return "latch"
+        if self.used == "gated":
+            return "start gate"
         if self.counts_runs:
             return "count of runs"
-        return f"flag {self.flag}" if self.point is None else f"semaphore of {self.point}"
+        return f"flag {self.flag}" if self.point is None else str(self.point)
 
 
 # ---------------------------------------------------------------- actions
@@ -286,13 +289,13 @@ class _Action:
         return self.cause.origin or PLACELESS
 
     @property
-    def raises(self) -> tuple[int, ...]:
-        """The words that it raises; a kernel's stand in its launch."""
+    def signals(self) -> tuple[int, ...]:
+        """The semaphores that it signals; a kernel's stand in its launch."""
         return ()
 
     @property
     def awaits(self) -> tuple[int, ...]:
-        """The words that it waits for."""
+        """The semaphores that it waits for."""
         return ()
 
     @property
@@ -321,30 +324,31 @@ class AwaitEvent(_Action):
 
 
 @dataclass(frozen=True, slots=True)
-class WordChange:
-    """A raise of a word, or a wait until it is up. `takes`: the wait takes it down."""
+class SemaphoreOp:
+    """A stream signals a semaphore, or waits until it is set. `acquires`: the stream resets it after the wait."""
 
-    word: int
-    raises: bool
-    takes: bool = False
+    semaphore: int
+    signals: bool
+    acquires: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeWords(_Action):
-    """A stream raises words, or waits for words, one after another, in one call where `word_batches` are there."""
+class StreamMemOps(_Action):
+    """A stream signals semaphores or waits for them, one after another; in one call, if the driver has
+    `batched_mem_ops`."""
 
     stream: StreamName
-    changes: tuple[WordChange, ...]
+    changes: tuple[SemaphoreOp, ...]
     cause: Cause
     when: When = "always"
 
     @property
-    def raises(self) -> tuple[int, ...]:
-        return tuple(c.word for c in self.changes if c.raises)
+    def signals(self) -> tuple[int, ...]:
+        return tuple(c.semaphore for c in self.changes if c.signals)
 
     @property
     def awaits(self) -> tuple[int, ...]:
-        return tuple(c.word for c in self.changes if not c.raises)
+        return tuple(c.semaphore for c in self.changes if not c.signals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,20 +361,21 @@ class Move(Transfer):
 
 @dataclass(frozen=True, slots=True)
 class CopyMemory(_Action):
-    """Copies, and `words` that are raised by copying a 1 to each. `batch`: all in one call, without order among them;
-    otherwise one after another, words first. `by_kernel`: inside the device, by a kernel of the stream's priority."""
+    """Copies, and `semaphores` that are set by copying a 1 to each. `batch`: all in one call, without order among them;
+    otherwise one after another, semaphores first. `by_kernel`: inside the device, by a kernel of the stream's
+    priority."""
 
     stream: StreamName
     moves: tuple[Move, ...]
-    words: tuple[int, ...]
+    semaphores: tuple[int, ...]
     batch: bool
     cause: Cause
     when: When = "always"
     by_kernel: bool = False
 
     @property
-    def raises(self) -> tuple[int, ...]:
-        return self.words
+    def signals(self) -> tuple[int, ...]:
+        return self.semaphores
 
     @property
     def parts(self) -> tuple[Move, ...]:
@@ -388,8 +393,8 @@ class LaunchKernel(_Action):
 
 
 @dataclass(frozen=True, slots=True)
-class ResetWords(_Action):
-    """Words `first` … `first + count - 1` of the stream's device are 0 again."""
+class ResetSemaphores(_Action):
+    """Semaphores `first` … `first + count - 1` of the stream's device are 0 again."""
 
     stream: StreamName
     first: int
@@ -399,42 +404,42 @@ class ResetWords(_Action):
 
 
 @dataclass(frozen=True, slots=True)
-class MeetStep:
-    """Words `first` … `first + count - 1` of the table, which lie side by side, are raised, awaited or reset; or the
-    device's count of runs, `first`, goes up by one run."""
+class BarrierStep:
+    """Semaphores `first` … `first + count - 1` of the table, which lie side by side, are signalled, awaited or reset;
+    or the device's count of runs, `first`, goes up by one run."""
 
-    does: Literal["raise", "wait", "reset", "count"]
+    does: Literal["signal", "wait", "reset", "count"]
     first: int
     count: int = 1
 
     @property
-    def words(self) -> range:
+    def semaphores(self) -> range:
         return range(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True, slots=True)
-class Meet(_Action):
-    """A kernel of one warp takes these steps one after another; steps of one kind side by side have no order. What it
-    raises and waits for are words that tell of runs, by the count in its device's word `runs`. In a graph that costs
-    the host less than the same steps by streams."""
+class Barrier(_Action):
+    """A barrier with other devices: a kernel of one warp takes these steps one after another; adjacent steps of one
+    kind have no order. It signals and awaits semaphores that tell of runs, by the count in its device's semaphore
+    `runs`. In a graph that costs the host less than the same steps by streams."""
 
     stream: StreamName
     runs: int
-    steps: tuple[MeetStep, ...]
+    steps: tuple[BarrierStep, ...]
     cause: Cause
     when: When = "always"
 
     @property
-    def raises(self) -> tuple[int, ...]:
-        return self.words("raise")
+    def signals(self) -> tuple[int, ...]:
+        return self.semaphores("signal")
 
     @property
     def awaits(self) -> tuple[int, ...]:
-        return self.words("wait")
+        return self.semaphores("wait")
 
-    def words(self, does: str) -> tuple[int, ...]:
-        """The words of all steps of a kind."""
-        return tuple(word for step in self.steps if step.does == does for word in step.words)
+    def semaphores(self, does: str) -> tuple[int, ...]:
+        """The semaphores of all steps of a kind."""
+        return tuple(semaphore for step in self.steps if step.does == does for semaphore in step.semaphores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,11 +472,11 @@ class LaunchGraph(_Action):
 Action: TypeAlias = (
     RecordEvent
     | AwaitEvent
-    | ChangeWords
+    | StreamMemOps
     | CopyMemory
     | LaunchKernel
-    | ResetWords
-    | Meet
+    | ResetSemaphores
+    | Barrier
     | CallCollective
     | LaunchGraph
 )
@@ -509,7 +514,7 @@ class DeviceLaunch:
     leave: Leave | None = None  # what its blocks leave room for
 
     def early_reads(self, work: Work) -> tuple[Region, ...]:
-        """What a work reads before the words that it waits for are up: read-only operands."""
+        """What a work reads before the semaphores that it waits for are up: read-only operands."""
         sides = (work.body.left, work.body.right) if isinstance(work.body, Gemm) else ()
         return tuple(compress(sides, self.config.read_only))
 
@@ -518,21 +523,22 @@ class DeviceLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """How a run stands among others: what is issued before the body and after it. In the modes `graph` and `embedded`
-    the graphs are launched, or made parts of the callers', in `begin`."""
+class RunEnds:
+    """A run's prologue and epilogue: the actions that are issued before its body and after it. They order the run after
+    earlier runs and among the callers' streams. In the modes `graph` and `embedded` the prologue launches the graphs,
+    or makes them parts of the callers'."""
 
-    begin: tuple[Action, ...]
-    end: tuple[Action, ...]
+    prologue: tuple[Action, ...]
+    epilogue: tuple[Action, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """See the module. `own` is the frame of a run that nobody's streams wait for, `called` that of a run among the
-    callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's. `sets`: so many sets of
-    words and scratch there are, which runs in a row take by turns. `between`, of `embedded` alone: what the runs of
-    every other mode wait for at their begin and their end, so that they stand behind replays and replays behind them;
-    nobody issues it."""
+    """See the module. `own` is the prologue and epilogue of a run that nobody's streams wait for, `called` that of a
+    run among the callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's. `sets`:
+    number of sets of semaphores and scratch, between which consecutive runs alternate. `between`, of `embedded` alone:
+    what the runs of every other mode wait for at their begin and their end, so that they stand behind replays and
+    replays behind them; nobody issues it."""
 
     version: int
     schedule: str
@@ -543,15 +549,15 @@ class DevicePlan:
     features: Features
     tensors: tuple[Tensor, ...]
     streams: tuple[DeviceStream, ...]
-    words: tuple[Word, ...]
+    semaphores: tuple[Semaphore, ...]
     launches: tuple[DeviceLaunch, ...]
     written: tuple[int, ...]  # by op of the plan: elements that it writes, on all ranks
     body: tuple[Action, ...]
-    own: Frame
-    called: Frame
+    own: RunEnds
+    called: RunEnds
     communicators: tuple[Communicator, ...] = ()
     sets: int = 1
-    between: Frame = Frame((), ())
+    between: RunEnds = RunEnds((), ())
 
     def __repr__(self) -> str:
         return (
@@ -568,9 +574,9 @@ class DevicePlan:
 
     @property
     def actions(self) -> Iterator[Action]:
-        """All of them: of both frames, and the body."""
-        yield from (*self.own.begin, *self.called.begin, *self.body, *self.own.end, *self.called.end)
-        yield from (*self.between.begin, *self.between.end)
+        """All of them: prologues, body and epilogues."""
+        yield from (*self.own.prologue, *self.called.prologue, *self.body, *self.own.epilogue, *self.called.epilogue)
+        yield from (*self.between.prologue, *self.between.epilogue)
 
     @property
     def parts(self) -> Iterator[tuple[StreamName, Work | Move | CallCollective]]:
@@ -587,19 +593,19 @@ class DevicePlan:
         return {stream.name: stream.device for stream in self.streams}
 
     @property
-    def word_of(self) -> dict[int, int]:
-        """The word of each flag that has one."""
-        return {word.flag: i for i, word in enumerate(self.words) if word.flag is not None}
+    def semaphore_of(self) -> dict[int, int]:
+        """The semaphore of each flag that has one."""
+        return {semaphore.flag: i for i, semaphore in enumerate(self.semaphores) if semaphore.flag is not None}
 
-    def frame(self, manner: Manner) -> Frame:
+    def run_ends(self, manner: Manner) -> RunEnds:
         """What a run of a manner issues before the body and after it."""
-        frame = self.called if manner.called else self.own
-        return Frame(manner.of(frame.begin), manner.of(frame.end))
+        run_ends = self.called if manner.called else self.own
+        return RunEnds(manner.of(run_ends.prologue), manner.of(run_ends.epilogue))
 
     @property
-    def has_latch(self) -> bool:
+    def has_start_gate(self) -> bool:
         """Whether a run begins when the host has issued all of it."""
-        return any(word.used == "latched" for word in self.words)
+        return any(semaphore.used == "gated" for semaphore in self.semaphores)
 
     @property
     def queues(self) -> dict[int, int]:
@@ -645,8 +651,9 @@ class Manner:
         }
         return ", ".join(text for text, holds in said.items() if holds)
 
-    def takes(self, when: When) -> bool:
-        """Whether an action of a frame takes part. `manners` lists the combinations that a driver makes."""
+    def acquires(self, when: When) -> bool:
+        """Whether an action of a prologue or epilogue takes part. `manners` lists the combinations that a driver
+        makes."""
         match when:
             case "always":
                 return True
@@ -664,8 +671,8 @@ class Manner:
                 return self.replays
 
     def of(self, actions: Iterable[Action]) -> tuple[Action, ...]:
-        """The actions of a frame that take part."""
-        return tuple(action for action in actions if action.when == "always" or self.takes(action.when))
+        """The actions of a prologue or epilogue that take part."""
+        return tuple(action for action in actions if action.when == "always" or self.acquires(action.when))
 
 
 def manners(plan: DevicePlan) -> tuple[Manner, ...]:

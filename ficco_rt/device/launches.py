@@ -201,7 +201,7 @@ class LaunchPlanner:
 
 
 def _reset(launches: Iterable[DeviceLaunch]) -> frozenset[int]:
-    """The flags that kernels reset, or that have no word."""
+    """The flags that kernels reset, or that have no semaphore."""
     return frozenset(flag for launch in launches for flag in (*launch.config.resets, *launch.config.unraised))
 
 

@@ -1,10 +1,10 @@
 """Several nodes: which ranks are on one, and that nothing but messages leads from one to another.
 
 A process is on one machine, and so on one node. The machine that a plan was made for says how many ranks a node has.
-Devices of different nodes share neither events nor words, and none touches another's memory: the calls of the vendor's
-library alone reach the other node. Each of these calls reads and writes memory of its own rank, and the calls of a
-communicator find each other by their order. So a run begins and ends on each node by itself. No device of a node is
-ahead by a message that its partner has not come to: the message ends when both sides have begun.
+Devices of different nodes share neither events nor semaphores, and none touches another's memory: the calls of the
+vendor's library alone reach the other node. Each of these calls reads and writes memory of its own rank, and the calls
+of a communicator find each other by their order. So a run begins and ends on each node by itself. No device of a node
+is ahead by a message that its partner has not come to: the message ends when both sides have begun.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def nodes_of(processes: Sequence[int], node: int) -> tuple[int, ...]:
 
 
 def nodes_share_messages_alone(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Every rank is on a node, and a process on one. No device raises a word of another node or touches its memory."""
+    """Every rank is on a node, and a process on one. No device signals a semaphore of another node or touches its
+    memory."""
     placement = plan.placement
     if not placement.nodes:
         return
@@ -41,15 +42,15 @@ def nodes_share_messages_alone(plan: DevicePlan) -> Iterator[Diagnostic]:
         found = sorted({n for p, n in zip(placement.processes, placement.nodes, strict=True) if p == process})
         if len(found) > 1:
             yield Diagnostic(PLACELESS, f"process {process} is on the nodes {' and '.join(map(str, found))}")
-    devices, of_flags = plan.device_of, plan.word_of
+    devices, of_flags = plan.device_of, plan.semaphore_of
 
     def away(
-        device: int, words: Iterable[int], regions: Iterable[Region], place: Span, who: str
+        device: int, semaphores: Iterable[int], regions: Iterable[Region], place: Span, who: str
     ) -> Iterator[Diagnostic]:
         mine = placement.node(device)
-        for word in words:
-            if placement.node(plan.words[word].device) != mine:
-                yield Diagnostic(place, f"{who}: it raises word {word} on another node")
+        for semaphore in semaphores:
+            if placement.node(plan.semaphores[semaphore].device) != mine:
+                yield Diagnostic(place, f"{who}: it signals semaphore {semaphore} on another node")
         for region in regions:
             if placement.nodes[region.rank] != mine:
                 yield Diagnostic(place, f"{who}: it touches {region.tensor}@{region.rank} on another node")
@@ -57,8 +58,8 @@ def nodes_share_messages_alone(plan: DevicePlan) -> Iterator[Diagnostic]:
     for launch in plan.launches:
         device = devices[StreamName("plan", launch.stream)]
         for work in launch.works:
-            words = [of_flags[flag] for flag in work.signals if flag in of_flags]
-            yield from away(device, words, (*work.reads, *work.writes), work.origin, launch.config.entry)
+            semaphores = [of_flags[flag] for flag in work.signals if flag in of_flags]
+            yield from away(device, semaphores, (*work.reads, *work.writes), work.origin, launch.config.entry)
     for action in plan.actions:
         sides = [region for part in action.parts for region in (*part.writes, *part.reads)]
-        yield from away(devices[action.stream], action.raises, sides, action.origin, action.cause.text)
+        yield from away(devices[action.stream], action.signals, sides, action.origin, action.cause.text)

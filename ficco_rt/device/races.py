@@ -1,4 +1,4 @@
-"""Races in runs of a device plan: accesses, of a word as of a tensor, that nothing orders."""
+"""Races in runs of a device plan: accesses, of a semaphore as of a tensor, that nothing orders."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ..geometry.region import Region, describe, whole
 from ..plan.clock import Clock, start
 from ..plan.ledger import POINT, Ledger, Race, Toucher, Unwritten
 from ..plan.walk import Clocks, Signal
-from .ir import CallCollective, CopyMemory, DeviceLaunch, LaunchKernel, Meet
+from .ir import Barrier, CallCollective, CopyMemory, DeviceLaunch, LaunchKernel
 from .sequence import Footprint, Group, Node, RunSequence
 
 
 class Races(Clocks[Node]):
-    """Accesses of memory, and of words as of memory."""
+    """Accesses of memory, and of semaphores as of memory."""
 
     def __init__(self, runs: RunSequence) -> None:
         super().__init__(len(runs.queues))
         self.runs, self.plan = runs, runs.plan
         self.mistakes: dict[tuple[Span, Span, str], Diagnostic] = {}
-        self.reset: dict[int, Toucher] = {}  # who has reset a word last
+        self.reset: dict[int, Toucher] = {}  # who has reset a semaphore last
         self.scratch = {t.name for t in self.plan.tensors if t.kind == "scratch"} if self.plan.sets > 1 else set()
         self.later: dict[tuple[int, int], Region] = {}  # by id of a region, and set
-        words, sets = self.plan.sets * len(self.plan.words), range(self.plan.sets)
+        semaphores, sets = self.plan.sets * len(self.plan.semaphores), range(self.plan.sets)
         shapes = {_in_set(t.name, i): t.shapes for t in self.plan.tensors for i in sets}
-        self.words = [_WORD.on(word) for word in range(words)]
+        self.semaphores = [_WORD.on(semaphore) for semaphore in range(semaphores)]
         self.names: dict[tuple[int, str], str] = {}  # by queue and cause
         self.whole = {
             (name, rank): whole(name, rank, shape)
@@ -45,27 +45,27 @@ class Races(Clocks[Node]):
         made = {_in_set(t.name, i) for t in self.plan.tensors if t.kind != "input" for i in sets}
         self.ledger = Ledger(shapes, written, self._tell, made)
 
-    def _region(self, region: Region, turn: int) -> Region:
+    def _region(self, region: Region, buffer_set: int) -> Region:
         """Of scratch, the region in a set."""
-        if not turn or region.tensor not in self.scratch:
+        if not buffer_set or region.tensor not in self.scratch:
             return region
-        known = self.later.get((id(region), turn))
+        known = self.later.get((id(region), buffer_set))
         if known is None:
-            known = self.later[id(region), turn] = replace(region, tensor=_in_set(region.tensor, turn))
+            known = self.later[id(region), buffer_set] = replace(region, tensor=_in_set(region.tensor, buffer_set))
         return known
 
     def _read(self, node: Node, region: Region, clock: Clock, me: Toucher) -> None:
-        self.ledger.read(self._region(region, self.runs.turn(node)), clock, me)
+        self.ledger.read(self._region(region, self.runs.set_of(node)), clock, me)
 
     def _write(self, node: Node, region: Region, clock: Clock, me: Toucher) -> None:
-        self.ledger.write(self._region(region, self.runs.turn(node)), clock, me)
+        self.ledger.write(self._region(region, self.runs.set_of(node)), clock, me)
 
     def begin(self, node: Node) -> None:
         if node.begins:  # a graph knows nothing of what its streams did before
             self.clocks[node.queue] = start(len(self.clocks))
         super().begin(node)
         if isinstance(node.action, LaunchKernel):
-            memory = self._memory(node.action.launch, self.runs.turn(node))
+            memory = self._memory(node.action.launch, self.runs.set_of(node))
             self.ledger.write_point(memory, self.clocks[node.queue], self._me(node, -1))
 
     def toucher(self, node: Node, number: int, bit: int) -> Toucher:
@@ -89,12 +89,12 @@ class Races(Clocks[Node]):
                     self.ledger.write(region, clock, me)
             case None if node.touches is not None:
                 self._touch(node, node.touches, clock, me)
-            case Meet(runs=runs, steps=steps):
-                # NOTE words that tell of runs cannot race: one device alone raises such a word, always to a higher
-                # count, and whoever waits takes any count from its own on
-                self.ledger.read_point(self.words[self.runs.word(node, runs)], clock, me)
-                for word in steps[number].words if steps[number].does == "count" else ():
-                    self.ledger.write_point(self.words[self.runs.word(node, word)], clock, me)
+            case Barrier(runs=runs, steps=steps):
+                # NOTE semaphores that tell of runs cannot race: one device alone signals such a semaphore, always to a
+                # higher count, and whoever waits takes any count from its own on
+                self.ledger.read_point(self.semaphores[self.runs.semaphore(node, runs)], clock, me)
+                for semaphore in steps[number].semaphores if steps[number].does == "count" else ():
+                    self.ledger.write_point(self.semaphores[self.runs.semaphore(node, semaphore)], clock, me)
             case CopyMemory(moves=moves):
                 for move in moves:
                     mine = self._me(node, -1, move.origin, (move.op, 1))
@@ -121,41 +121,41 @@ class Races(Clocks[Node]):
 
     def _touch(self, node: Node, touches: Footprint, clock: Clock, me: Toucher) -> None:
         """Nothing says which elements, nor in which order."""
-        turn = self.runs.turn(node)
+        buffer_set = self.runs.set_of(node)
         for tensor, rank in touches.tensors:
-            name = _in_set(tensor, turn) if tensor in self.scratch else tensor
+            name = _in_set(tensor, buffer_set) if tensor in self.scratch else tensor
             if (name, rank) in self.whole:
                 self.ledger.touch(self.whole[name, rank], clock, me, last=touches.last)
-        for word in touches.words:
-            number = self.runs.word(node, word)
-            self.ledger.touch_point(self.words[number], clock, me, last=touches.last)
-            if not touches.last and self.plan.words[word].device == self.runs.devices[node.queue]:
+        for semaphore in touches.semaphores:
+            number = self.runs.semaphore(node, semaphore)
+            self.ledger.touch_point(self.semaphores[number], clock, me, last=touches.last)
+            if not touches.last and self.plan.semaphores[semaphore].device == self.runs.devices[node.queue]:
                 self.reset[number] = me
         for launch in touches.launches:
-            self.ledger.touch_point(self._memory(launch, turn), clock, me)
+            self.ledger.touch_point(self._memory(launch, buffer_set), clock, me)
 
-    def _memory(self, launch: int, turn: int) -> Region:
-        return _MEMORY.on(launch + turn * len(self.plan.launches))
+    def _memory(self, launch: int, buffer_set: int) -> Region:
+        return _MEMORY.on(launch + buffer_set * len(self.plan.launches))
 
-    # ---- words
+    # ---- semaphores
 
     def see(self, signal: Signal, clock: Clock, me: Toucher, before: Clock) -> Clock:
-        """Who knows nothing of a word's reset may see what the run before left up."""
+        """Who knows nothing of a semaphore's reset may see what the run before left up."""
         tells = super().see(signal, clock, me, before)
         if isinstance(signal, int):
             down = self.reset.get(signal)
             if down is not None and not down.known(before, me):
-                self._tell(Race("race", self.words[signal], POINT, down, "resets", me, "awaits"))
-            self.ledger.read_point(self.words[signal], tells, me)
+                self._tell(Race("race", self.semaphores[signal], POINT, down, "resets", me, "awaits"))
+            self.ledger.read_point(self.semaphores[signal], tells, me)
         return tells
 
     def give(self, signal: Signal, clock: Clock, me: Toucher) -> None:
         if isinstance(signal, int):
-            self.ledger.write_point(self.words[signal], clock, me)
+            self.ledger.write_point(self.semaphores[signal], clock, me)
 
     def drop(self, signal: Signal, clock: Clock, me: Toucher) -> None:
         assert isinstance(signal, int)
-        self.ledger.write_point(self.words[signal], clock, me)
+        self.ledger.write_point(self.semaphores[signal], clock, me)
         self.reset[signal] = me
 
     def _me(self, node: Node, bit: int, origin: Span | None = None, order: tuple[int, int] = (0, 0)) -> Toucher:
@@ -172,8 +172,8 @@ class Races(Clocks[Node]):
         if named == _WORD.tensor:
             named = where = self.runs.purpose(rank)
         elif named == _MEMORY.tensor:
-            turn, number = divmod(rank, len(self.plan.launches))
-            named = where = f"the memory of launch {number}" + (f" of set {turn}" if turn else "")
+            buffer_set, number = divmod(rank, len(self.plan.launches))
+            named = where = f"the memory of launch {number}" + (f" of set {buffer_set}" if buffer_set else "")
         if isinstance(found, Unwritten):
             message = f"{found.reader.what} reads {where}, which nothing has written in the run"
             key = (found.reader.origin, found.reader.origin, named)
@@ -191,11 +191,11 @@ class Races(Clocks[Node]):
         self.mistakes.setdefault(key, Diagnostic(later.origin, message, (note,)))
 
 
-# NOTE tensors of the ledger, a word or a launch a rank: no schedule has a tensor with a space in its name
-_WORD = whole("a word", 0, (1,))
+# NOTE tensors of the ledger, a semaphore or a launch a rank: no schedule has a tensor with a space in its name
+_WORD = whole("a semaphore", 0, (1,))
 _MEMORY = whole("a launch", 0, (1,))  # counters, partial sums, a library's workspace: nothing else is there
 
 
-def _in_set(tensor: str, turn: int) -> str:
+def _in_set(tensor: str, buffer_set: int) -> str:
     """The ledger's name of a tensor in a set."""
-    return f"{tensor} of set {turn}" if turn else tensor
+    return f"{tensor} of set {buffer_set}" if buffer_set else tensor

@@ -1,4 +1,4 @@
-"""How a run begins and ends on all devices: after the run before, and among the callers' streams.
+"""The prologue and epilogue of a run on all devices: after the run before, and among the callers' streams.
 
 Each device begins behind the completion of the run before on every device, unless the host has seen that run's end, and
 behind the streams of those callers whose tensors the device touches. A caller's stream goes on behind the streams that
@@ -7,20 +7,21 @@ one that it has nothing to do with: an event of another device takes ten microse
 two. Where timestamps are taken, or nobody calls, all devices begin together: they wait for one start on the first
 device.
 
-A traced run, and one of the mode `latched`, begins when the host has issued all of it (`latch`), if it has a latch.
+A run in the mode `traced` or `gated` begins when the host has issued all of it, if it has a start gate (`start_gate`).
 
-Each device completes a run behind all of its streams, when its words are reset.
+Each device completes a run behind all of its streams, when its semaphores are reset.
 
-Devices that share no events (`words.apart`) meet by words. At the end of a run each tells all others that it is
-through and that its words are reset, and completes the run when all others are through. So behind that, no device
-raises a word of the next run before this word is reset, none touches what another one still uses, and none is ever a
-whole run ahead. Where an opening allows it (`opening`), none of this is told at the end. At the begin each device tells
-those that write its memory that it is ready, and waits for those whose memory it writes; its inner streams do not wait.
-Runs that take two sets of words and scratch by turns (`double`) need none of this, but for those in callers' graphs.
+Devices that share no events (`semaphores.apart`) barrier by semaphores. At the end of a run each tells all others that
+it is through and that its semaphores are reset, and completes the run when all others are through. So behind that, no
+device signals a semaphore of the next run before this semaphore is reset, none touches what another one still uses, and
+none is ever a whole run ahead. Where an early begin allows it (`early_begin`), none of this is told at the end. At the
+begin each device tells those that write its memory that it is ready, and waits for those whose memory it writes; its
+local streams do not wait. Runs that take two sets of semaphores and scratch alternately (`double_buffering`) need none
+of this, but for those in callers' graphs.
 
 At the begin, a device also waits for those whose callers' tensors it touches, and only for these: each of them tells
 that its callers have come. In a traced run it waits for all others of its node, so that they begin together. These
-words, and those of ends, tell of runs by their number, so that none of them is ever reset.
+semaphores, and those of ends, tell of runs by their number, so that none of them is ever reset.
 """
 
 from __future__ import annotations
@@ -32,36 +33,36 @@ from typing import Literal
 
 from ..graph.budget import Budget
 from ..plan.ir import Plan, Stream
-from .early_begin import Opening
+from .early_begin import EarlyBegin
 from .ir import (
-    LATCHED,
+    GATED,
     Action,
     AwaitEvent,
+    Barrier,
+    BarrierStep,
     Cause,
-    ChangeWords,
     DeviceStream,
     EventName,
-    Frame,
     LaunchGraph,
-    Meet,
-    MeetStep,
     Mode,
     Placement,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    RunEnds,
+    SemaphoreOp,
+    StreamMemOps,
     StreamName,
     When,
-    WordChange,
 )
-from .semaphores import Words, apart
-from .start_gate import Latch
+from .semaphores import SemaphoreLayout, apart
+from .start_gate import StartGate
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
 
 
-class Frames:
-    """Makes the frames of one device plan. `streams` are those of the devices. `touched_by`: by stream of the plan, the
-    ranks whose inputs and outputs its commands touch."""
+class RunEndsBuilder:
+    """Makes the prologues and epilogues of one device plan. `streams` are those of the devices. `touched_by`: by stream
+    of the plan, the ranks whose inputs and outputs its commands touch."""
 
     def __init__(
         self,
@@ -70,19 +71,19 @@ class Frames:
         mode: Mode,
         streams: Sequence[DeviceStream],
         touched_by: Sequence[frozenset[int]],
-        words: Words,
+        semaphores: SemaphoreLayout,
         budget: Budget,
-        latch: Latch | None = None,
-        opening: Opening | None = None,
+        start_gate: StartGate | None = None,
+        early_begin: EarlyBegin | None = None,
         sets: int = 1,
     ) -> None:
         self.plan = plan
         self.placement = placement
         self.mode = mode
         self.streams = streams
-        self.words, self.semaphores = words, words.semaphores(mode)
-        self.latch = latch
-        self.opening, self.sets = opening, sets
+        self.semaphores, self.points = semaphores, semaphores.of_points(mode)
+        self.start_gate = start_gate
+        self.early_begin, self.sets = early_begin, sets
         self.budget = budget
         self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
@@ -94,26 +95,26 @@ class Frames:
             for rank in ranks:
                 self.touching[rank].append(number)
 
-    def frame(self, *, called: bool) -> Frame:
-        """`called`: among the callers' streams, one a rank."""
+    def run_ends(self, *, called: bool) -> RunEnds:
+        """The prologue and epilogue of a run; `called`: among the callers' streams, one a rank."""
         if self.mode == "graph":
             return self._paid(self._launch_graphs(called), self._behind_graphs(called))
         if self.mode == "embedded":
-            return self._paid(self._embed_graphs(), self._behind_embedded()) if called else Frame((), ())
+            return self._paid(self._embed_graphs(), self._behind_embedded()) if called else RunEnds((), ())
         return self._paid(self._begin(called), self._end(called))
 
-    def between(self) -> Frame:
+    def between(self) -> RunEnds:
         """How plain runs stand among replays; of the mode `embedded`."""
         if self.mode != "embedded":
-            return Frame((), ())
+            return RunEnds((), ())
         begin = (
             self._await(StreamName("control", i), self._replays(i), "behind replays") for i in self.placement.ordinals
         )
         end = (self._before_replays(rank) for rank in range(self.plan.ranks))
         return self._paid(chain.from_iterable(begin), chain.from_iterable(end))
 
-    def _paid(self, begin: Iterable[Action], end: Iterable[Action]) -> Frame:
-        """A frame, whose actions the budget counts as they are made."""
+    def _paid(self, begin: Iterable[Action], end: Iterable[Action]) -> RunEnds:
+        """A prologue and an epilogue, whose actions the budget counts as they are made."""
         parts: list[tuple[Action, ...]] = []
         for actions in (begin, end):
             made: list[Action] = []
@@ -121,14 +122,14 @@ class Frames:
                 self.budget.spend(1, self.plan.origin)
                 made.append(action)
             parts.append(tuple(made))
-        return Frame(*parts)
+        return RunEnds(*parts)
 
     # ---- on streams
 
     def _begin(self, called: bool) -> Iterator[Action]:
         first, *_ = devices = self.placement.ordinals
         ranks = range(self.plan.ranks) if called else range(0)
-        together = (self.mode in LATCHED or not called) and not self.placement.others(first)
+        together = (self.mode in GATED or not called) and not self.placement.others(first)
         for rank in ranks:
             yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
         if together:
@@ -136,8 +137,8 @@ class Frames:
             yield from self._await(control, [EventName("caller", rank) for rank in ranks])
             yield from self._await(control, self._completions(first), "behind")
             yield from self._await(control, self._replays(first), "behind replays")
-            if self.latch is not None:
-                yield from self.latch.awaited()
+            if self.start_gate is not None:
+                yield from self.start_gate.awaited()
             yield RecordEvent(control, EventName("start", 0), BEGIN)
         for device in devices:
             begin, control = EventName("begin", device), StreamName("control", device)
@@ -162,7 +163,7 @@ class Frames:
             opened = list(self._open(device))
             yield from opened
             for stream in self._on(device):
-                if opened and not self._inner(stream):
+                if opened and not self._is_local(stream):
                     yield AwaitEvent(stream.name, EventName("open", device), BEGIN)
                 elif alone == behind:
                     yield AwaitEvent(stream.name, alone or begin, BEGIN)
@@ -181,8 +182,8 @@ class Frames:
             control = StreamName("control", device)
             yield from self._await(control, [_tail(stream) for stream in self._ends(device)], cause=END)
             yield RecordEvent(control, EventName("end", device), END, "timed")
-            if self.latch is not None and self.latch.control == control:
-                yield self.latch.reset()
+            if self.start_gate is not None and self.start_gate.control == control:
+                yield self.start_gate.reset()
             yield from self._reset(device)
             yield RecordEvent(control, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
@@ -192,11 +193,11 @@ class Frames:
             if apart:
                 yield AwaitEvent(StreamName("caller", rank), mine, END)
             yield from (a for a in self._before_replays(rank) if not apart or a.event != mine)
-        if self.latch is not None:
-            yield self.latch.raised()
+        if self.start_gate is not None:
+            yield self.start_gate.opened()
 
     def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
-        """Where the words of all devices, but for one, are reset; those of a device's process."""
+        """Where the semaphores of all devices, but for one, are reset; those of a device's process."""
         away = (*self.placement.others(device), but)
         return [EventName("completion", other) for other in self.placement.ordinals if other not in away]
 
@@ -206,7 +207,7 @@ class Frames:
         return [EventName("replayed", other) for other in self.placement.ordinals if other not in away]
 
     def _before_replays(self, rank: int) -> Iterator[AwaitEvent]:
-        """A replay on a caller's stream stands behind all of the run, its words and its scratch too."""
+        """A replay on a caller's stream stands behind all of the run, its semaphores and its scratch too."""
         completions = self._completions(self.placement.devices[rank])
         yield from self._await(StreamName("caller", rank), completions, "behind replays", END)
 
@@ -216,8 +217,8 @@ class Frames:
 
     def _ends(self, device: int) -> list[DeviceStream]:
         """The streams whose ends make the end of a run. Where a run ends behind the others' ends, all side streams have
-        raised their words by then: somebody has waited for these."""
-        return self._on(device, "plan", "raise") if self.sets > 1 else self._on(device, "plan")
+        signalled their semaphores by then: somebody has waited for these."""
+        return self._on(device, "plan", "signal") if self.sets > 1 else self._on(device, "plan")
 
     @staticmethod
     def _await(
@@ -231,48 +232,49 @@ class Frames:
     def _tell_begin(self, device: int) -> Iterator[Action]:
         """A device tells those that touch its callers' tensors that these have come, and waits for those whose callers'
         tensors it touches."""
-        steps = [*self._raised("entry", device), *self._awaited("entry", device)]
+        steps = [*self._signalled("entry", device), *self._awaited("entry", device)]
         if steps:
-            yield self._meet(device, [self._counted(device), *steps], BEGIN)
+            yield self._barrier(device, [self._counted(device), *steps], BEGIN)
 
     def _reset(self, device: int) -> Iterator[Action]:
-        """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for."""
-        first, count = self.words.reset(device, self.mode)
-        told = [*self._raised("exit", device), *self._awaited("exit", device)]
+        """Behind all streams of the device none of its semaphores is signalled any more: whoever signals one is waited
+        for."""
+        first, count = self.semaphores.reset(device, self.mode)
+        told = [*self._signalled("exit", device), *self._awaited("exit", device)]
         if told:
             steps = [] if any(self._tell_begin(device)) else [self._counted(device)]
             if count:
-                steps.append(MeetStep("reset", self.words.places[device].start + first, count))
-            yield self._meet(device, [*steps, *told], END)
+                steps.append(BarrierStep("reset", self.semaphores.places[device].start + first, count))
+            yield self._barrier(device, [*steps, *told], END)
         elif count:
-            yield ResetWords(StreamName("control", device), first, count, END)
+            yield ResetSemaphores(StreamName("control", device), first, count, END)
 
     def _open(self, device: int) -> Iterator[Action]:
         """A device tells those that write its memory that it is ready, and waits for those whose memory it writes."""
         others = apart(self.placement, device, self.mode)
-        taken = [self.semaphores.awaited(EventName("ready", other), device) for other in others]
-        changes = [WordChange(word, True) for word in self.semaphores.raised(EventName("ready", device))]
-        changes += [WordChange(word, False, takes=True) for word in taken if word is not None]
+        taken = [self.points.awaited(EventName("ready", other), device) for other in others]
+        changes = [SemaphoreOp(semaphore, True) for semaphore in self.points.signalled(EventName("ready", device))]
+        changes += [SemaphoreOp(semaphore, False, acquires=True) for semaphore in taken if semaphore is not None]
         if changes:
-            yield ChangeWords(StreamName("control", device), tuple(changes), BEGIN)
+            yield StreamMemOps(StreamName("control", device), tuple(changes), BEGIN)
             yield RecordEvent(StreamName("control", device), EventName("open", device), BEGIN)
 
-    def _inner(self, stream: DeviceStream) -> bool:
-        return self.opening is not None and stream.name.number in self.opening.inner
+    def _is_local(self, stream: DeviceStream) -> bool:
+        return self.early_begin is not None and stream.name.number in self.early_begin.local_streams
 
-    def _meet(self, device: int, steps: Sequence[MeetStep], cause: Cause) -> Meet:
-        return Meet(StreamName("control", device), self.words.counts[device], tuple(steps), cause)
+    def _barrier(self, device: int, steps: Sequence[BarrierStep], cause: Cause) -> Barrier:
+        return Barrier(StreamName("control", device), self.semaphores.counts[device], tuple(steps), cause)
 
-    def _counted(self, device: int) -> MeetStep:
-        return MeetStep("count", self.words.counts[device])
+    def _counted(self, device: int) -> BarrierStep:
+        return BarrierStep("count", self.semaphores.counts[device])
 
-    def _raised(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
-        return [MeetStep("raise", word) for word in self.semaphores.raised(EventName(kind, device))]
+    def _signalled(self, kind: Literal["entry", "exit"], device: int) -> list[BarrierStep]:
+        return [BarrierStep("signal", semaphore) for semaphore in self.points.signalled(EventName(kind, device))]
 
-    def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
+    def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[BarrierStep]:
         points = [EventName(kind, other) for other in apart(self.placement, device, self.mode)]
-        found = [self.semaphores.awaited(point, device) for point in points]
-        return [MeetStep("wait", word) for word in found if word is not None]
+        found = [self.points.awaited(point, device) for point in points]
+        return [BarrierStep("wait", semaphore) for semaphore in found if semaphore is not None]
 
     # ---- callers
 
@@ -291,9 +293,9 @@ class Frames:
 
     # ---- as graphs, one a device
 
-    def inside(self) -> Frame:
+    def inside(self) -> RunEnds:
         """What is captured before the plan's commands and behind them: from each device's control stream to its streams
-        of the plan, and back when all are through and the device's words are reset."""
+        of the plan, and back when all are through and the device's semaphores are reset."""
         begin: list[Action] = []
         end: list[Action] = []
         for device in self.placement.ordinals:
@@ -305,14 +307,14 @@ class Frames:
             opened = list(self._open(device))
             begin += opened
             for stream in self._on(device, "plan"):
-                outer = opened and not self._inner(stream)
+                outer = opened and not self._is_local(stream)
                 begin.append(AwaitEvent(stream.name, EventName("open", device) if outer else captured, BEGIN))
                 end.append(RecordEvent(stream.name, _tail(stream), END))
             end += self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
             end += self._reset(device)
             if self.mode == "embedded":
                 end.append(RecordEvent(control, EventName("replayed", device), END))
-        return Frame(tuple(begin), tuple(end))
+        return RunEnds(tuple(begin), tuple(end))
 
     def _launch_graphs(self, called: bool) -> Iterator[Action]:
         """Each device's graph stands on the stream of a caller of the device, where there is one: an event less before
@@ -375,7 +377,7 @@ class Frames:
 
 
 def _tail(stream: DeviceStream) -> EventName:
-    return EventName("tail", stream.name.number, behind=stream.name.kind == "raise")
+    return EventName("tail", stream.name.number, behind=stream.name.kind == "signal")
 
 
 def _host_stream(device: int, host: int | None) -> StreamName:

@@ -21,17 +21,17 @@ from .ir import (
     GRAPHS,
     Action,
     AwaitEvent,
+    Barrier,
     CallCollective,
-    ChangeWords,
     CopyMemory,
     DevicePlan,
     LaunchGraph,
     LaunchKernel,
     Manner,
-    Meet,
     Move,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    StreamMemOps,
     StreamName,
 )
 
@@ -77,11 +77,11 @@ class CopyRows:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyWord:
-    """A word is raised by copying a 1 to it."""
+class CopySignal:
+    """A semaphore is set by copying a 1 to it."""
 
     stream: StreamName
-    word: int
+    semaphore: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class CopyBatch:
     """Copies in one call, without order among them."""
 
     stream: StreamName
-    words: tuple[int, ...]
+    semaphores: tuple[int, ...]
     runs: tuple[CopyRun, ...]
 
 
@@ -117,14 +117,14 @@ class Together:
 Call: TypeAlias = (
     RecordEvent
     | AwaitEvent
-    | ChangeWords
+    | StreamMemOps
     | CopyRun
     | CopyRows
-    | CopyWord
+    | CopySignal
     | CopyBatch
     | Launch
-    | ResetWords
-    | Meet
+    | ResetSemaphores
+    | Barrier
     | Together
     | LaunchGraph
 )
@@ -149,18 +149,18 @@ def calls_of(
 def split(plan: DevicePlan, action: Action, marks: Marks) -> Iterator[Call]:
     """The calls that an action is made by, one behind the other."""
     match action:
-        case ChangeWords(stream, changes) if not plan.features.word_batches:
+        case StreamMemOps(stream, changes) if not plan.features.batched_mem_ops:
             yield from (replace(action, changes=(change,)) for change in changes)
-        case CopyMemory(stream, moves, words, True):
-            yield CopyBatch(stream, words, tuple(_in_batch(plan, stream, moves)))
-        case CopyMemory(stream, moves, words):
-            yield from (CopyWord(stream, word) for word in words)
+        case CopyMemory(stream, moves, semaphores, True):
+            yield CopyBatch(stream, semaphores, tuple(_in_batch(plan, stream, moves)))
+        case CopyMemory(stream, moves, semaphores):
+            yield from (CopySignal(stream, semaphore) for semaphore in semaphores)
             for move in moves:
                 yield from copies(plan, stream, move, action.by_kernel)
         case LaunchKernel(stream, launch):
             for part in range(len(plan.launches[launch].config.matmuls) or 1):
                 yield Launch(stream, launch, part, marks(launch))
-        case Meet(steps=steps):
+        case Barrier(steps=steps):
             yield from (replace(action, steps=steps[i : i + MOST]) for i in range(0, len(steps), MOST))
         case CallCollective():
             raise InternalError("collectives are called for all ranks together")
@@ -246,7 +246,7 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A call, with its device and the set in which its words and scratch lie."""
+    """A call, with its device and the set in which its semaphores and scratch lie."""
 
     device: int
     call: Call
@@ -262,8 +262,8 @@ class RunPlan:
     """See the module. `run` is the run's number, from 0; none has a run that is a part of callers' graphs. `steps` are
     made by the process, in `captured` those that it has captured into the graphs before. `behind`: on which device for
     which other executors' runs it waits, and `gates` the streams that do. `rescue`: devices with a stream of the
-    driver's own, on which it raises words when a run is given up. `priorities` and, by launch, `algorithms` (the place
-    in what the library's heuristics like) are known where there are devices."""
+    driver's own, on which it signals semaphores when a run is given up. `priorities` and, by launch, `algorithms` (the
+    place in what the library's heuristics like) are known where there are devices."""
 
     plan: DevicePlan
     process: int
@@ -289,13 +289,13 @@ def process_streams(plan: DevicePlan, process: int, called: bool) -> dict[Stream
     return {s.name: s.device for s in plan.streams if s.device in mine and (called or s.name.kind != "caller")}
 
 
-def frame_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
+def run_end_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
     """What a run issues itself; the body of a graph is captured before."""
-    frame = plan.called if manner.called else plan.own
-    yield from manner.of(frame.begin)
+    run_ends = plan.called if manner.called else plan.own
+    yield from manner.of(run_ends.prologue)
     if plan.mode not in GRAPHS:
         yield from plan.body
-    yield from manner.of(frame.end)
+    yield from manner.of(run_ends.epilogue)
 
 
 def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, process: int = 0) -> RunPlan:
@@ -317,15 +317,15 @@ def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, pro
                     yield Enter(device)
                 yield Issued(device, call, number, needs)
 
-    frame = plan.called if manner.called else plan.own
-    begin, end = map(manner.of, (frame.begin, frame.end))
+    run_ends = plan.called if manner.called else plan.own
+    begin, end = map(manner.of, (run_ends.prologue, run_ends.epilogue))
     graphs = plan.mode in GRAPHS
     return RunPlan(
         plan, process, run, number, manner, (), (),
         tuple(steps([begin, () if graphs else plan.body, end], captured=False)),
         tuple(steps([plan.body], captured=True)) if graphs else (),
         mine if uploads(plan) else (),
-        tuple(device for device in mine if any(word.device == device for word in plan.words)),
+        tuple(device for device in mine if any(semaphore.device == device for semaphore in plan.semaphores)),
     )  # fmt: skip
 
 
@@ -345,12 +345,12 @@ def _lines(r: RunPlan) -> Iterator[str]:
     processes = f", process {r.process}" if plan.placement.processes else ""
     yield f"run plan of {plan.schedule}, mode {plan.mode}{processes}"
     which = "a part of callers' graphs" if r.run is None else f"run {r.run}"
-    sets = f" of {plan.sets} that runs take by turns" if plan.sets > 1 else ""
+    sets = f" of {plan.sets} that runs use alternately" if plan.sets > 1 else ""
     yield f"  {which}, set {r.number}{sets}: {r.manner}"
     numbers = dict(r.priorities)
     streams = process_streams(plan, r.process, r.manner.called)
     for device in dict.fromkeys(streams.values()):
-        rescue = ", and one that raises words when a run is given up" if device in r.rescue else ""
+        rescue = ", and one that signals semaphores when a run is given up" if device in r.rescue else ""
         yield f"  device {device}: {plan.queues[device]} streams{rescue}; {plan.features.queues} hardware queues"
     for stream in plan.streams:
         if stream.name in streams and stream.name.kind != "caller":
@@ -405,24 +405,27 @@ def _text(call: Call, number: int) -> str:
             return f"record {event}{' outside of the graph' if outside(call) else ''}"
         case AwaitEvent(event=event):
             return f"wait for {event}"
-        case ChangeWords(changes=changes):
-            said = [f"{'raise' if c.raises else 'take' if c.takes else 'wait for'} word {c.word}" for c in changes]
-            together = "batch: " if len(changes) > 1 or changes[0].takes else ""
+        case StreamMemOps(changes=changes):
+            said = [
+                f"{'signal' if c.signals else 'acquire' if c.acquires else 'wait for'} semaphore {c.semaphore}"
+                for c in changes
+            ]
+            together = "batch: " if len(changes) > 1 or changes[0].acquires else ""
             return f"{together}{', '.join(said)} of set {number}"
         case CopyRun() | CopyRows():
             return _copy(call, number)
-        case CopyWord(word=word):
-            return f"copy 1 to word {word} of set {number}"
-        case CopyBatch(words=words, runs=runs):
-            members = [f"1 to word {word} of set {number}" for word in words]
+        case CopySignal(semaphore=semaphore):
+            return f"copy 1 to semaphore {semaphore} of set {number}"
+        case CopyBatch(semaphores=semaphores, runs=runs):
+            members = [f"1 to semaphore {semaphore} of set {number}" for semaphore in semaphores]
             return f"batch of copies: {'; '.join([*members, *(_copy(run, number) for run in runs)])}"
         case Launch(launch=launch, part=part, marks=marks):
             return f"launch {launch}{f' call {part}' if part else ''}{' with marks' if marks else ''} in set {number}"
-        case ResetWords(first=first, count=count):
-            return f"zero words at {first} … {first + count - 1} of set {number}"
-        case Meet(runs=runs, steps=steps):
-            does = ", ".join(f"{s.does} {s.first}{f' … {s.words[-1]}' if s.count > 1 else ''}" for s in steps)
-            return f"meet by word {runs} of set {number}: {does}"
+        case ResetSemaphores(first=first, count=count):
+            return f"zero semaphores at {first} … {first + count - 1} of set {number}"
+        case Barrier(runs=runs, steps=steps):
+            does = ", ".join(f"{s.does} {s.first}{f' … {s.semaphores[-1]}' if s.count > 1 else ''}" for s in steps)
+            return f"barrier by semaphore {runs} of set {number}: {does}"
         case Together(calls=calls):
             return f"collective {calls[0].group}: {calls[0].kind} of all ranks in set {number}"
         case LaunchGraph(device=device):

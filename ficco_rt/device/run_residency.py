@@ -1,9 +1,10 @@
-"""Which runs may be on a device at the same time, decided from their device plans alone.
+"""Run residency: which runs may be on a device at the same time, decided from their device plans alone.
 
-A launch that spins holds multiprocessors until the words come that it waits for. So two runs, of different executors,
-can hold each other out: on one device the blocks of the first run keep out those of the second, on another device it is
-the other way round, and each run waits for what the other keeps out. The launches of one plan leave each other room
-(`launches`), and the check of the device plan sees to it. The launches of different plans know nothing of each other.
+A launch that spins holds multiprocessors until the semaphores that it waits for are signalled. So two runs, of
+different executors, can hold each other out: on one device the blocks of the first run keep out those of the second, on
+another device it is the other way round, and each run waits for what the other keeps out. The launches of one plan
+leave each other room (`launches`), and the check of the device plan sees to it. The launches of different plans know
+nothing of each other.
 
 So runs have an order: the order of their issue, the same on all devices. A run may be on a device beside earlier ones
 if all blocks that may wait there fit, and enough is left for any launch that does not wait. Where that is not so, the
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .ir import GRAPHS, CallCollective, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetWords, StreamName
+from .ir import GRAPHS, CallCollective, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetSemaphores, StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def rooms(plan: DevicePlan) -> Rooms:
             holds[device].setdefault(action.stream, set()).add(held)
         # NOTE a fill is a kernel, and so may a copy inside a device be
         local = isinstance(action, CopyMemory) and any(owner[m.dst.rank] == owner[m.src.rank] for m in action.moves)
-        if local or isinstance(action, ResetWords):
+        if local or isinstance(action, ResetSemaphores):
             needs[device] = max(needs[device], 1)
     return {
         device: Room({name: frozenset(found) for name, found in streams.items()}, needs[device], clusters[device])
@@ -117,8 +118,8 @@ def kept_back(room: Room, earlier: Iterable[Room], sms: int) -> list[bool]:
 def gates(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[StreamName, ...]]:
     """The streams of each device that wait where a run has to wait. All else on the device stands behind them."""
     if plan.mode in GRAPHS:
-        frame = plan.called if called else plan.own
-        return {a.device: (a.stream,) for a in frame.begin if isinstance(a, LaunchGraph)}
+        run_ends = plan.called if called else plan.own
+        return {a.device: (a.stream,) for a in run_ends.prologue if isinstance(a, LaunchGraph)}
     kinds = ("control", "plan", "wait")
     return {
         device: tuple(s.name for s in plan.streams if s.device == device and s.name.kind in kinds)

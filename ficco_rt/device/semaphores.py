@@ -1,8 +1,8 @@
-"""The words of a device plan: which there are, where they lie, and who resets them.
+"""The semaphores of a device plan: which there are, where they lie, and who resets them.
 
-The layout is the same in every mode, so that one set of words serves all runs of an executor. On each device those that
-the completion of a run resets come first, in one piece: flags, then semaphores, those of every mode before those of
-graphs; then those that whoever waits for them resets; then those that tell of runs. The latch is the last of all.
+The layout is the same in every mode, so that one set of semaphores serves all runs of an executor. On each device the
+semaphores that the completion of a run resets come first, in one piece: flags, then points, those of every mode before
+those of graphs; then those that their waiter resets; then those that tell of runs. The start gate is the last of all.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from typing import Literal
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError
-from ..graph.budget import WORDS, Budget
+from ..graph.budget import SEMAPHORES, Budget
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
-from .collectives import calls_of, meets
-from .early_begin import Opening
-from .ir import EventName, Mode, Placement, Word
+from .collectives import barrier_peers, calls_of
+from .early_begin import EarlyBegin
+from .ir import EventName, Mode, Placement, Semaphore
 
 _USES = ("always", "graph", "embedded", "traced", "embedded or traced")
-_GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "taken": 1, "never": 2}
+_GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "acquired": 1, "never": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """The words of a plan on a placement."""
+class SemaphoreLayout:
+    """The semaphores of a plan on a placement, and where they lie."""
 
-    table: tuple[Word, ...]
-    flags: tuple[int, ...]  # flag → word; -1: it has none
-    places: Mapping[int, range]  # device → its words in the table, without the latch
+    table: tuple[Semaphore, ...]
+    flags: tuple[int, ...]  # flag → semaphore; -1: it has none
+    places: Mapping[int, range]  # device → its semaphores in the table, without the start gate
     counts: Mapping[int, int]  # device → its count of runs, where it has one
-    latch: int | None  # the last word; none where the first device shares no events with some other one
+    start_gate: int | None  # the last semaphore; none where the first device shares no events with some other one
 
-    def listed(self, *, latched: bool) -> tuple[Word, ...]:
-        """The words of a device plan, with the latch or without."""
-        return self.table if latched or self.latch is None else self.table[: self.latch]
+    def listed(self, *, gated: bool) -> tuple[Semaphore, ...]:
+        """The semaphores of a device plan, with the start gate or without."""
+        return self.table if gated or self.start_gate is None else self.table[: self.start_gate]
 
     def reset(self, device: int, mode: Mode) -> tuple[int, int]:
-        """The first and the number of a device's words that the completion of a run resets."""
-        words = (self.table[i] for i in self.places[device])
-        mine = [w.index for w in words if w.reset == "completion" and w.used_in(mode)]
+        """The first and the number of a device's semaphores that the completion of a run resets."""
+        semaphores = (self.table[i] for i in self.places[device])
+        mine = [w.index for w in semaphores if w.reset == "completion" and w.used_in(mode)]
         return min(mine, default=0), len(mine)
 
-    def semaphores(self, mode: Mode) -> Semaphores:
+    def of_points(self, mode: Mode) -> PointSemaphores:
         """Those of a mode."""
         found: dict[EventName, dict[int, int]] = {}
-        for number, word in enumerate(self.table):
-            if word.point is not None and word.used_in(mode):
-                found.setdefault(word.point, {})[word.device] = number
-        return Semaphores(found)
+        for number, semaphore in enumerate(self.table):
+            if semaphore.point is not None and semaphore.used_in(mode):
+                found.setdefault(semaphore.point, {})[semaphore.device] = number
+        return PointSemaphores(found)
 
 
-class Semaphores:
-    """The words that stand for points where no event leads."""
+class PointSemaphores:
+    """The semaphores that take the place of events, by the point of which they tell."""
 
-    def __init__(self, words: Mapping[EventName, Mapping[int, int]]) -> None:
-        self._words = words  # point → device that waits for it → word
+    def __init__(self, semaphores: Mapping[EventName, Mapping[int, int]]) -> None:
+        self._semaphores = semaphores  # point → device that waits for it → semaphore
 
-    def raised(self, point: EventName) -> list[int]:
-        """The words that are raised at a point."""
-        return list(self._words.get(point, {}).values()) if self._words else []
+    def signalled(self, point: EventName) -> list[int]:
+        """The semaphores that are signalled at a point."""
+        return list(self._semaphores.get(point, {}).values()) if self._semaphores else []
 
     def awaited(self, point: EventName, device: int) -> int | None:
-        """The word by which a device waits for a point; None: an event leads there."""
-        return self._words.get(point, {}).get(device) if self._words else None
+        """The semaphore by which a device waits for a point; None: an event leads there."""
+        return self._semaphores.get(point, {}).get(device) if self._semaphores else None
 
 
 def private_flags(plan: Plan) -> frozenset[int]:
@@ -81,67 +81,68 @@ def private_flags(plan: Plan) -> frozenset[int]:
     return frozenset(flag for flag, count in launches.items() if count == 1) - streams
 
 
-def words_of(
+def semaphores_of(
     plan: Plan,
     placement: Placement,
     by_kernel: frozenset[int],
     unraised: frozenset[int],
     touched: Sequence[frozenset[int]],
     *,
-    opening: Opening | None = None,
+    early_begin: EarlyBegin | None = None,
     sets: int = 1,
-    meetings: bool = True,
-) -> Words:
+    barriers: bool = True,
+) -> SemaphoreLayout:
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
-    `unraised`: flags between works that a kernel makes as one; they have no word. `touched`: by stream of the plan,
-    the ranks whose inputs and outputs its commands touch. `opening`: who waits for whose begin, in place of the end
-    (`opening`). `sets`: with two, runs do not tell their ends (`double`). `meetings`: ranks meet before and behind
-    collectives, as these are copies and sums."""
+    `unraised`: flags between works that a kernel makes as one; they have no semaphore. `touched`: by stream of the
+    plan, the ranks whose inputs and outputs its commands touch. `early_begin`: who waits for whose begin, in place of
+    the end (`early_begin`). `sets`: with two, runs do not tell their ends (`double_buffering`). `barriers`: ranks have
+    barriers before and behind collectives, as these are copies and sums."""
     private = private_flags(plan)
-    wanted: dict[int, list[Word]] = defaultdict(list)  # by device
+    wanted: dict[int, list[Semaphore]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):
         device = placement.devices[rank]
         if flag in private and flag not in unraised:
-            wanted[device].append(Word(device, -1, flag, None, "kernel" if flag in by_kernel else "behind"))
+            wanted[device].append(Semaphore(device, -1, flag, None, "kernel" if flag in by_kernel else "behind"))
         elif flag not in unraised:
-            wanted[device].append(Word(device, -1, flag, None, "completion"))
-    budget = Budget(WORDS, PlanError)
+            wanted[device].append(Semaphore(device, -1, flag, None, "completion"))
+    budget = Budget(SEMAPHORES, PlanError)
     budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
-    for word in chain(
-        _semaphores(plan, placement, budget, meetings), _meetings(plan, placement, touched, opening, sets)
+    for semaphore in chain(
+        _point_semaphores(plan, placement, budget, barriers),
+        _barrier_semaphores(plan, placement, touched, early_begin, sets),
     ):
-        wanted[word.device].append(word)
-    table: list[Word] = []
+        wanted[semaphore.device].append(semaphore)
+    table: list[Semaphore] = []
     flags = [-1] * len(plan.flag_homes)
     places: dict[int, range] = {}
     counts: dict[int, int] = {}
     for device in placement.ordinals:
         places[device] = range(len(table), len(table) + len(wanted[device]))
-        for index, word in enumerate(sorted(wanted[device], key=_place)):
-            if word.flag is not None:
-                flags[word.flag] = len(table)
-            if word.counts_runs:
+        for index, semaphore in enumerate(sorted(wanted[device], key=_place)):
+            if semaphore.flag is not None:
+                flags[semaphore.flag] = len(table)
+            if semaphore.counts_runs:
                 counts[device] = len(table)
-            table.append(Word(device, index, word.flag, word.point, word.reset, word.used))
+            table.append(Semaphore(device, index, semaphore.flag, semaphore.point, semaphore.reset, semaphore.used))
     first, *_ = placement.ordinals
-    latch = None
+    start_gate = None
     if not placement.others(first):
-        latch = len(table)
-        table.append(Word(first, len(wanted[first]), None, None, "completion", "latched"))
-    return Words(tuple(table), tuple(flags), places, counts, latch)
+        start_gate = len(table)
+        table.append(Semaphore(first, len(wanted[first]), None, None, "completion", "gated"))
+    return SemaphoreLayout(tuple(table), tuple(flags), places, counts, start_gate)
 
 
-def _place(word: Word) -> tuple[int, int]:
-    """Where among its device's words a word lies."""
-    return _GROUPS[word.reset], _USES.index(word.used)
+def _place(semaphore: Semaphore) -> tuple[int, int]:
+    """Where among its device's semaphores a semaphore lies."""
+    return _GROUPS[semaphore.reset], _USES.index(semaphore.used)
 
 
-def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool) -> Iterator[Word]:
-    """A word on each device that waits for a point of another device where no event leads. A graph belongs to one
+def _point_semaphores(plan: Plan, placement: Placement, budget: Budget, barriers: bool) -> Iterator[Semaphore]:
+    """A semaphore on each device that waits for a point of another device where no event leads. A graph belongs to one
     device, so no event leads out of it; and no event leads to another process."""
     points: dict[EventName | int, tuple[int, Span]] = {}  # or an event of the plan: the device that comes to it
     awaited: dict[EventName | int, set[int]] = defaultdict(set)  # the devices that wait for it
-    calls = calls_of(plan) if meetings else {}
+    calls = calls_of(plan) if barriers else {}
     for stream in plan.streams:
         owner = placement.devices[stream.rank]
         for command in stream.commands:
@@ -149,30 +150,30 @@ def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool
                 points[command.event] = owner, command.origin
             elif isinstance(command, WaitEvent):
                 awaited[command.event].add(owner)
-            elif meetings and isinstance(command, CollectiveCall):
+            elif barriers and isinstance(command, CollectiveCall):
                 group = command.group
                 for behind in (False, True):
-                    points[EventName("meet", group, stream.rank, behind)] = owner, command.origin
-                    for other in meets(calls[group], stream.rank, behind=behind):
-                        awaited[EventName("meet", group, other, behind)].add(owner)
+                    points[EventName("barrier", group, stream.rank, behind)] = owner, command.origin
+                    for other in barrier_peers(calls[group], stream.rank, behind=behind):
+                        awaited[EventName("barrier", group, other, behind)].add(owner)
     for at, (owner, origin) in points.items():
         others = awaited[at] - {owner}
         budget.spend(len(others), origin)
         point = EventName("plan", at) if isinstance(at, int) else at
         for device in sorted(others):
             if placement.node(device) != placement.node(owner):
-                text = f"device {device} waits for {point} of device {owner} on another node, where no word leads"
+                text = f"device {device} waits for {point} of device {owner} on another node, where no semaphore leads"
                 raise PlanError((Diagnostic(origin, text),))
             used: Literal["always", "graph"] = "always" if device in placement.others(owner) else "graph"
-            yield Word(device, -1, None, point, "completion", used)
+            yield Semaphore(device, -1, None, point, "completion", used)
 
 
-def _meetings(
-    plan: Plan, placement: Placement, touched: Sequence[frozenset[int]], opening: Opening | None, sets: int
-) -> Iterator[Word]:
-    """By these words each two devices that share no events know each other's end of a run, with two sets only of those
-    in callers' graphs; or, with an opening, a device those others that are ready for what it sends. And a device knows
-    the begin of those whose callers' tensors it touches; in traced runs, of all others."""
+def _barrier_semaphores(
+    plan: Plan, placement: Placement, touched: Sequence[frozenset[int]], early_begin: EarlyBegin | None, sets: int
+) -> Iterator[Semaphore]:
+    """Semaphores by which devices that share no events learn of each other's end of a run (with two sets only for runs
+    in callers' graphs); or, with an early begin, by which a device learns which others are ready for what it sends. A
+    device also learns of the begin of those whose callers' tensors it touches; in traced runs, of all others."""
     touches: dict[int, set[int]] = defaultdict(set)  # device → the devices whose callers' tensors it touches
     for stream, ranks in zip(plan.streams, touched, strict=True):
         touches[placement.devices[stream.rank]] |= {placement.devices[rank] for rank in ranks}
@@ -184,18 +185,18 @@ def _meetings(
         for other in placement.near(device):
             used = "always" if other in away else "embedded"
             if other in touches[device]:
-                yield Word(device, -1, None, entries[other], "never", used)
+                yield Semaphore(device, -1, None, entries[other], "never", used)
             elif other in away:
-                yield Word(device, -1, None, entries[other], "never", "traced")
-            if opening is None:
-                yield Word(device, -1, None, exits[other], "never", used if sets == 1 else "embedded")
-            elif opening.waits(device, other):
-                yield Word(device, -1, None, EventName("ready", other), "taken", used)
+                yield Semaphore(device, -1, None, entries[other], "never", "traced")
+            if early_begin is None:
+                yield Semaphore(device, -1, None, exits[other], "never", used if sets == 1 else "embedded")
+            elif early_begin.waits(device, other):
+                yield Semaphore(device, -1, None, EventName("ready", other), "acquired", used)
         if placement.near(device):
             used = "always" if apart(placement, device, "streams") else "embedded"
             if sets > 1:
                 used = "embedded or traced"
-            yield Word(device, -1, None, None, "never", used if opening is None else "traced")
+            yield Semaphore(device, -1, None, None, "never", used if early_begin is None else "traced")
 
 
 def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:

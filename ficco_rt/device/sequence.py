@@ -1,11 +1,11 @@
 """Runs of a device plan, one behind the other, as queues of nodes: what the check of a device plan walks through.
 
 A device plan is one mode's, and a driver mixes modes. So the runs of other modes, and replays of callers' graphs, are
-walked through too, each as an `Other`: nothing is known of it but what it may touch, and what the frames of every mode
-promise. It begins on a device when it knows the completions of all devices of its process and the callers whose tensors
-the device touches; a replay knows its callers' streams alone. It is over on a device when that device is through, and
-those are whose writes the device reads; where devices tell their exits, when all these are. What holds before and
-behind an `Other` holds before and behind a run of any mode.
+walked through too, each as an `Other`: nothing is known of it but what it may touch, and what the prologue and epilogue
+of every mode promise. It begins on a device when it knows the completions of all devices of its process and the callers
+whose tensors the device touches; a replay knows its callers' streams alone. It is over on a device when that device is
+through, and those are whose writes the device reads; where devices tell their exits, when all these are. What holds
+before and behind an `Other` holds before and behind a run of any mode.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ..graph.ir import heard
 from ..plan import walk
 from ..plan.ir import Work
 from ..plan.walk import PASSES, TOUCHES, Call, Part, Signal
-from .device_plan_rules import words_in_order
+from .device_plan_rules import semaphores_in_order
 from .ir import (
     GRAPHS,
     PLACELESS,
     Action,
     AwaitEvent,
+    Barrier,
     CallCollective,
     Cause,
-    ChangeWords,
     CopyMemory,
     DeviceLaunch,
     DevicePlan,
@@ -40,12 +40,12 @@ from .ir import (
     LaunchGraph,
     LaunchKernel,
     Manner,
-    Meet,
     Mode,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    SemaphoreOp,
+    StreamMemOps,
     StreamName,
-    WordChange,
 )
 
 
@@ -87,14 +87,15 @@ Step: TypeAlias = RunCase | Other | Seen
 # plan: an `Other`, by kind, or the host.
 QueueName: TypeAlias = tuple[StreamName, int]
 _OUTSIDE, _OTHER, _REPLAY, _HOST = -1, -2, -3, -4
-_GRAPHS = (-5, -6)  # by turns: nothing orders two launches of a graph but what their streams know
+_GRAPHS = (-5, -6)  # alternately: nothing orders two launches of a graph but what their streams know
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Node(walk.Node):
     """An action of a run in its queue; without one something outside of the plan: the caller's own work (`uses` the
     tensors of a rank), what an `Other` or the host may touch, a wait, or the begin or the end of a graph. What the
-    begin of a graph awaits is all that is known there. Signals are words, by number, and counts of runs in a word."""
+    begin of a graph awaits is all that is known there. Signals are semaphores, by number, and counts of runs in a
+    semaphore."""
 
     place_of_issue: int  # on its device, from 0; -1: it takes no place in a hardware queue
     run: int
@@ -110,23 +111,24 @@ class Node(walk.Node):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What an `Other`, or the host, touches: tensors of ranks, words of the plan, memory of launches. `last`: who gives
-    it back, so that nobody touches it later."""
+    """What an `Other`, or the host, touches: tensors of ranks, semaphores of the plan, memory of launches. `last`: who
+    gives it back, so that nobody touches it later."""
 
     who: str
     tensors: Collection[tuple[str, int]]
-    words: Collection[int] = ()
+    semaphores: Collection[int] = ()
     launches: Collection[int] = ()
     last: bool = False
 
 
 @dataclass(slots=True)
 class _Device:
-    """What a run may touch on behalf of a device. `feeds`: those whose writes it reads, or for whose words it waits."""
+    """What a run may touch on behalf of a device. `feeds`: those whose writes it reads, or for whose semaphores it
+    waits."""
 
     written: set[tuple[str, int]]
     read: set[tuple[str, int]]
-    raised: set[int]
+    signalled: set[int]
     launches: set[int]
     feeds: set[int]
 
@@ -145,17 +147,17 @@ class RunSequence:
         self.bound = {t.name for t in plan.tensors if t.kind != "scratch"}
         self._numbers: dict[QueueName, int] = {}
         self._recorded: dict[EventName, Node] = {}  # the record that was issued last
-        self._in_order = words_in_order(plan)
-        self._counts: Counter[int] = Counter()  # runs, by word that counts them
+        self._in_order = semaphores_in_order(plan)
+        self._counts: Counter[int] = Counter()  # runs, by semaphore that counts them
         self._does: dict[tuple[int, int], tuple[Sequence[Part], int, int]] = {}  # by id of an action, and set
-        self._of_flags = plan.word_of
-        # whether runs in callers' graphs have a set of words and scratch of their own (`double`)
+        self._of_flags = plan.semaphore_of
+        # whether runs in callers' graphs have a set of semaphores and scratch of their own (`double_buffering`)
         self._apart = plan.sets > 1 or any(
             w.used == "embedded"
             and w.point is not None
             and w.point.kind == "exit"
             and w.point.number in plan.placement.others(w.device)
-            for w in plan.words
+            for w in plan.semaphores
         )
         self._budget = Budget(NODES, PlanError)
         self._seen: dict[int, Node] = {}  # by process, the host's last node
@@ -174,36 +176,38 @@ class RunSequence:
                 self._see(step)
             runs += isinstance(step, RunCase) or (isinstance(step, Other) and not step.replay)
 
-    # ---- words: those of later sets are numbered behind those of the first
+    # ---- semaphores: those of later sets are numbered behind those of the first
 
-    def turn(self, node: Node) -> int:
+    def set_of(self, node: Node) -> int:
         """The number of the set that the node's run takes."""
         return self._turns[node.run] % self.plan.sets
 
-    def word(self, node: Node, number: int) -> int:
-        """A word of the plan, in the set that the node's run takes."""
-        return number + self.turn(node) * len(self.plan.words)
+    def semaphore(self, node: Node, number: int) -> int:
+        """A semaphore of the plan, in the set that the node's run takes."""
+        return number + self.set_of(node) * len(self.plan.semaphores)
 
     def _in_set(self, node: Node, numbers: Iterable[int]) -> tuple[int, ...]:
-        return tuple(self.word(node, number) for number in numbers)
+        return tuple(self.semaphore(node, number) for number in numbers)
 
-    def _words(self, node: Node, flags: Sequence[int]) -> tuple[int, ...]:
+    def _semaphores(self, node: Node, flags: Sequence[int]) -> tuple[int, ...]:
         """Of flags; those between works that are made as one have none."""
         return self._in_set(node, (self._of_flags[flag] for flag in flags if flag in self._of_flags))
 
-    def purpose(self, word: int) -> str:
-        """`word 3 (flag 1)`, for people."""
-        turn, number = divmod(word, len(self.plan.words))
-        return f"word {number} ({self.plan.words[number].purpose})" + (f" of set {turn}" if turn else "")
+    def purpose(self, semaphore: int) -> str:
+        """`semaphore 3 (flag 1)`, for people."""
+        buffer_set, number = divmod(semaphore, len(self.plan.semaphores))
+        return f"semaphore {number} ({self.plan.semaphores[number].purpose})" + (
+            f" of set {buffer_set}" if buffer_set else ""
+        )
 
     # ---- the queues
 
     def _add(self, run: RunCase) -> None:
-        frame = self.plan.frame(run.manner)
+        run_ends = self.plan.run_ends(run.manner)
         before, after = run.uses
         self._use(run, before)
         launched: dict[int, tuple[Node, Node]] = {}
-        for action in frame.begin:
+        for action in run_ends.prologue:
             node = self._outside(action, run)
             if isinstance(action, LaunchGraph):
                 launched[action.device] = node, self._append(node.queue, None, PLACELESS)
@@ -212,7 +216,7 @@ class RunSequence:
         else:
             for action in self.plan.body:
                 self._outside(action, run)
-        for action in frame.end:
+        for action in run_ends.epilogue:
             self._outside(action, run)
         self._use(run, after)
 
@@ -277,8 +281,8 @@ class RunSequence:
 
     def _act(self, node: Node, action: Action) -> None:
         """What the action of a node does."""
-        key = (id(action), self.turn(node))
-        if isinstance(action, Meet):
+        key = (id(action), self.set_of(node))
+        if isinstance(action, Barrier):
             node.parts, node.needs, node.holds = self._steps(node, action), 1, 1
             return
         if isinstance(action, CallCollective):
@@ -291,22 +295,27 @@ class RunSequence:
     def _parts(self, node: Node, action: Action) -> tuple[Sequence[Part], int, int]:
         """The parts of an action, the multiprocessors that it needs, and those that it may hold."""
         match action:
-            case ChangeWords(changes=changes):
-                return [self._change(self._in_set(node, (c.word,)), c) for c in changes], 0, 0
-            case CopyMemory(moves=moves, words=words):
+            case StreamMemOps(changes=changes):
+                return [self._change(self._in_set(node, (c.semaphore,)), c) for c in changes], 0, 0
+            case CopyMemory(moves=moves, semaphores=semaphores):
                 devices = self.plan.placement.devices
                 local = any(devices[move.dst.rank] == devices[move.src.rank] for move in moves)
-                return (Part(gives=self._in_set(node, words), single=bool(words)),), int(local), 0
-            case ResetWords(first=first, count=count):
+                return (Part(gives=self._in_set(node, semaphores), single=bool(semaphores)),), int(local), 0
+            case ResetSemaphores(first=first, count=count):
                 numbers = self._in_order[self.devices[node.queue]][first : first + count]
                 return (Part(drops=self._in_set(node, numbers)),), 0, 0
             case LaunchKernel(launch=number):
                 launch = self.plan.launches[number]
                 parts = [
-                    Part(self._words(node, group.waits), self._words(node, group.signals), apart=True, single=True)
+                    Part(
+                        self._semaphores(node, group.waits),
+                        self._semaphores(node, group.signals),
+                        apart=True,
+                        single=True,
+                    )
                     for group in self.groups[number]
                 ]
-                resets = self._words(node, launch.config.resets)
+                resets = self._semaphores(node, launch.config.resets)
                 if resets:
                     parts.append(Part(drops=resets))
                 return parts, launch.config.together, launch.sms if launch.spins else 0
@@ -316,26 +325,26 @@ class RunSequence:
             case _:
                 return PASSES, 0, 0
 
-    def _change(self, word: tuple[Signal, ...], change: WordChange) -> Part:
-        if change.raises:
-            return Part(gives=word, single=True)
-        return Part(word, drops=word if change.takes else (), single=True)
+    def _change(self, semaphore: tuple[Signal, ...], change: SemaphoreOp) -> Part:
+        if change.signals:
+            return Part(gives=semaphore, single=True)
+        return Part(semaphore, drops=semaphore if change.acquires else (), single=True)
 
-    def _steps(self, node: Node, meet: Meet) -> Sequence[Part]:
-        parts, runs = [], self.word(node, meet.runs)
-        for step in meet.steps:
-            words = self._in_set(node, step.words)
-            counted = tuple((word, self._counts[runs]) for word in words)
+    def _steps(self, node: Node, barrier: Barrier) -> Sequence[Part]:
+        parts, runs = [], self.semaphore(node, barrier.runs)
+        for step in barrier.steps:
+            semaphores = self._in_set(node, step.semaphores)
+            counted = tuple((semaphore, self._counts[runs]) for semaphore in semaphores)
             match step.does:
-                case "raise":
+                case "signal":
                     parts.append(Part(gives=counted, single=True))
                 case "wait":
                     parts.append(Part(counted, single=True))
                 case "reset":
-                    parts.append(Part(drops=words, single=True))
+                    parts.append(Part(drops=semaphores, single=True))
                 case "count":
                     parts.append(Part(single=True))
-                    self._counts.update(words)
+                    self._counts.update(semaphores)
         return parts
 
     def _behind(self, queue: int, others: Iterable[Node | None]) -> Node:
@@ -360,8 +369,8 @@ class RunSequence:
 
     def _see(self, step: Seen) -> None:
         plan, placement = self.plan, self.plan.placement
-        # NOTE elsewhere other processes may still touch what is no caller's (`double`, `opening`)
-        frees = plan.sets == 1 and not any(w.reset == "taken" for w in plan.words)
+        # NOTE elsewhere other processes may still touch what is no caller's (`double_buffering`, `early_begin`)
+        frees = plan.sets == 1 and not any(w.reset == "acquired" for w in plan.semaphores)
         seen: dict[int, Node] = {}
         for process, first in {placement.process(device): device for device in reversed(placement.ordinals)}.items():
             mine = self._mine(first)
@@ -376,8 +385,8 @@ class RunSequence:
                 for tensor in plan.tensors
                 if frees and tensor.kind == "scratch"
             }
-            words = {i for i, w in enumerate(plan.words) if frees and w.device in mine and not w.tells_runs}
-            self._outsider(queue, Footprint(f"the host of process {process}", touches, words, last=True))
+            semaphores = {i for i, w in enumerate(plan.semaphores) if frees and w.device in mine and not w.tells_runs}
+            self._outsider(queue, Footprint(f"the host of process {process}", touches, semaphores, last=True))
             for rank in (rank for device in mine for rank in placement.ranks(device)):
                 self._outsider(queue).uses = rank
             seen[process] = self.queues[queue][-1]
@@ -398,7 +407,7 @@ class RunSequence:
         begun: dict[int, Node] = {}
         sent: dict[int, Node] = {}
         ends: dict[int, Node] = {}
-        mine: dict[int, set[int]] = {}  # a device's own words: reset at its end
+        mine: dict[int, set[int]] = {}  # a device's own semaphores: reset at its end
 
         def touched(device: int, tensors: Iterable[tuple[str, int]], at_home: bool) -> set[tuple[str, int]]:
             return {(t, r) for t, r in tensors if t in shared and (placement.devices[r] == device) == at_home}
@@ -415,34 +424,34 @@ class RunSequence:
             self._behind(queue, (begun[e] for e in sorted(others)))
         for device, queue in queues.items():
             does, who = self._others[device], f"{step} on device {device}"
-            words = {
+            semaphores = {
                 i
-                for i, word in enumerate(plan.words)
-                if (word.device == device or i in does.raised)
-                and (word.used_in("embedded") if step.replay else word.used != "embedded")
-                and word.reset != "taken"
-                and (not word.tells_runs or word.counts_runs)
+                for i, semaphore in enumerate(plan.semaphores)
+                if (semaphore.device == device or i in does.signalled)
+                and (semaphore.used_in("embedded") if step.replay else semaphore.used != "embedded")
+                and semaphore.reset != "acquired"
+                and (not semaphore.tells_runs or semaphore.counts_runs)
                 and not apart
             }
-            mine[device] = {i for i in words if plan.words[i].device == device}
+            mine[device] = {i for i in semaphores if plan.semaphores[i].device == device}
             here = touched(device, does.written | does.read, at_home=True)
             self._outsider(queue, Footprint(who, here, mine[device], () if apart else does.launches))
             opens = self._opens(device, mode)
             if opens and not apart:
-                change = ChangeWords(StreamName("control", device), opens, Cause(who))
+                change = StreamMemOps(StreamName("control", device), opens, Cause(who))
                 self._append(queue, change, PLACELESS, apart=True)
             there = touched(device, does.written, at_home=False)
-            sent[device] = self._outsider(queue, Footprint(who, there, words - mine[device]))
+            sent[device] = self._outsider(queue, Footprint(who, there, semaphores - mine[device]))
         for device, queue in queues.items():
             does = self._others[device]
             self._behind(queue, (sent[e] for e in sorted(does.feeds)))
             there = touched(device, does.read, at_home=False)
             ends[device] = self._outsider(queue, Footprint(f"{step} on device {device}", there, mine[device]))
         for device, queue in queues.items():
-            points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
+            points = [w.point for w in plan.semaphores if w.device == device and w.used_in(mode)]
             exits = [point.number for point in points if point is not None and point.kind == "exit"]
             self._behind(queue, (ends[e] for e in exits))
-            counts = {i for i, w in enumerate(plan.words) if w.counts_runs and w.device == device}
+            counts = {i for i, w in enumerate(plan.semaphores) if w.counts_runs and w.device == device}
             through = self._outsider(queue, None if apart else Footprint(f"{step} on device {device}", (), counts))
             self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
         for rank, device in enumerate(placement.devices) if step.called else ():
@@ -451,7 +460,7 @@ class RunSequence:
     def _known(self, step: Other, device: int) -> Iterator[Node | None]:
         """What a run of another mode knows of the runs before it."""
         if self.plan.mode == "embedded":  # says it of replays, which are all that is walked through
-            for action in self.plan.between.begin:
+            for action in self.plan.between.prologue:
                 if isinstance(action, AwaitEvent) and self.of_streams[action.stream].device == device:
                     yield self._recorded.get(action.event)
             return
@@ -465,7 +474,7 @@ class RunSequence:
             yield self._last(queues[device])
             return
         if self.plan.mode == "embedded":
-            for action in self.plan.between.end:
+            for action in self.plan.between.epilogue:
                 if isinstance(action, AwaitEvent) and action.stream == StreamName("caller", rank):
                     yield self._recorded.get(action.event)
         for other in self._mine(device):
@@ -489,11 +498,11 @@ class RunSequence:
         does = self._others[device]
         return any(r == rank and t in self.bound for t, r in (*does.written, *does.read))
 
-    def _opens(self, device: int, mode: Mode) -> tuple[WordChange, ...]:
-        """The words by which a device says that it is ready, and those that it takes (`opening`)."""
-        ready = [(i, w) for i, w in enumerate(self.plan.words) if w.reset == "taken" and w.used_in(mode)]
-        raised = [WordChange(i, True) for i, w in ready if w.point is not None and w.point.number == device]
-        return (*raised, *(WordChange(i, False, takes=True) for i, w in ready if w.device == device))
+    def _opens(self, device: int, mode: Mode) -> tuple[SemaphoreOp, ...]:
+        """The semaphores by which a device says that it is ready, and those that it takes (`early_begin`)."""
+        ready = [(i, w) for i, w in enumerate(self.plan.semaphores) if w.reset == "acquired" and w.used_in(mode)]
+        signalled = [SemaphoreOp(i, True) for i, w in ready if w.point is not None and w.point.number == device]
+        return (*signalled, *(SemaphoreOp(i, False, acquires=True) for i, w in ready if w.device == device))
 
     def _footprints(self) -> dict[int, _Device]:
         """By device, what its actions of a run may touch."""
@@ -507,20 +516,20 @@ class RunSequence:
         for action in plan.body:
             device = self.of_streams[action.stream].device
             does = found[device]
-            does.raised |= set(action.raises)
+            does.signalled |= set(action.signals)
             match action:
                 case CallCollective():
                     does.feeds |= found.keys() - {device}
                 case LaunchKernel(launch=number):
                     does.launches.add(number)
                     for group in self.groups[number]:
-                        does.raised |= {self._of_flags[f] for f in group.signals if f in self._of_flags}
+                        does.signalled |= {self._of_flags[f] for f in group.signals if f in self._of_flags}
                         waits[device] |= {self._of_flags[f] for f in group.waits if f in self._of_flags}
-                case ChangeWords(changes=changes):
-                    waits[device] |= {c.word for c in changes if not c.raises and not c.takes}
+                case StreamMemOps(changes=changes):
+                    waits[device] |= {c.semaphore for c in changes if not c.signals and not c.acquires}
         for device, does in found.items():
             for other, theirs in found.items():
-                if other != device and (does.read & theirs.written or waits[device] & theirs.raised):
+                if other != device and (does.read & theirs.written or waits[device] & theirs.signalled):
                     does.feeds.add(other)
         return found
 
@@ -535,7 +544,7 @@ class RunSequence:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Works that a kernel makes as one: the flags that it waits for and raises."""
+    """Works that a kernel makes as one: the flags that it waits for and signals."""
 
     works: tuple[Work, ...]
     waits: tuple[int, ...]

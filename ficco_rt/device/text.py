@@ -9,21 +9,22 @@ from ..plan.text import flags_text, settings_words, work_text
 from .ir import (
     Action,
     AwaitEvent,
+    Barrier,
     CallCollective,
-    ChangeWords,
     CopyMemory,
     DeviceLaunch,
     DevicePlan,
     LaunchGraph,
     LaunchKernel,
-    Meet,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    StreamMemOps,
 )
 
 
 def to_text(plan: DevicePlan) -> str:
-    """Streams, words and launches as tables; then each stream's actions in order; then how a run begins and ends."""
+    """Streams, semaphores and launches as tables; then each stream's actions in order; then how a run begins and
+    ends."""
     return "\n".join(_lines(plan)) + "\n"
 
 
@@ -33,7 +34,7 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     yield f"  {len(devices)} ranks on {plan.device.name}"
     yield f"  plan {plan.plan_hash}"
     if plan.sets > 1:
-        yield f"  {plan.sets} sets of words and scratch, which runs take by turns"
+        yield f"  {plan.sets} sets of semaphores and scratch, which runs use alternately"
     yield f"  ranks on devices {' '.join(map(str, devices))}"
     if plan.placement.processes:
         yield f"  ranks in processes {' '.join(map(str, plan.placement.processes))}"
@@ -41,7 +42,7 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         yield f"  ranks on nodes {' '.join(map(str, plan.placement.nodes))}"
     has = {
         "copy batches": f.copy_batches,
-        "word batches": f.word_batches,
+        "batched memory operations": f.batched_mem_ops,
         "side waits": f.side_waits,
         "early starts": f.early_starts,
         "embedded graphs": f.embeds,
@@ -58,8 +59,8 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         yield f"  device {device}: {count} streams, {f.queues} hardware queues{crowded}"
     yield ""
     yield from (
-        f"word {i} of device {w.device} at {w.index}: {w.purpose}, {_RESETS[w.reset]}{_USES[w.used]}"
-        for i, w in enumerate(plan.words)
+        f"semaphore {i} of device {w.device} at {w.index}: {w.purpose}, {_RESETS[w.reset]}{_USES[w.used]}"
+        for i, w in enumerate(plan.semaphores)
     )
     yield ""
     for i, launch in enumerate(plan.launches):
@@ -71,29 +72,29 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
             label = f" of rank {stream.rank} {stream.label}" if stream.label else ""
             yield f"{stream.name}{label} on device {stream.device} ({stream.priority})"
             yield from _actions(plan, mine)
-    for name, frame in (("alone", plan.own), ("among callers' streams", plan.called)):
+    for name, run_ends in (("alone", plan.own), ("among callers' streams", plan.called)):
         yield ""
         yield f"a run {name} begins"
-        yield from _frame(plan, frame.begin)
+        yield from _run_ends(plan, run_ends.prologue)
         yield f"a run {name} ends"
-        yield from _frame(plan, frame.end)
+        yield from _run_ends(plan, run_ends.epilogue)
 
 
 _RESETS = {
     "kernel": "reset by the kernel that waits",
     "behind": "reset behind the kernel that waits",
     "completion": "reset at completion",
-    "taken": "taken down by whoever waits",
+    "acquired": "reset by the stream that waits",
     "never": "never reset",
 }
-_DOES = {"raise": "raise", "wait": "wait for", "reset": "reset", "count": "count the run in"}
+_DOES = {"signal": "signal", "wait": "wait for", "reset": "reset", "count": "count the run in"}
 _USES = {
     "always": "",
     "graph": ", in graphs",
     "embedded": ", in callers' graphs",
     "traced": ", in traced runs",
     "embedded or traced": ", in callers' graphs and traced runs",
-    "latched": ", in traced and latched runs",
+    "gated": ", in traced and gated runs",
 }
 
 
@@ -145,7 +146,7 @@ def _operand(operand: Operand) -> str:
     return f"at {operand.offset} pitch {operand.pitch}{' transposed' if operand.transposed else ''}"
 
 
-def _frame(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
+def _run_ends(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
     for action in actions:
         (line, *_) = _actions(plan, [action])
         yield f"  {action.stream}: {line.strip()}{f' (if {action.when})' if action.when != 'always' else ''}"
@@ -158,28 +159,29 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
                 yield f"  record {a.event}"
             case AwaitEvent():
                 yield f"  wait for {a.event}"
-            case ChangeWords():
+            case StreamMemOps():
                 changes = [
-                    f"{'raise' if c.raises else 'take' if c.takes else 'wait for'} word {c.word}" for c in a.changes
+                    f"{'signal' if c.signals else 'acquire' if c.acquires else 'wait for'} semaphore {c.semaphore}"
+                    for c in a.changes
                 ]
                 yield f"  {', '.join(changes)}"
             case CopyMemory():
-                members = [f"raise word {word} by a copy" for word in a.words]
+                members = [f"signal semaphore {semaphore} by a copy" for semaphore in a.semaphores]
                 members += [f"{m.dst} <- {m.src}{' in rows' if m.pitched else ''}  :{m.origin.line}" for m in a.moves]
                 for i, member in enumerate(members):
                     first = "batch " if a.batch else "copy by a kernel " if a.by_kernel else "copy "
                     yield f"  {first if i == 0 else '    + '}{member}"
             case LaunchKernel():
                 yield f"  launch {a.launch} ({plan.launches[a.launch].config.entry})"
-            case ResetWords():
+            case ResetSemaphores():
                 last = f" to {a.first + a.count - 1}" if a.count > 1 else ""
-                yield f"  reset the words at {a.first}{last}"
-            case Meet():
+                yield f"  reset the semaphores at {a.first}{last}"
+            case Barrier():
                 steps = [
-                    f"{_DOES[s.does]} word {s.first}" + (f" to {s.first + s.count - 1}" if s.count > 1 else "")
+                    f"{_DOES[s.does]} semaphore {s.first}" + (f" to {s.first + s.count - 1}" if s.count > 1 else "")
                     for s in a.steps
                 ]
-                yield f"  meet others: {', '.join(steps)}"
+                yield f"  barrier: {', '.join(steps)}"
             case CallCollective():
                 line = f"{a.kind} {a.group} by communicator {a.communicator}"
                 does = f"{a.dst} <- {a.src}"

@@ -188,7 +188,7 @@ class Traceable(Protocol):
 
     tracing: bool
     timing: bool  # runs on callers' streams are timed, too
-    latching: bool  # runs on streams begin when the host has issued all of them
+    gated: bool  # runs on streams begin when the host has issued all of them
 
     @property
     def held(self) -> bool:

@@ -361,16 +361,16 @@ class Executor:
             self._recorder.timing = on
 
     @property
-    def latched(self) -> bool:
+    def gated(self) -> bool:
         """Whether a run on streams begins when the host has issued all of it, so that `duration` of a short run is time
         of the GPUs alone; a traced run always does. A caller's stream is then held up as long as the host issues.
         Raises nothing."""
-        return self._recorder is not None and self._recorder.latching
+        return self._recorder is not None and self._recorder.gated
 
-    @latched.setter
-    def latched(self, on: bool) -> None:
+    @gated.setter
+    def gated(self, on: bool) -> None:
         if self._recorder is not None:
-            self._recorder.latching = on
+            self._recorder.gated = on
 
     @property
     def held(self) -> bool:

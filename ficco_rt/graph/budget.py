@@ -101,7 +101,9 @@ COLLECTED = Kind(
     "the collectives of the plan are more than {most} copies and sums",
     COLLECTIVES_WAY_OUT,
 )
-WORDS = Kind("words of devices", 5, 4, "the devices of the plan need more than {most} words", COLLECTIVES_WAY_OUT)
+SEMAPHORES = Kind(
+    "semaphores of devices", 5, 4, "the devices of the plan need more than {most} semaphores", COLLECTIVES_WAY_OUT
+)
 NODES = Kind("actions of runs in a row", 8, 4, "the check of the device plan has more than {most} actions")
 MODELLED = Kind("modelled works", 40, 60, "the modelled run has more than {most} works and copies", CHUNKS_WAY_OUT)
 SHARED = Kind(

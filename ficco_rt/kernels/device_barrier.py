@@ -1,4 +1,4 @@
-"""The host's half of src/device_barrier.cu, the kernel by which devices meet that share no events."""
+"""The host's half of src/device_barrier.cu, the kernel by which devices that share no events have barriers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SOURCE, ENTRY, THREADS = "device_barrier.cu", "meet", 32
-KINDS = {"raise": 0, "wait": 1, "reset": 2, "count": 3}  # of steps, as src/device_barrier.h numbers them
+SOURCE, ENTRY, THREADS = "device_barrier.cu", "device_barrier", 32
+KINDS = {"signal": 0, "wait": 1, "reset": 2, "count": 3}  # of steps, as src/device_barrier.h numbers them
 MOST = 32  # steps of a launch
-_HEAD, _STEP = struct.Struct("<Qii"), struct.Struct("<Qii")  # MeetList without its steps, and MeetStep
+_HEAD, _STEP = struct.Struct("<Qii"), struct.Struct("<Qii")  # BarrierList without its steps, and BarrierStep
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is done with `count` words side by side, from an address on."""
+    """What is done with `count` semaphores side by side, from an address on."""
 
     address: int
     count: int

@@ -213,9 +213,9 @@ class LaunchRun:
         self._draw(product)
         for index in product.works:
             for flag in self.launch.works[index].signals:
-                word = clock.flags.get(flag)
-                if word is not None:
-                    clock.lift(word, word, clock.now, self.stream)
+                semaphore = clock.flags.get(flag)
+                if semaphore is not None:
+                    clock.lift(semaphore, semaphore, clock.now, self.stream)
         self.open -= 1
         if not self.open:
             clock.sharing.end(clock.now, self.activity)

@@ -15,13 +15,13 @@ from ..device.build import layout_of, modelled
 from ..device.features import usual
 from ..device.ir import (
     AwaitEvent,
-    ChangeWords,
     CopyMemory,
     DeviceLaunch,
     LaunchKernel,
     Move,
     Placement,
     RecordEvent,
+    StreamMemOps,
 )
 from ..errors import PlanError, UsageError
 from ..geometry.region import peer_of, way
@@ -91,12 +91,12 @@ class _StreamClock(VirtualClock):
                     then = partial(self.proceed, stream, position + 1)
                     if not self._passed(stream, position, stream.signals[position], now, again, then):
                         return
-                case ChangeWords():
-                    self._words(stream, position, 0, now)
+                case StreamMemOps():
+                    self._semaphores(stream, position, 0, now)
                     return
                 case CopyMemory():
-                    for word in action.words:
-                        self.lift(word, word, now, stream)
+                    for semaphore in action.semaphores:
+                        self.lift(semaphore, semaphore, now, stream)
                     self._copy(stream, action.moves, 0, position, now)
                     return
                 case LaunchKernel(launch=number):
@@ -107,7 +107,7 @@ class _StreamClock(VirtualClock):
             position += 1
 
     def _behind_copy(self, stream: SimStream, now: float) -> bool:
-        """Whether the stream has done nothing but records and words since a copy."""
+        """Whether the stream has done nothing but records and semaphores since a copy."""
         return self.behind.get(stream) == now
 
     def _passed(
@@ -146,16 +146,16 @@ class _StreamClock(VirtualClock):
             return self.overheads.event_to_kernel
         return self.overheads.event_to_copy
 
-    def _words(self, stream: SimStream, position: int, index: int, now: float) -> None:
+    def _semaphores(self, stream: SimStream, position: int, index: int, now: float) -> None:
         """Changes `index` and those behind it, from `now` on."""
         action = stream.actions[position]
-        assert isinstance(action, ChangeWords)
+        assert isinstance(action, StreamMemOps)
         while index < len(action.changes):
             change = action.changes[index]
-            if not change.raises:
-                again = partial(self._words, stream, position, index, now)
-                then = partial(self._words, stream, position, index + 1)
-                if not self._passed(stream, position, change.word, now, again, then):
+            if not change.signals:
+                again = partial(self._semaphores, stream, position, index, now)
+                then = partial(self._semaphores, stream, position, index + 1)
+                if not self._passed(stream, position, change.semaphore, now, again, then):
                     return
             elif self.overheads.raise_word:
                 raised = now + self.overheads.raise_word
@@ -164,16 +164,16 @@ class _StreamClock(VirtualClock):
                 self.at(raised, partial(self._raise, stream, position, index, raised))
                 return
             else:
-                self.lift(change.word, change.word, now, stream)
+                self.lift(change.semaphore, change.semaphore, now, stream)
             index += 1
         self.proceed(stream, position + 1, now)
 
     def _raise(self, stream: SimStream, position: int, index: int, now: float) -> None:
         action = stream.actions[position]
-        assert isinstance(action, ChangeWords)
-        word = action.changes[index].word
-        self.lift(word, word, now, stream)
-        self._words(stream, position, index + 1, now)
+        assert isinstance(action, StreamMemOps)
+        semaphore = action.changes[index].semaphore
+        self.lift(semaphore, semaphore, now, stream)
+        self._semaphores(stream, position, index + 1, now)
 
     def later(self, stream: SimStream, position: int, time: float) -> None:
         self.at(time, lambda: self.proceed(stream, position, time))

@@ -19,7 +19,7 @@ from ..device.ir import (
     StreamName,
 )
 
-# A word by its number, or a record of an event: these are numbered behind the words.
+# A semaphore by its number, or a record of an event: these are numbered behind the semaphores.
 Signal: TypeAlias = int
 
 
@@ -63,7 +63,7 @@ class SimStream:
 
 
 class Raised(NamedTuple):
-    """When a signal was raised, and on which rank: the word `of` or the event, by a stream."""
+    """When a signal was raised, and on which rank: the semaphore `of` or the event, by a stream."""
 
     time: float
     rank: int
@@ -73,7 +73,7 @@ class Raised(NamedTuple):
 
 def streams_of(plan: DevicePlan) -> Iterator[SimStream]:
     """Those that have actions between a run's start and its completion."""
-    records = count(len(plan.words))
+    records = count(len(plan.semaphores))
     latest: dict[EventName, Signal] = {}
     actions: dict[StreamName, tuple[list[Action], list[Signal]]] = {stream.name: ([], []) for stream in plan.streams}
     for action in plan.body:

@@ -23,7 +23,7 @@ class VirtualClock:
 
     def __init__(self, plan: Plan, made: DevicePlan, machine: Machine) -> None:
         self.machine, self.overheads = machine, overheads(machine.device)
-        self.words, self.flags = made.words, made.word_of
+        self.semaphores, self.flags = made.semaphores, made.semaphore_of
         self.calls: set[int] = {command.op for _, command in plan.commands() if isinstance(command, CollectiveCall)}
         self.prices = Prices(
             machine, {t.name: t.dtype for t in plan.tensors}, {t.name for t in plan.tensors if t.kind == "input"}
@@ -59,7 +59,7 @@ class VirtualClock:
         return raised.time + (delay if raised.rank == rank else self.machine.between(raised.rank, rank).signal_time)
 
     def lift(self, signal: Signal, of: EventName | int, time: float, by: SimStream) -> None:
-        """Raise the signal: a word, or a record of an event."""
+        """Raise the signal: a semaphore, or a record of an event."""
         if by.name.kind == "wait":  # an event of a side stream tells the signal that the side stream has waited for
             _, _, of, origin = self.heard[by]
             self.raised[signal] = Raised(time, by.rank, of, origin)
@@ -80,7 +80,7 @@ class VirtualClock:
     ) -> None:
         """Record a wait of a stage. It ended when the last of its signals was seen."""
         last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
-        what = str(last.of) if isinstance(last.of, EventName) else self.words[last.of].purpose
+        what = str(last.of) if isinstance(last.of, EventName) else self.semaphores[last.of].purpose
         label = f"waits for {what} of rank {last.by.rank} stream {last.by.label}"
         where = "" if place is None else place.place
         waited = stop - start if ops else 0.0

@@ -15,7 +15,7 @@ from ficco_rt.device import codec
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import AwaitEvent, Library, Meet, Mode, Placement, RecordEvent
+from ficco_rt.device.ir import AwaitEvent, Barrier, Library, Mode, Placement, RecordEvent
 from ficco_rt.device.text import to_text
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.codec import content_hash
@@ -75,19 +75,19 @@ def test_every_mode_passes_the_check_and_reads_back(name: str, devices: tuple[in
     ("devices", "processes"),
     [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 0, 1, 1), (0, 0, 1, 1))],
 )
-def test_processes_share_words_alone(name: str, devices: tuple[int, ...], processes: tuple[int, ...]) -> None:
-    """In every mode what orders two processes is a word; inside a process all is as without others."""
+def test_processes_share_semaphores_alone(name: str, devices: tuple[int, ...], processes: tuple[int, ...]) -> None:
+    """In every mode what orders two processes is a semaphore; inside a process all is as without others."""
     for mode in get_args(Mode):
         made = device_plan(layout(name, devices, processes), mode)
         check(made)
         assert codec.from_json(codec.to_json(made)) == made
         device = {stream.name: stream.device for stream in made.streams}
         by = {a.event: device[a.stream] for a in made.actions if isinstance(a, RecordEvent)}
-        issued = (*made.called.begin, *made.called.end, *made.own.begin, *made.own.end, *made.body)
+        issued = (*made.called.prologue, *made.called.epilogue, *made.own.prologue, *made.own.epilogue, *made.body)
         waits = [(by[a.event], device[a.stream]) for a in issued if isinstance(a, AwaitEvent) and a.event in by]
         assert all(made.placement.process(a) == made.placement.process(b) for a, b in waits)
         assert any(a != b for a, b in waits) == (mode != "embedded" and processes == (0, 1, 0, 1))
-        begin = [a for a in made.own.begin if isinstance(a, Meet)]
+        begin = [a for a in made.own.prologue if isinstance(a, Barrier)]
         assert len(begin) == (len(set(devices)) if mode == "traced" else 0)  # all begin together
 
 

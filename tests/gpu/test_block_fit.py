@@ -1,4 +1,4 @@
-"""Do blocks share a multiprocessor as the model of room says? Measured on a GPU of this machine.
+"""Do blocks share a multiprocessor as `kernels.block_fit` says? Measured on a GPU of this machine.
 
 driver   each variant of our GEMMs is compiled, and the driver is asked how many of its blocks fit; it may say more than
          the model, which counts registers by their bounds, never fewer

@@ -5,8 +5,8 @@ run; `-s` shows the table. What must hold:
 
 * serial, computing alone and moving alone of an operation are the same in the runs of all its schedules, within 5 %;
 * no schedule takes less than 0.98 of the ideal;
-* a traced run has a latch, and its first kernel or copy begins within 60 µs of the run's begin;
-* a traced run of almost as many actions on a stream as a latch allows does not block the host.
+* a traced run has a start gate, and its first kernel or copy begins within 60 µs of the run's begin;
+* a traced run of almost as many actions on a stream as a start gate allows does not block the host.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCHEDULES = (
 )  # fmt: skip
 APART, BEATEN, LATE = 0.05, 0.98, 60.0
 LONG = "ag_gemm/hetero_unfused_1d"  # a command a chunk and peer
-LONGEST = (16, 24, 32, 40, 48, 64, 80, 96, 128)  # chunks of it, until there is no latch
+LONGEST = (16, 24, 32, 40, 48, 64, 80, 96, 128)  # chunks of it, until there is no start gate
 SIZE, ITERS = 8192, 20
 LIMIT = 300  # seconds
 
@@ -54,7 +54,7 @@ class Row:
     schedule: str
     facts: dict[str, Any]
     begins: float  # µs: the first kernel or copy of a traced run
-    latched: bool
+    gated: bool
 
     def text(self) -> str:
         f = self.facts
@@ -90,8 +90,8 @@ def traced(plan: Plan, machine: Machine, backend: str) -> tuple[float, float, De
         return begins, executor.issued_in, device_plan(layout_of(plan, machine.device, placement, features), "traced")
 
 
-def has_latch(plan: DevicePlan) -> bool:
-    return plan.has_latch
+def has_start_gate(plan: DevicePlan) -> bool:
+    return plan.has_start_gate
 
 
 def longest(plan: DevicePlan) -> int:
@@ -111,20 +111,20 @@ def objections(rows: Sequence[Row]) -> list[str]:
             found.append(f"{row.schedule}: its yardsticks are {row.facts['yardsticks']}")
         if row.facts["time_ms"] < BEATEN * row.facts["ideal_ms"]:
             found.append(f"{row.schedule}: takes less than its ideal")
-        if not row.latched:
-            found.append(f"{row.schedule}: a traced run has no latch")
+        if not row.gated:
+            found.append(f"{row.schedule}: a traced run has no start gate")
         elif row.begins > LATE:
             found.append(f"{row.schedule}: a traced run begins {row.begins:.0f} µs late")
     return found
 
 
 def long_run(machine: Machine, backend: str) -> tuple[str, list[str]]:
-    """A traced run near the most actions that a latch allows."""
-    ranks, last = machine.ranks, "no traced run of it has a latch"
+    """A traced run near the most actions that a start gate allows."""
+    ranks, last = machine.ranks, "no traced run of it has a start gate"
     for chunks in LONGEST:
         plan = ficco_rt.compile(LONG, ranks, machine, M=ranks * chunks * 64, N=512, K=512, chunks=chunks)
         begins, issued, made = traced(plan, machine, backend)
-        if not has_latch(made):
+        if not has_start_gate(made):
             break
         last = f"{longest(made)} of {MOST} actions on a stream: issued in {issued:.0f} µs, begins at {begins:.1f} µs"
         if issued > 5e6:
@@ -142,7 +142,7 @@ def holds(backend: DriverName, ranks: int, size: int, iters: int) -> bool:
         facts = measured(name, backend, ranks, size, iters)
         plan = ficco_rt.compile(name, ranks, machine, M=size, N=size, K=size)
         begins, _, made = traced(plan, machine, backend)
-        rows.append(Row(name, facts, begins, has_latch(made)))
+        rows.append(Row(name, facts, begins, has_start_gate(made)))
         print(rows[-1].text(), flush=True)
     text, wrong = long_run(machine, backend)
     print(text)

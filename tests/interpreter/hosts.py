@@ -155,7 +155,7 @@ class Trial:
         count = self.sets + 1 if self.sets > 1 else 1
         self.memory = self._memory(count)
         places = {place for program in programs.values() for place in program.places}
-        self.words = [{place: Cell() for place in places} for _ in range(count)]
+        self.semaphores = [{place: Cell() for place in places} for _ in range(count)]
         processes = dict.fromkeys(self.placement.processes or (0,))
         self.hosts = [
             _Host(p, tuple(d for d in self.placement.ordinals if self.placement.process(d) == p)) for p in processes
@@ -180,10 +180,10 @@ class Trial:
             self.machine.start(self._host(host), ("host", host.number))
         self.machine.go()
         counting = {place for program in self.programs.values() for place in program.counting}
-        for words in self.words:
-            for place, cell in words.items():
+        for semaphores in self.semaphores:
+            for place, cell in semaphores.items():
                 if cell.value and place not in counting:
-                    raise Harm(f"the word at {place} stays up")
+                    raise Harm(f"the semaphore at {place} stays up")
 
     # ---- what a host does
 
@@ -257,7 +257,7 @@ class Trial:
     # ---- runs
 
     def _new(self, program: Program, number: int, which: int) -> Run:
-        return Run(program, number, self.memory[which], self.words[which], self.calls)
+        return Run(program, number, self.memory[which], self.semaphores[which], self.calls)
 
     def _caller(self, rank: int, callers: int) -> tuple[object, Queue]:
         name = ("caller", rank, callers)
@@ -309,7 +309,7 @@ class Trial:
                 if rank in host.tails and host.tails[rank][0] != name:
                     self.machine.push(queue, "await", host.tails[rank][1])
             outside: dict[int, dict[EventName, Moment]] = {}
-            for action in (*program.plan.called.begin, *program.plan.called.end):
+            for action in (*program.plan.called.prologue, *program.plan.called.epilogue):
                 if isinstance(action, LaunchGraph) and program.device(action.stream) == device:
                     outside[action.device] = {EventName("replayed", action.device): Moment()}
                     host.records.update(outside[action.device])
@@ -328,12 +328,12 @@ class Trial:
         local = Process(host.number, (device,))
         for rank in ranks if step.fresh else ():
             yield from self._put(rank, step.version)
-        for action in (*plan.called.begin, *plan.called.end):
+        for action in (*plan.called.prologue, *plan.called.epilogue):
             if run.program.device(action.stream) != device:
                 continue
             if action.stream not in queues:
                 raise Harm(f"{action.stream} takes no part in the callers' graph")
-            if not Manner(True, behind=True, timed=False, others=True, replays=True).takes(action.when):
+            if not Manner(True, behind=True, timed=False, others=True, replays=True).acquires(action.when):
                 continue
             if isinstance(action, LaunchGraph):
                 if action.device not in host.devices:
@@ -354,20 +354,20 @@ def part_of(
     key = (host.devices, called, behind, timed, others, replays)
     if key not in kept:
         plan = program.plan
-        frame = plan.called if called else plan.own
+        run_ends = plan.called if called else plan.own
         manner = Manner(called, behind, timed, others, replays)
 
-        def mine(actions: Iterable[Action], *, framed: bool) -> list[tuple[StreamName, Action]]:
+        def mine(actions: Iterable[Action], *, with_ends: bool) -> list[tuple[StreamName, Action]]:
             return [
                 (a.stream, a)
                 for a in actions
                 if program.device(a.stream) in host.devices
                 and (called or a.stream.kind != "caller")
-                and (not framed or isinstance(a, CallCollective) or manner.takes(a.when))
+                and (not with_ends or isinstance(a, CallCollective) or manner.acquires(a.when))
             ]
 
-        body = [] if plan.mode in GRAPHS else mine(plan.body, framed=False)
-        kept[key] = [*mine(frame.begin, framed=True), *body, *mine(frame.end, framed=True)]
+        body = [] if plan.mode in GRAPHS else mine(plan.body, with_ends=False)
+        kept[key] = [*mine(run_ends.prologue, with_ends=True), *body, *mine(run_ends.epilogue, with_ends=True)]
     found: list[tuple[StreamName, Action]] = kept[key]
     return found
 

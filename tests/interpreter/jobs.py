@@ -38,7 +38,7 @@ JOBS = (
     Job("ag_gemm/streamed", "streams", TWO),
     Job("ag_gemm/streamed", "graph", TWO, TWO),  # an opening
     Job("ag_gemm/streamed", "embedded", FOUR, SHARED),
-    Job("ag_gemm/hetero_fused_1d", "latched", TWO),
+    Job("ag_gemm/hetero_fused_1d", "gated", TWO),
     Job("ag_gemm/stationary_a", "streams", TWO, TWO),  # entries, side streams
     Job("ag_gemm/oneshot", "graph", TWO, TWO),  # two sets, early launches
     Job("ag_gemm/oneshot", "embedded", TWO, TWO),
@@ -49,7 +49,7 @@ JOBS = (
     Job("gemm_rs/oneshot", "streams", TWO, TWO),
     Job("gemm_rs/ring", "embedded", (0, 0, 1, 1)),
     Job("gemm_rs/serial", "traced", TWO),
-    Job("gemm_rs/relay", "latched", SHARED),
+    Job("gemm_rs/relay", "gated", SHARED),
     Job("gemm_ar/streamed", "streams", TWO, TWO),  # entries, side streams
     Job("gemm_ar/serial", "traced", TWO, TWO, library="NCCL"),
     Job("a2a_gemm/overlapped", "streams", SHARED, SHARED),
@@ -77,7 +77,7 @@ def layout(job: Job) -> Layout:
 def plans(job: Job) -> dict[Mode, DevicePlan]:
     """The device plans of all modes that the job may take."""
     made = layout(job)
-    modes: list[Mode] = ["streams", "graph", "traced", "latched"]
+    modes: list[Mode] = ["streams", "graph", "traced", "gated"]
     if made.features.embeds and not (job.library and not made.placement.each_alone):
         modes.append("embedded")
     return {mode: device_plan(made, mode) for mode in modes}

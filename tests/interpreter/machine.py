@@ -1,9 +1,9 @@
 """Devices that carry out device plans in random order, on small tensors of 64-bit numbers.
 
 It knows the meaning of device plans (`ficco_rt.device.ir`) and nothing of how they are checked. Sums and products
-modulo 2**64 are exact in every order, so a wrong word, a stale element or an element read too early shows as a wrong
-number. Whatever takes time has a begin and an end: what an action writes holds garbage meanwhile, and if what it reads
-changes meanwhile, it writes garbage.
+modulo 2**64 are exact in every order, so a wrong semaphore, a stale element or an element read too early shows as a
+wrong number. Whatever takes time has a begin and an end: what an action writes holds garbage meanwhile, and if what it
+reads changes meanwhile, it writes garbage.
 
 Everything that happens one after another is a generator, a *thread*: streams, blocks of kernels, members of a batch,
 hosts. It yields None where others may come between, or that for which it waits.
@@ -23,16 +23,16 @@ import numpy as np
 from ficco_rt.device.ir import (
     Action,
     AwaitEvent,
+    Barrier,
     CallCollective,
-    ChangeWords,
     CopyMemory,
     EventName,
     LaunchGraph,
     LaunchKernel,
-    Meet,
     Move,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    StreamMemOps,
     StreamName,
 )
 from tests.interpreter.programs import (
@@ -68,7 +68,7 @@ class Moment(Waited):
 
 
 class Cell(Waited):
-    """A word in memory, and in which run it was raised."""
+    """A semaphore in memory, and in which run it was signalled."""
 
     __slots__ = ("run", "value")
 
@@ -155,12 +155,12 @@ class Run:
     program: Program
     number: int
     memory: dict[Place, Numbers]
-    words: dict[tuple[int, int], Cell]
+    semaphores: dict[tuple[int, int], Cell]
     calls: dict[tuple[int, int, int], _Collective]
     arrived: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
 
-    def cell(self, word: int) -> Cell:
-        return self.words[self.program.place(word)]
+    def cell(self, semaphore: int) -> Cell:
+        return self.semaphores[self.program.place(semaphore)]
 
 
 class _Collective(Moment):
@@ -284,48 +284,48 @@ class Machine:
                 yield from kind(*rest)
             self.pending -= 1
 
-    # ---- words
+    # ---- semaphores
 
-    def raise_word(self, run: Run, word: int) -> None:
-        cell = run.cell(word)
+    def signal(self, run: Run, semaphore: int) -> None:
+        cell = run.cell(semaphore)
         if cell.value:
-            raise Harm(f"word {word} is raised, and it is up")
+            raise Harm(f"semaphore {semaphore} is signalled, and it is up")
         cell.value, cell.run = 1, run.number
         self.wake(cell)
 
-    def await_word(self, run: Run, word: int) -> Thread:
-        cell = run.cell(word)
+    def await_semaphore(self, run: Run, semaphore: int) -> Thread:
+        cell = run.cell(semaphore)
         while not cell.value:
             yield cell
         if cell.run != run.number:
-            raise Harm(f"word {word} is up at a wait of another run than the one that has raised it")
+            raise Harm(f"semaphore {semaphore} is up at a wait of another run than the one that has signalled it")
 
-    def _changes(self, run: Run, action: ChangeWords) -> Thread:
+    def _changes(self, run: Run, action: StreamMemOps) -> Thread:
         for change in action.changes:
-            if change.raises:
-                self.raise_word(run, change.word)
+            if change.signals:
+                self.signal(run, change.semaphore)
             else:
-                yield from self.await_word(run, change.word)
-                if change.takes:
-                    run.cell(change.word).value = 0
+                yield from self.await_semaphore(run, change.semaphore)
+                if change.acquires:
+                    run.cell(change.semaphore).value = 0
             yield None
 
-    def _reset(self, run: Run, action: ResetWords) -> Thread:
+    def _reset(self, run: Run, action: ResetSemaphores) -> Thread:
         device = run.program.device(action.stream)
         for index in range(action.first, action.first + action.count):
-            if (device, index) not in run.words:
-                raise Harm(f"there is no word at {index} of device {device}")
-            run.words[device, index].value = 0
+            if (device, index) not in run.semaphores:
+                raise Harm(f"there is no semaphore at {index} of device {device}")
+            run.semaphores[device, index].value = 0
         yield None
 
-    def _meet(self, run: Run, action: Meet) -> Thread:
+    def _barrier(self, run: Run, action: Barrier) -> Thread:
         own = run.cell(action.runs)
         for step in action.steps:
-            for word in step.words:
-                cell = run.cell(word)
+            for semaphore in step.semaphores:
+                cell = run.cell(semaphore)
                 if step.does == "count":
                     cell.value += 1
-                elif step.does == "raise":
+                elif step.does == "signal":
                     cell.value = own.value
                     self.wake(cell)
                 elif step.does == "reset":
@@ -338,7 +338,7 @@ class Machine:
     # ---- copies
 
     def _copies(self, run: Run, action: CopyMemory) -> Thread:
-        members: list[Thread] = [self._copied_word(run, word) for word in action.words]
+        members: list[Thread] = [self._copied_signal(run, semaphore) for semaphore in action.semaphores]
         members += [self._move(run, move, action.batch) for move in action.moves]
         if not action.batch:
             for member in members:
@@ -358,8 +358,8 @@ class Machine:
         yield from thread
         self.come(end)
 
-    def _copied_word(self, run: Run, word: int) -> Thread:
-        self.raise_word(run, word)
+    def _copied_signal(self, run: Run, semaphore: int) -> Thread:
+        self.signal(run, semaphore)
         yield None
 
     def _move(self, run: Run, move: Move, batch: bool) -> Thread:
@@ -403,8 +403,8 @@ class Machine:
             return
         while before is not None and not before.come:
             yield before
-        for word in resets:
-            run.cell(word).value = 0
+        for semaphore in resets:
+            run.cell(semaphore).value = 0
         self.pending -= 1
         self.come(end)
 
@@ -417,8 +417,8 @@ class Machine:
                 taken = {i: part.read(memory) for i, part in enumerate(reads) if early[i]}
                 while not before.come:
                     yield before
-            for word in waits:
-                yield from self.await_word(run, word)
+            for semaphore in waits:
+                yield from self.await_semaphore(run, semaphore)
             yield None
             operands = []
             for i, part in enumerate(reads):
@@ -435,8 +435,8 @@ class Machine:
         for part, value in zip(task.outs, values, strict=True):
             part.write(memory, value if part.holds(memory, garbage) else value + garbage)
         yield None
-        for word in task.signals:
-            self.raise_word(run, word)
+        for semaphore in task.signals:
+            self.signal(run, semaphore)
 
     # ---- collectives
 
@@ -458,7 +458,7 @@ class Machine:
             while other not in group.sent:
                 yield group
         yield None
-        stable = src is None or (dst is not None and src.meets(dst)) or np.array_equal(src.read(memory), sent)
+        stable = src is None or (dst is not None and src.barrier_peers(dst)) or np.array_equal(src.read(memory), sent)
         if dst is not None:
             value = _received(action, rank, group.sent, self.ranks)
             if value.size != prod(dst.shape):
@@ -487,21 +487,21 @@ class Machine:
             case LaunchKernel(launch=launch):
                 run.program.launch(launch)
                 self.push(queue, "kernel", run, launch)
-            case ChangeWords():
+            case StreamMemOps():
                 for change in action.changes:
-                    run.program.place(change.word)
+                    run.program.place(change.semaphore)
                 self.push(queue, self._changes, run, action)
             case CopyMemory():
                 for move in action.moves:
                     run.program.move(move, action.batch)
                 self.push(queue, self._copies, run, action)
-            case ResetWords():
+            case ResetSemaphores():
                 self.push(queue, self._reset, run, action)
-            case Meet():
+            case Barrier():
                 for step in action.steps:
-                    for word in step.words:
-                        run.program.place(word)
-                self.push(queue, self._meet, run, action)
+                    for semaphore in step.semaphores:
+                        run.program.place(semaphore)
+                self.push(queue, self._barrier, run, action)
             case CallCollective(communicator=communicator):
                 rank = run.program.collectives[id(action)]
                 count = run.arrived[communicator, rank]

@@ -1,4 +1,4 @@
-"""Mutants of device plans, drawn by a seed: one mistake each, in the body, in a frame, or in a table."""
+"""Mutants of device plans, drawn by a seed: one mistake each, in the body, in a prologue or epilogue, or in a table."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from ficco_rt.device.ir import (
     GRAPHS,
     Action,
     AwaitEvent,
+    Barrier,
+    BarrierStep,
     CallCollective,
-    ChangeWords,
     CopyMemory,
     DeviceLaunch,
     DevicePlan,
-    Frame,
     LaunchGraph,
     LaunchKernel,
-    Meet,
-    MeetStep,
     Move,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    RunEnds,
+    StreamMemOps,
     When,
 )
 from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.plan.ir import Work
 
 T = TypeVar("T")
-SECTIONS = ("own begin", "own end", "called begin", "called end", "body")
+SECTIONS = ("own prologue", "own epilogue", "called prologue", "called epilogue", "body")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`section`: where the mistake is, of SECTIONS or "launches", "words", "plan"."""
+    """`section`: where the mistake is, of SECTIONS or "launches", "semaphores", "plan"."""
 
     section: str
     what: str
@@ -48,30 +48,30 @@ def mutant(plan: DevicePlan, seed: object) -> Mutant:
     """One that differs from the plan."""
     rng = random.Random(str(seed))
     while True:
-        where = rng.choices(("frame", "body", "launches", "words", "plan"), (12, 8, 4, 1.5, 0.2))[0]
+        where = rng.choices(("run_ends", "body", "launches", "semaphores", "plan"), (12, 8, 4, 1.5, 0.2))[0]
         made = _MAKERS[where](plan, rng)
         if made is not None and made.plan != plan:
             return made
 
 
 def section_of(plan: DevicePlan, name: str) -> tuple[Action, ...]:
-    frame, _, side = name.partition(" ")
-    found: tuple[Action, ...] = getattr(getattr(plan, frame), side) if side else plan.body
+    run_ends, _, side = name.partition(" ")
+    found: tuple[Action, ...] = getattr(getattr(plan, run_ends), side) if side else plan.body
     return found
 
 
 def with_section(plan: DevicePlan, name: str, actions: Sequence[Action]) -> DevicePlan:
-    frame, _, side = name.partition(" ")
+    run_ends, _, side = name.partition(" ")
     if not side:
         return replace(plan, body=tuple(actions))
-    old: Frame = getattr(plan, frame)
-    return replace(plan, **{frame: replace(old, **{side: tuple(actions)})})  # type: ignore[arg-type]
+    old: RunEnds = getattr(plan, run_ends)
+    return replace(plan, **{run_ends: replace(old, **{side: tuple(actions)})})  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- actions
 
 
-def _frame(plan: DevicePlan, rng: random.Random) -> Mutant | None:
+def _run_ends(plan: DevicePlan, rng: random.Random) -> Mutant | None:
     return _actions(plan, rng.choice(SECTIONS[:4]), rng)
 
 
@@ -133,16 +133,20 @@ def short(action: Action) -> str:
             what = f"records {event}"
         case AwaitEvent(event=event):
             what = f"awaits {event}"
-        case ChangeWords(changes=changes):
-            what = "; ".join(f"{'raises' if c.raises else 'takes' if c.takes else 'awaits'} {c.word}" for c in changes)
-        case CopyMemory(moves=moves, words=words):
-            what = "copies " + "; ".join([*(f"{m.dst} <- {m.src}" for m in moves), *(f"word {w}" for w in words)])
+        case StreamMemOps(changes=changes):
+            what = "; ".join(
+                f"{'signals' if c.signals else 'acquires' if c.acquires else 'awaits'} {c.semaphore}" for c in changes
+            )
+        case CopyMemory(moves=moves, semaphores=semaphores):
+            what = "copies " + "; ".join(
+                [*(f"{m.dst} <- {m.src}" for m in moves), *(f"semaphore {w}" for w in semaphores)]
+            )
             what += " in a batch" * action.batch
         case LaunchKernel(launch=launch):
             what = f"launches {launch}"
-        case ResetWords(first=first, count=count):
+        case ResetSemaphores(first=first, count=count):
             what = f"resets {first} + {count}"
-        case Meet(steps=steps):
+        case Barrier(steps=steps):
             what = "meets " + "; ".join(f"{s.does} {s.first} + {s.count}" for s in steps)
         case CallCollective():
             what = f"{action.kind} {action.dst} <- {action.src} to {action.to} by {action.by}"
@@ -156,16 +160,16 @@ def _changed(plan: DevicePlan, action: Action, rng: random.Random) -> Action | N
         case RecordEvent() | AwaitEvent():
             events = sorted({a.event for a in plan.actions if isinstance(a, RecordEvent)})
             return replace(action, event=rng.choice(events))
-        case ChangeWords():
+        case StreamMemOps():
             return _changed_words(plan, action, rng)
         case CopyMemory():
             return _changed_copy(plan, action, rng)
         case LaunchKernel():
             return replace(action, launch=rng.randrange(len(plan.launches)))
-        case ResetWords(first=first, count=count):
+        case ResetSemaphores(first=first, count=count):
             more = rng.choice(((first, count - 1), (first + 1, count - 1), (first, count + 1), (first + 1, count)))
             return replace(action, first=more[0], count=more[1])
-        case Meet():
+        case Barrier():
             return _changed_meeting(plan, action, rng)
         case CallCollective():
             way = rng.randrange(3)
@@ -179,7 +183,7 @@ def _changed(plan: DevicePlan, action: Action, rng: random.Random) -> Action | N
             return replace(action, device=rng.choice(plan.placement.ordinals))
 
 
-def _changed_words(plan: DevicePlan, action: ChangeWords, rng: random.Random) -> ChangeWords:
+def _changed_words(plan: DevicePlan, action: StreamMemOps, rng: random.Random) -> StreamMemOps:
     changes = action.changes
     i = rng.randrange(len(changes))
     one, way = changes[i], rng.randrange(5)
@@ -188,21 +192,23 @@ def _changed_words(plan: DevicePlan, action: ChangeWords, rng: random.Random) ->
     if way == 1:
         return replace(action, changes=tuple(rng.sample(changes, len(changes))))
     if way == 2:
-        one = replace(one, word=rng.randrange(len(plan.words)))
+        one = replace(one, semaphore=rng.randrange(len(plan.semaphores)))
     elif way == 3:
-        one = replace(one, raises=not one.raises, takes=False)
+        one = replace(one, signals=not one.signals, acquires=False)
     else:
-        one = replace(one, takes=not one.takes)
+        one = replace(one, acquires=not one.acquires)
     return replace(action, changes=_with(changes, i, one))
 
 
 def _changed_copy(plan: DevicePlan, action: CopyMemory, rng: random.Random) -> CopyMemory | None:
-    moves, words, way = action.moves, action.words, rng.randrange(5)
-    if way == 0 and words:
-        i = rng.randrange(len(words))
-        return replace(action, words=(*words[:i], *words[i + 1 :]))
-    if way == 1 and words:
-        return replace(action, words=_with(words, rng.randrange(len(words)), rng.randrange(len(plan.words))))
+    moves, semaphores, way = action.moves, action.semaphores, rng.randrange(5)
+    if way == 0 and semaphores:
+        i = rng.randrange(len(semaphores))
+        return replace(action, semaphores=(*semaphores[:i], *semaphores[i + 1 :]))
+    if way == 1 and semaphores:
+        return replace(
+            action, semaphores=_with(semaphores, rng.randrange(len(semaphores)), rng.randrange(len(plan.semaphores)))
+        )
     if way == 2:
         return replace(action, batch=not action.batch)
     if not moves:
@@ -213,7 +219,7 @@ def _changed_copy(plan: DevicePlan, action: CopyMemory, rng: random.Random) -> C
     return replace(action, moves=_with(moves, i, _moved(plan, moves[i], rng)))
 
 
-def _changed_meeting(plan: DevicePlan, action: Meet, rng: random.Random) -> Meet:
+def _changed_meeting(plan: DevicePlan, action: Barrier, rng: random.Random) -> Barrier:
     steps = action.steps
     i, way = rng.randrange(len(steps)), rng.randrange(5)
     if way == 0:
@@ -221,10 +227,10 @@ def _changed_meeting(plan: DevicePlan, action: Meet, rng: random.Random) -> Meet
     if way == 1:
         return replace(action, steps=tuple(rng.sample(steps, len(steps))))
     if way == 2:
-        return replace(action, runs=rng.randrange(len(plan.words)))
-    step = replace(steps[i], first=rng.randrange(len(plan.words)))
+        return replace(action, runs=rng.randrange(len(plan.semaphores)))
+    step = replace(steps[i], first=rng.randrange(len(plan.semaphores)))
     if way == 3:
-        step = replace(steps[i], does=rng.choice(get_args(get_type_hints(MeetStep)["does"])))
+        step = replace(steps[i], does=rng.choice(get_args(get_type_hints(BarrierStep)["does"])))
     return replace(action, steps=_with(steps, i, step))
 
 
@@ -311,13 +317,13 @@ def _launch(plan: DevicePlan, launch: DeviceLaunch, rng: random.Random) -> tuple
             return f"work {j} does not wait for flag {one}", _worked(launch, j, waits=_less(work.waits, one))
         case "signals" if work.signals:
             one = rng.choice(work.signals)
-            return f"work {j} does not raise flag {one}", _worked(launch, j, signals=_less(work.signals, one))
+            return f"work {j} does not signal flag {one}", _worked(launch, j, signals=_less(work.signals, one))
         case "wait" if flags:
             one = rng.choice(flags)
             return f"work {j} waits for flag {one}", _worked(launch, j, waits=(one,))
         case "signal" if flags:
             one = rng.choice(flags)
-            return f"work {j} raises flag {one}", _worked(launch, j, signals=(one,))
+            return f"work {j} signals flag {one}", _worked(launch, j, signals=(one,))
         case "reads" | "writes" as side:
             named = (
                 [n for n in ("left", "right", "src") if hasattr(work.body, n)]
@@ -342,25 +348,27 @@ def _worked(launch: DeviceLaunch, j: int, **fields: Any) -> DeviceLaunch:
     return replace(launch, works=_with(launch.works, j, new))
 
 
-def _words(plan: DevicePlan, rng: random.Random) -> Mutant | None:
-    if not plan.words:
+def _semaphores(plan: DevicePlan, rng: random.Random) -> Mutant | None:
+    if not plan.semaphores:
         return None
-    i = rng.randrange(len(plan.words))
-    word = plan.words[i]
+    i = rng.randrange(len(plan.semaphores))
+    semaphore = plan.semaphores[i]
     new = rng.choice(
         (
-            replace(word, index=rng.randrange(len(plan.words))),
-            replace(word, device=rng.choice(plan.placement.ordinals)),
-            replace(word, flag=None if word.flag is None else rng.randrange(len(plan.words))),
+            replace(semaphore, index=rng.randrange(len(plan.semaphores))),
+            replace(semaphore, device=rng.choice(plan.placement.ordinals)),
+            replace(semaphore, flag=None if semaphore.flag is None else rng.randrange(len(plan.semaphores))),
         )
     )
-    return Mutant("words", f"word {i}: {new} for {word}", replace(plan, words=_with(plan.words, i, new)))
+    return Mutant(
+        "semaphores", f"semaphore {i}: {new} for {semaphore}", replace(plan, semaphores=_with(plan.semaphores, i, new))
+    )
 
 
 def _plan(plan: DevicePlan, rng: random.Random) -> Mutant | None:
     way = rng.randrange(3)
     if way == 0 and plan.mode not in GRAPHS:
-        return Mutant("plan", "frames exchanged", replace(plan, own=plan.called, called=plan.own))
+        return Mutant("plan", "prologues and epilogues exchanged", replace(plan, own=plan.called, called=plan.own))
     if way == 1:
         i = rng.randrange(len(plan.streams))
         new = replace(plan.streams[i], device=rng.choice(plan.placement.ordinals))
@@ -374,9 +382,9 @@ def _with(members: tuple[T, ...], i: int, *new: T) -> tuple[T, ...]:
 
 
 _MAKERS: dict[str, Callable[[DevicePlan, random.Random], Mutant | None]] = {
-    "frame": _frame,
+    "run_ends": _run_ends,
     "body": _body,
     "launches": _launches,
-    "words": _words,
+    "semaphores": _semaphores,
     "plan": _plan,
 }

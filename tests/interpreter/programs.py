@@ -76,7 +76,7 @@ class Part:
         tensor = memory[self.place]
         return all(bool((tensor[at] == garbage).all()) for at, _ in self.pieces)
 
-    def meets(self, other: Part) -> bool:
+    def barrier_peers(self, other: Part) -> bool:
         if self.place != other.place:
             return False
         return any(a.meet(b) is not None for a in self.region.boxes for b in other.region.boxes)
@@ -110,20 +110,20 @@ class Task:
     """A work, or works that are made as one, ready to run."""
 
     def __init__(
-        self, works: Sequence[Work], unraised: frozenset[int], words: dict[int, int], shapes: Any, read_only: Any
+        self, works: Sequence[Work], unraised: frozenset[int], semaphores: dict[int, int], shapes: Any, read_only: Any
     ) -> None:
         self.steps = []
         signals: list[int] = []
         outs = [[Part(r, shapes) for r in work.writes] for work in works]
         self.outs = outs[-1]
         for number, work in enumerate(works):
-            waits = [_word(words, flag) for flag in work.waits if flag not in unraised]
+            waits = [_semaphore(semaphores, flag) for flag in work.waits if flag not in unraised]
             reads = [Part(r, shapes) for r in work.reads]
             registers = [number > 0 and r in work.writes for r in work.reads]  # of the works before
-            stable = [not any(part.meets(out) for out in self.outs) for part in reads]
+            stable = [not any(part.barrier_peers(out) for out in self.outs) for part in reads]
             early = [i < 2 and isinstance(work.body, Gemm) and read_only[i] for i in range(len(reads))]
             self.steps.append((waits, reads, registers, stable, early, work.body))
-            signals += [_word(words, flag) for flag in work.signals if flag not in unraised]
+            signals += [_semaphore(semaphores, flag) for flag in work.signals if flag not in unraised]
             try:
                 made = evaluated(work.body, [np.zeros(part.shape, np.uint64) for part in reads])
             except ValueError as error:
@@ -133,13 +133,13 @@ class Task:
         if any(tuple(w.writes) != tuple(works[-1].writes) for w in works):
             raise Harm("works of several results made as one")
         self.signals = signals
-        self.waits_for = {word for waits, *_ in self.steps for word in waits}
+        self.waits_for = {semaphore for waits, *_ in self.steps for semaphore in waits}
 
 
-def _word(words: dict[int, int], flag: int) -> int:
-    if flag not in words:
-        raise Harm(f"flag {flag} has no word")
-    return words[flag]
+def _semaphore(semaphores: dict[int, int], flag: int) -> int:
+    if flag not in semaphores:
+        raise Harm(f"flag {flag} has no semaphore")
+    return semaphores[flag]
 
 
 class Program:
@@ -151,11 +151,11 @@ class Program:
         self.scratch = {t.name for t in plan.tensors if t.kind == "scratch"}
         self.device_of = {s.name: s.device for s in plan.streams}
         self.flags: dict[int, int] = {}
-        for number, word in enumerate(plan.words):
-            if word.flag is not None:
-                self.flags.setdefault(word.flag, number)
-        self.places = [(word.device, word.index) for word in plan.words]
-        self.counting = {(w.device, w.index) for w in plan.words if w.tells_runs}
+        for number, semaphore in enumerate(plan.semaphores):
+            if semaphore.flag is not None:
+                self.flags.setdefault(semaphore.flag, number)
+        self.places = [(semaphore.device, semaphore.index) for semaphore in plan.semaphores]
+        self.counting = {(w.device, w.index) for w in plan.semaphores if w.tells_runs}
         self.tasks: dict[int, list[Task]] = {}
         self.resets: dict[int, list[int]] = {}
         self.moves: dict[int, Any] = {}
@@ -167,10 +167,10 @@ class Program:
             raise Harm(f"{name}: there is no such stream")
         return self.device_of[name]
 
-    def place(self, word: int) -> tuple[int, int]:
-        if not 0 <= word < len(self.places):
-            raise Harm(f"there is no word {word}")
-        return self.places[word]
+    def place(self, semaphore: int) -> tuple[int, int]:
+        if not 0 <= semaphore < len(self.places):
+            raise Harm(f"there is no semaphore {semaphore}")
+        return self.places[semaphore]
 
     def _collectives(self) -> dict[int, int]:
         """By the identity of a call: its rank. The calls of all ranks stand side by side."""
@@ -200,7 +200,7 @@ class Program:
             self.tasks[number] = [
                 Task([works[i] for i in group], unraised, self.flags, self.shapes, config.read_only) for group in groups
             ]
-            self.resets[number] = [_word(self.flags, flag) for flag in config.resets]
+            self.resets[number] = [_semaphore(self.flags, flag) for flag in config.resets]
         return launch, self.tasks[number], self.resets[number]
 
     def move(self, move: Move, batch: bool) -> tuple[Part, Part]:
@@ -208,7 +208,7 @@ class Program:
             dst, src = Part(move.dst, self.shapes), Part(move.src, self.shapes)
             if prod(dst.shape) != prod(src.shape) or dst.shape != src.shape:
                 raise Harm(f"{move.dst} <- {move.src}: of different shapes")
-            self.moves[id(move)] = dst, src, not dst.meets(src)
+            self.moves[id(move)] = dst, src, not dst.barrier_peers(src)
             self._kept.append(move)
         if batch and move.pitched:
             raise Harm("rows of a pitch in a batch")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ficco_rt.device.ir import AwaitEvent, LaunchKernel, Meet, RecordEvent, ResetWords
+from ficco_rt.device.ir import AwaitEvent, Barrier, LaunchKernel, RecordEvent, ResetSemaphores
 from tests.interpreter.campaign import campaign, harm, judged, undamaged
 from tests.interpreter.hosts import Trial
 from tests.interpreter.jobs import JOBS, Job, plans
@@ -39,19 +39,19 @@ def test_sums_are_those_of_the_inputs() -> None:
 @pytest.mark.parametrize(
     ("job", "damage", "said"),
     [
-        (STREAMED, without(AwaitEvent, "end"), SEEN),
-        (STREAMED, without(RecordEvent, "end"), SEEN),
-        (STREAMED, without(AwaitEvent, "begin", "called"), SEEN),
+        (STREAMED, without(AwaitEvent, "epilogue"), SEEN),
+        (STREAMED, without(RecordEvent, "epilogue"), SEEN),
+        (STREAMED, without(AwaitEvent, "prologue", "called"), SEEN),
         (STREAMED, dropped(LaunchKernel), SEEN),
         (STREAMED, launched(0, {"resets": ()}), SEEN),
         (STREAMED, launched(0, {"blocks": 0}), "without blocks"),
-        (JOBS[17], without(ResetWords, "end"), SEEN),
+        (JOBS[17], without(ResetSemaphores, "epilogue"), SEEN),
         (OPENED, taken_first, "does not end"),
         (OPENED, dropped(AwaitEvent), "takes no part in the capture"),
         (EXITS, waited_too_early, "does not end"),
-        (EXITS, dropped(Meet), SEEN),
-        (ENTRIES, without(Meet, "end"), SEEN),
-        (TWO_SETS, without(AwaitEvent, "end", "called"), SEEN),
+        (EXITS, dropped(Barrier), SEEN),
+        (ENTRIES, without(Barrier, "epilogue"), SEEN),
+        (TWO_SETS, without(AwaitEvent, "epilogue", "called"), SEEN),
         (TWO_SETS, changed(LaunchKernel, 0, launch=1), SEEN),
     ],
 )

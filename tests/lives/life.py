@@ -47,7 +47,7 @@ class Op:
 
     do: Literal["open", "run", "issue", "capture", "replay", "sync", "poison", "close"]
     seat: int
-    manner: str = ""  # streams, graph, traced, latched; on the host the order of steps
+    manner: str = ""  # streams, graph, traced, gated; on the host the order of steps
     data: int = 0
     tensors: int = OWN
     order: tuple[int, ...] = ()
@@ -173,7 +173,7 @@ def _ops(
                 yield Op("poison", seat)
             continue
         else:
-            manner = chance.choices(("streams", "graph", "traced", "latched"), (4, 4, 1, 1))[0]
+            manner = chance.choices(("streams", "graph", "traced", "gated"), (4, 4, 1, 1))[0]
             yield Op("run", seat, manner, data, chance.choice((OWN, CALLERS[0])))
         for other in sorted(pending):
             if chance.random() < 0.5:

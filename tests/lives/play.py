@@ -187,7 +187,7 @@ class Seat:
     def call(self, op: Op) -> None:
         executor = self.executor
         executor.graph, executor.traced = op.manner == "graph", op.manner == "traced"
-        executor.latched = op.manner == "latched"
+        executor.gated = op.manner == "gated"
         if op.do == "run":
             executor.run(self.bound[op.tensors])
         else:
@@ -200,7 +200,7 @@ class Seat:
     def capture(self, number: int) -> None:
         """A graph for each GPU, on its rank's stream."""
         gpus, vendor, streams = self._gpus, self._vendor, self._streams()
-        self.executor.graph = self.executor.traced = self.executor.latched = False
+        self.executor.graph = self.executor.traced = self.executor.gated = False
         devices = [gpus.device(rank) for rank in self.executor.ranks]
         captured = list(zip(devices, streams, strict=True))
         try:

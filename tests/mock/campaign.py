@@ -205,7 +205,7 @@ class Campaign:
             yield f"the error does not name {fired} and its code"
         if kind in ("call", "lost", "stop", "memory") and "device " not in text and fired not in OF_NO_DEVICE:
             yield "the error names no device"
-        of_command = fired in OF_COMMANDS and "the latch of a run" not in text
+        of_command = fired in OF_COMMANDS and "the start gate of a run" not in text
         if kind in ("call", "lost") and of_command and f"{self.name.split('/')[1]}.ficco:" not in text:
             yield "the error does not name the schedule's line"
         if kind == "stop" and "--timeout" not in text:

@@ -1,5 +1,5 @@
-"""Ways to damage a device plan, drawn by a seed: an action dropped, moved, doubled or changed, a word's place, a
-launch's numbers, a condition of a frame. What is only for people (causes, priorities) stays."""
+"""Ways to damage a device plan, drawn by a seed: an action dropped, moved, doubled or changed, a semaphore's place, a
+launch's numbers, a condition of a prologue or epilogue. What is only for people (causes, priorities) stays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TypeVar, get_args
 from ficco_rt.device.ir import (
     Action,
     AwaitEvent,
-    ChangeWords,
     CopyMemory,
     DeviceLaunch,
     DevicePlan,
-    Frame,
     LaunchGraph,
     LaunchKernel,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    RunEnds,
+    Semaphore,
+    StreamMemOps,
     When,
-    Word,
 )
 
 Member = TypeVar("Member")
@@ -38,7 +38,7 @@ class Damage:
 def damaged(plan: DevicePlan, seed: int) -> Damage | None:
     """One way; None if the seed's way does not apply to this plan, or changes nothing."""
     rng = random.Random(f"{plan.schedule} {plan.mode} {seed}")
-    part = rng.choices(("body", "frame", "word", "launch"), (10, 4, 2, 4))[0]
+    part = rng.choices(("body", "run_ends", "semaphore", "launch"), (10, 4, 2, 4))[0]
     found = _PARTS[part](plan, rng)
     return None if found is None or found.plan == plan else found
 
@@ -51,14 +51,14 @@ def _body(plan: DevicePlan, rng: random.Random) -> Damage | None:
     return None if changed is None else Damage(f"body: {changed[0]}", replace(plan, body=changed[1]))
 
 
-def _frame(plan: DevicePlan, rng: random.Random) -> Damage | None:
-    name, side = rng.choice(("own", "called")), rng.choice(("begin", "end"))
-    frame: Frame = getattr(plan, name)
-    changed = _actions(plan, getattr(frame, side), rng)
+def _run_ends(plan: DevicePlan, rng: random.Random) -> Damage | None:
+    name, side = rng.choice(("own", "called")), rng.choice(("prologue", "epilogue"))
+    run_ends: RunEnds = getattr(plan, name)
+    changed = _actions(plan, getattr(run_ends, side), rng)
     if changed is None:
         return None
     what, actions = changed
-    return Damage(f"{name} {side}: {what}", replace(plan, **{name: replace(frame, **{side: actions})}))
+    return Damage(f"{name} {side}: {what}", replace(plan, **{name: replace(run_ends, **{side: actions})}))
 
 
 def _actions(plan: DevicePlan, actions: Sequence[Action], rng: random.Random) -> tuple[str, tuple[Action, ...]] | None:
@@ -110,27 +110,32 @@ def _changed(
             return (replace(action, event=rng.choice(events)),)
         case RecordEvent():
             return None
-        case ChangeWords(changes=changes):
+        case StreamMemOps(changes=changes):
             i = rng.randrange(len(changes))
             if rng.random() < 0.5 and len(changes) > 1:
                 return (replace(action, changes=(*changes[:i], *changes[i + 1 :])),)
-            other = replace(changes[i], word=rng.randrange(len(plan.words)))
+            other = replace(changes[i], semaphore=rng.randrange(len(plan.semaphores)))
             return (replace(action, changes=(*changes[:i], other, *changes[i + 1 :])),)
-        case CopyMemory(moves=moves, words=words):
+        case CopyMemory(moves=moves, semaphores=semaphores):
             way = rng.randrange(4)
-            if way == 0 and words:
-                return (replace(action, words=words[1:]),)
+            if way == 0 and semaphores:
+                return (replace(action, semaphores=semaphores[1:]),)
             if way == 1 and action.batch and len(moves) > 1:
                 return (replace(action, moves=moves[1:]),)
             if way == 2:  # with the next copy of the stream, in one batch
                 place = next(i for i, a in enumerate(actions) if a is action)
                 after = [a for a in actions[place + 1 :] if isinstance(a, CopyMemory) and a.stream == action.stream]
                 if after and not any(m.pitched for m in (*moves, *after[0].moves)):
-                    both = replace(action, moves=(*moves, *after[0].moves), words=(*words, *after[0].words), batch=True)
+                    both = replace(
+                        action,
+                        moves=(*moves, *after[0].moves),
+                        semaphores=(*semaphores, *after[0].semaphores),
+                        batch=True,
+                    )
                     return (both,)
                 return None
             return (replace(action, batch=not action.batch),)
-        case ResetWords(first=first, count=count):
+        case ResetSemaphores(first=first, count=count):
             return (rng.choice((replace(action, count=count - 1), replace(action, first=first + 1, count=count - 1))),)
         case LaunchKernel():
             return (replace(action, launch=rng.randrange(len(plan.launches))),)
@@ -141,18 +146,21 @@ def _changed(
 # ---------------------------------------------------------------- tables
 
 
-def _word(plan: DevicePlan, rng: random.Random) -> Damage | None:
-    if not plan.words:
+def _semaphore(plan: DevicePlan, rng: random.Random) -> Damage | None:
+    if not plan.semaphores:
         return None
-    i = rng.randrange(len(plan.words))
-    word: Word = plan.words[i]
+    i = rng.randrange(len(plan.semaphores))
+    semaphore: Semaphore = plan.semaphores[i]
     ways = (
-        replace(word, index=rng.randrange(len(plan.words))),
-        replace(word, device=rng.choice(plan.placement.ordinals)),
-        replace(word, flag=None if word.flag is None else rng.randrange(len(plan.words))),
+        replace(semaphore, index=rng.randrange(len(plan.semaphores))),
+        replace(semaphore, device=rng.choice(plan.placement.ordinals)),
+        replace(semaphore, flag=None if semaphore.flag is None else rng.randrange(len(plan.semaphores))),
     )
     new = rng.choice(ways)
-    return Damage(f"word {i}: {new} for {word}", replace(plan, words=(*plan.words[:i], new, *plan.words[i + 1 :])))
+    return Damage(
+        f"semaphore {i}: {new} for {semaphore}",
+        replace(plan, semaphores=(*plan.semaphores[:i], new, *plan.semaphores[i + 1 :])),
+    )
 
 
 def _launch(plan: DevicePlan, rng: random.Random) -> Damage | None:
@@ -207,7 +215,7 @@ def _with(members: tuple[Member, ...], i: int, *new: Member) -> tuple[Member, ..
 
 _PARTS: dict[str, Callable[[DevicePlan, random.Random], Damage | None]] = {
     "body": _body,
-    "frame": _frame,
-    "word": _word,
+    "run_ends": _run_ends,
+    "semaphore": _semaphore,
     "launch": _launch,
 }

@@ -265,7 +265,7 @@ def test_no_memory_is_freed_while_a_replay_waits(cuda: StandIn, own: bool) -> No
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("called", [False, True])
 def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool, graph: bool) -> None:
-    """On nobody's, or on another caller's. They have other tensors, and the same scratch and words."""
+    """On nobody's, or on another caller's. They have other tensors, and the same scratch and semaphores."""
     with captured(cuda, "ag_gemm/streamed", joined=False) as made:
         callers, executor = made.callers, made.executor
         other = Callers(executor.plan, 1, default=False)

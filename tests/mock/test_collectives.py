@@ -100,10 +100,10 @@ def test_every_collective_is_right(library: standin.StandIn, dtype: str) -> None
             made.traced = True
             assert verified_run(made, values="exact").ok
             assert [span.kind for span in made.trace.spans] == ["collective"] * 12
-            made.traced, made.latched = False, True
+            made.traced, made.gated = False, True
             assert verified_run(made, values="exact").ok
             assert made.held
-            made.latched, made.graph = False, True
+            made.gated, made.graph = False, True
             for _ in range(2):
                 assert verified_run(made, values="exact").ok
             assert made.driver.holdings().communicators == 6

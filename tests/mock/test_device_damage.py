@@ -53,7 +53,7 @@ def damages(plan: DevicePlan) -> Iterator[tuple[Damage, bool]]:
 
 def runs_right(library: StandIn, layout: Layout, plan: DevicePlan, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What went wrong, in which order; None: all is right."""
-    given = replace(layout, launches=plan.launches, words=replace(layout.words, table=plan.words))
+    given = replace(layout, launches=plan.launches, semaphores=replace(layout.semaphores, table=plan.semaphores))
     monkeypatch.setattr(driver, "plans_of", lambda *_: binding.Plans(given))
     monkeypatch.setattr(
         binding, "device_plan", lambda of, mode: plan if mode == plan.mode else device_plan(layout, mode)
@@ -87,7 +87,7 @@ def test_what_the_check_accepts_runs_right(
 
 
 def test_most_damages_are_refused(cuda: StandIn) -> None:
-    """Two of three draws make a damage, and the check looks at more than words."""
+    """Two of three draws make a damage, and the check looks at more than semaphores."""
     accepted: list[bool] = []
     names = cases.few(cases.SCHEDULES, 12, 0)
     for name in names:

@@ -1,5 +1,5 @@
 """Flags of copy streams on CUDA: those that only launches wait for go out in one batch with the next copy or before it,
-others are raised, and all but the first are waited for, on streams beside."""
+others are signalled, and all but the first are waited for, on streams beside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import ChangeWords, Features, Placement, StreamName
+from ficco_rt.device.ir import Features, Placement, StreamMemOps, StreamName
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
@@ -92,7 +92,7 @@ def test_a_driver_without_batches_raises_them_on_a_side_stream(cuda: StandIn) ->
 
 
 def test_flags_of_the_own_device_are_raised_on_a_side_stream(cuda: StandIn) -> None:
-    """A word's copy inside a device might need a multiprocessor."""
+    """A semaphore's copy inside a device might need a multiprocessor."""
     counts, _ = calls_of_a_run(cuda, "ag_gemm/streamed", {"chunks": 2}, each=RANKS)
     assert (counts["cuMemcpyBatchAsync"], counts["cuStreamWriteValue32"]) == (0, 4)
 
@@ -103,8 +103,8 @@ def test_a_wait_parts_a_flag_from_the_next_copy(cuda: StandIn) -> None:
     copies = [s for s in executor.plan.streams if s.engine == "copy"]
     for stream in copies:
         assert [type(c) for c in stream.commands[:2]] == [WaitFlag, CopyAsync]
-    waits, raises = (sum(isinstance(c, kind) for c in copies[0].commands) for kind in (WaitFlag, SignalFlag))
-    assert (counts["cuStreamWaitValue32"], counts["cuStreamWriteValue32"]) == (waits, raises)
+    waits, signals = (sum(isinstance(c, kind) for c in copies[0].commands) for kind in (WaitFlag, SignalFlag))
+    assert (counts["cuStreamWaitValue32"], counts["cuStreamWriteValue32"]) == (waits, signals)
     assert counts["cuMemcpyBatchAsync"] == 0
 
 
@@ -135,7 +135,7 @@ stage mm on compute streamed {
     gemm D.rows(p of ranks) = H.rows(p of ranks) * B
   }
 }
-"""  # copies of a run and rows of a pitch, and of runs, by turns
+"""  # copies of a run and rows of a pitch, and of runs, alternately
 
 
 def test_a_flag_before_runs_and_rows_of_a_pitch_goes_out_before_them(cuda: StandIn) -> None:
@@ -198,7 +198,7 @@ def _features(beside: bool, arch: str) -> Features:
 
 
 def test_flags_between_copies(cuda: StandIn) -> None:
-    """Side streams wait for the flags behind a copy stream's first copy, and raise those before its last one."""
+    """Side streams wait for the flags behind a copy stream's first copy, and signal those before its last one."""
     plan = planned(cuda, "gemm_rs/relay", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]})
     layout = layout_of(plan, machine.profile("h200-switch", RANKS).device, Placement((0, 1, 2)), usual("sm_90a"))
     made = device_plan(layout, "streams")
@@ -206,10 +206,10 @@ def test_flags_between_copies(cuda: StandIn) -> None:
         places = [i for i, c in enumerate(stream.commands) if isinstance(c, CopyAsync)]
         flags = {
             "wait": {c.flag for c in stream.commands[places[0] :] if isinstance(c, WaitFlag)},
-            "raise": {c.flag for c in stream.commands[: places[-1]] if isinstance(c, SignalFlag)},
+            "signal": {c.flag for c in stream.commands[: places[-1]] if isinstance(c, SignalFlag)},
         }
         for kind, wanted in flags.items():
-            name = StreamName("wait" if kind == "wait" else "raise", stream.id)
-            changes = [c for a in made.body if isinstance(a, ChangeWords) and a.stream == name for c in a.changes]
-            assert {made.words[c.word].flag for c in changes} == wanted
-            assert {c.raises for c in changes} <= {kind == "raise"}
+            name = StreamName("wait" if kind == "wait" else "signal", stream.id)
+            changes = [c for a in made.body if isinstance(a, StreamMemOps) and a.stream == name for c in a.changes]
+            assert {made.semaphores[c.semaphore].flag for c in changes} == wanted
+            assert {c.signals for c in changes} <= {kind == "signal"}

@@ -16,7 +16,7 @@ def test_the_check_runs(cuda: StandIn, capsys: pytest.CaptureFixture[str], monke
     out = capsys.readouterr().out
     assert "ag_gemm/streamed " in out
     assert " of 400 actions on a stream: issued in " in out
-    assert "has no latch" not in out
+    assert "has no start gate" not in out
     assert "yardsticks are" not in out
     assert not cuda.violations()
     assert not cuda.live()

@@ -116,7 +116,7 @@ def test_each_stream_has_a_workspace_and_each_shape_one_algorithm(gemms: standin
         ]
 
 
-@pytest.mark.parametrize("mode", ["latched", "traced"])
+@pytest.mark.parametrize("mode", ["gated", "traced"])
 def test_no_kernel_is_loaded_in_a_run_that_waits_for_the_host(gemms: standin.StandIn, mode: str) -> None:
     with Executor(mixed(gemms), gemms.face, timeout=5) as executor:
         setattr(executor, mode, True)

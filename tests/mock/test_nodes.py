@@ -1,5 +1,5 @@
-"""NCCL in several processes on the stand-in: of one node, where words in memory order the rest, and on several nodes,
-where messages alone lead from one to another."""
+"""NCCL in several processes on the stand-in: of one node, where semaphores in memory order the rest, and on several
+nodes, where messages alone lead from one to another."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device.ir import AwaitEvent, ChangeWords, LaunchGraph, Meet, RecordEvent, ResetWords
-from ficco_rt.device.run_plan import CopyBatch, CopyRows, CopyRun, CopyWord, Issued, Launch, RunPlan, expected
+from ficco_rt.device.ir import AwaitEvent, Barrier, LaunchGraph, RecordEvent, ResetSemaphores, StreamMemOps
+from ficco_rt.device.run_plan import CopyBatch, CopyRows, CopyRun, CopySignal, Issued, Launch, RunPlan, expected
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import UsageError
 from ficco_rt.exec.executor import Executor
@@ -27,7 +27,7 @@ from tests.unit.run_plan_rules import checked
 NAMES = {
     RecordEvent: "EventRecord",
     AwaitEvent: "StreamWaitEvent",
-    ResetWords: "MemsetD32Async",
+    ResetSemaphores: "MemsetD32Async",
     CopyBatch: "MemcpyBatchAsync",
     CopyRows: "Memcpy2DAsync",
     LaunchGraph: "GraphLaunch",
@@ -63,8 +63,8 @@ def test_it_is_what_is_called(library: StandIn, name: str) -> None:
     with executor(library, name, each) as (made, binding):
         driver: Any = made.driver
         driver.capture(binding)
-        for mode, number in (("streams", 0), ("graph", 1), ("latched", 2), ("traced", 3), ("streams", 4)):
-            made.traced, made.latched = mode == "traced", mode == "latched"
+        for mode, number in (("streams", 0), ("graph", 1), ("gated", 2), ("traced", 3), ("streams", 4)):
+            made.traced, made.gated = mode == "traced", mode == "gated"
             library.calm()
             driver.run(binding, (), graph=mode == "graph")
             called = library.called()
@@ -81,13 +81,13 @@ def test_it_is_what_is_called(library: StandIn, name: str) -> None:
 
 def _name(call: object, prefix: str) -> str:
     """What is called, where one name alone is for it."""
-    if prefix == "cu" and isinstance(call, ChangeWords):
-        if len(call.changes) > 1 or call.changes[0].takes:
+    if prefix == "cu" and isinstance(call, StreamMemOps):
+        if len(call.changes) > 1 or call.changes[0].acquires:
             return "cuStreamBatchMemOp"
-        return "cuStreamWriteValue32" if call.changes[0].raises else "cuStreamWaitValue32"
-    if prefix == "cu" and (isinstance(call, Launch | Meet) or getattr(call, "by_kernel", False)):
+        return "cuStreamWriteValue32" if call.changes[0].signals else "cuStreamWaitValue32"
+    if prefix == "cu" and (isinstance(call, Launch | Barrier) or getattr(call, "by_kernel", False)):
         return "cuLaunchKernelEx"
-    if prefix == "cu" and isinstance(call, CopyRun | CopyWord):
+    if prefix == "cu" and isinstance(call, CopyRun | CopySignal):
         return "cuMemcpyDtoDAsync"
     if prefix == "hip" and not isinstance(call, AwaitEvent | RecordEvent | LaunchGraph):
         return ""

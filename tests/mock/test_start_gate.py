@@ -1,4 +1,5 @@
-"""Runs behind a latch do not begin before the host has issued all of them; whatever goes wrong opens the latch."""
+"""Runs behind a start gate do not begin before the host has issued all of them; whatever goes wrong opens the start
+gate."""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from tests.mock.standin import StandIn
 RANKS = 2
 
 
-@pytest.fixture(params=[("ag_gemm/streamed", "traced"), ("gemm_rs/serial", "traced"), ("gemm_rs/serial", "latched")])
+@pytest.fixture(params=[("ag_gemm/streamed", "traced"), ("gemm_rs/serial", "traced"), ("gemm_rs/serial", "gated")])
 def executor(library: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    """A traced or a latched one that has run."""
+    """A traced or a gated one that has run."""
     name, mode = request.param
     monkeypatch.setattr(runs, "DRAIN", 0.3)
     library.reset(f"devices {RANKS}; call_steps 16")
     machine = discover(library.face, RANKS)
     plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)
     made = Executor(plan, library.face, machine=machine, timeout=60)
-    made.traced, made.latched = mode == "traced", mode == "latched"
+    made.traced, made.gated = mode == "traced", mode == "gated"
     assert verified_run(made, values="exact").ok
     assert made.held
     return made
@@ -42,7 +43,7 @@ def ends_well(executor: Executor, library: StandIn) -> None:
     for seed in range(3):
         library.set(f"seed {seed}")
         assert verified_run(executor, values="exact", seed=seed).ok
-    executor.traced = executor.latched = False
+    executor.traced = executor.gated = False
     assert verified_run(executor, values="exact").ok
     assert not executor.held
     executor.close()
@@ -78,7 +79,7 @@ def test_nothing_begins_before_all_is_issued(
     ends_well(executor, library)
 
 
-def test_a_latch_that_nobody_opens_is_forced(
+def test_a_start_gate_that_nobody_opens_is_forced(
     executor: Executor, library: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time limit of the run does it."""
@@ -107,26 +108,26 @@ def test_a_call_that_fails_lets_the_run_go(
     ends_well(executor, library)
 
 
-def test_a_run_too_long_for_a_latch_goes_without(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_too_long_for_a_start_gate_goes_without(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda.reset(f"devices {RANKS}")
     monkeypatch.setattr(start_gate, "MOST", 0)
     machine = discover("cuda", RANKS)
     name = "gemm_rs/serial"
     plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)
     with Executor(plan, "cuda", machine=machine, timeout=60) as executor:
-        executor.latched = True
+        executor.gated = True
         assert verified_run(executor, values="exact").ok
-        assert executor.latched
+        assert executor.gated
         assert not executor.held
         executor.traced = True
         assert verified_run(executor, values="exact").ok
         assert executor.trace.spans
         executor.traced = False
-        assert executor.latched
+        assert executor.gated
     assert not cuda.violations()
 
 
-def test_executors_that_are_opened_meanwhile_take_no_queue_of_the_latch(hip: StandIn) -> None:
+def test_executors_that_are_opened_meanwhile_take_no_queue_of_the_start_gate(hip: StandIn) -> None:
     """Their streams come between those of an executor that is made before them and runs behind them."""
     hip.reset(f"devices {RANKS}")
     machine = discover("hip", RANKS)

@@ -57,7 +57,7 @@ def limited(made: Executor) -> Iterator[None]:
 
 
 class Stuck:
-    """The n-th call of a run comes back when the words are raised."""
+    """The n-th call of a run comes back when the semaphores are signalled."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, made: Executor, function: str) -> None:
         self.back = threading.Event()
@@ -364,7 +364,8 @@ def test_who_closes_does_not_wait_inside_the_driver_for_other_executors(cuda: St
 
 
 def test_what_still_runs_beside_a_device_that_failed_keeps_no_other_executor(cuda: StandIn) -> None:
-    """An error that a device tells gives the run up like any other: its words are raised, or it is known to stay."""
+    """An error that a device tells gives the run up like any other: its semaphores are signalled, or it is known to
+    stay."""
     with executor(cuda) as first, Executor(several.plan_for("cuda", NAME, several.SMS), "cuda") as second:
         cuda.set("query_steps 5000; stop 12; fail cuEventQuery 1 999")
         with pytest.raises(DeviceError, match="CUDA_ERROR_UNKNOWN"):

@@ -1,4 +1,5 @@
-"""Ways to damage a device plan: take out an action, or change an action, a launch, a word or a frame."""
+"""Ways to damage a device plan: take out an action, or change an action, a launch, a semaphore or a prologue or
+epilogue."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from typing import Any, TypeAlias
 from ficco_rt.device.ir import (
     Action,
     AwaitEvent,
-    ChangeWords,
+    Barrier,
+    BarrierStep,
     CopyMemory,
     DevicePlan,
     EventName,
-    Frame,
     LaunchKernel,
-    Meet,
-    MeetStep,
     RecordEvent,
+    RunEnds,
+    SemaphoreOp,
+    StreamMemOps,
     StreamName,
-    WordChange,
 )
 from ficco_rt.geometry.cells import part
 from ficco_rt.geometry.region import Region
@@ -38,8 +39,8 @@ def unchained(plan: DevicePlan) -> DevicePlan:
 
 
 def waits_first(plan: DevicePlan) -> DevicePlan:
-    """What a device's first stream waits for by words is issued before all else."""
-    first = next(a for a in plan.body if isinstance(a, ChangeWords) and not a.changes[0].raises)
+    """What a device's first stream waits for by semaphores is issued before all else."""
+    first = next(a for a in plan.body if isinstance(a, StreamMemOps) and not a.changes[0].signals)
     return replace(plan, body=(first, *(a for a in plan.body if a is not first)))
 
 
@@ -63,12 +64,12 @@ def dropped(kind: type[Action], n: int = 0, times: int = 0) -> Damage:
     return damage
 
 
-def without(kind: type[Action], part: str, frame: str = "own") -> Damage:
-    """All actions of a kind in a part of a frame."""
+def without(kind: type[Action], part: str, run_ends: str = "own") -> Damage:
+    """All actions of a kind in a part of a prologue or epilogue."""
 
     def damage(plan: DevicePlan) -> DevicePlan:
-        kept = tuple(a for a in getattr(getattr(plan, frame), part) if not isinstance(a, kind))
-        return replace(plan, **{frame: replace(getattr(plan, frame), **{part: kept})})
+        kept = tuple(a for a in getattr(getattr(plan, run_ends), part) if not isinstance(a, kind))
+        return replace(plan, **{run_ends: replace(getattr(plan, run_ends), **{part: kept})})
 
     return damage
 
@@ -85,7 +86,9 @@ def launched(n: int = 0, config: dict[str, Any] | None = None, **fields: Any) ->
 
 
 def worded(n: int, **fields: Any) -> Damage:
-    return lambda plan: replace(plan, words=(*plan.words[:n], replace(plan.words[n], **fields), *plan.words[n + 1 :]))
+    return lambda plan: replace(
+        plan, semaphores=(*plan.semaphores[:n], replace(plan.semaphores[n], **fields), *plan.semaphores[n + 1 :])
+    )
 
 
 def streamed(n: int, **fields: Any) -> Damage:
@@ -104,8 +107,8 @@ def batched(change: Callable[[CopyMemory], CopyMemory]) -> Damage:
     return damage
 
 
-def with_words(*words: int) -> Damage:
-    return batched(lambda batch: replace(batch, words=words))
+def with_semaphores(*semaphores: int) -> Damage:
+    return batched(lambda batch: replace(batch, semaphores=semaphores))
 
 
 def overlapping(batch: CopyMemory) -> CopyMemory:
@@ -116,23 +119,23 @@ def overlapping(batch: CopyMemory) -> CopyMemory:
     return replace(batch, moves=(replace(move, dst=place, src=first), replace(move, dst=place, src=second)))
 
 
-def waiting_for(n: int, word: int) -> Damage:
-    """The n-th wait of a stream for words."""
+def waiting_for(n: int, semaphore: int) -> Damage:
+    """The n-th wait of a stream for semaphores."""
 
     def damage(plan: DevicePlan) -> DevicePlan:
-        waits = [i for i, a in enumerate(plan.body) if isinstance(a, ChangeWords) and not a.changes[0].raises]
+        waits = [i for i, a in enumerate(plan.body) if isinstance(a, StreamMemOps) and not a.changes[0].signals]
         action = plan.body[waits[n]]
-        assert isinstance(action, ChangeWords)
-        new = replace(action, changes=(replace(action.changes[0], word=word),))
+        assert isinstance(action, StreamMemOps)
+        new = replace(action, changes=(replace(action.changes[0], semaphore=semaphore),))
         return replace(plan, body=(*plan.body[: waits[n]], new, *plan.body[waits[n] + 1 :]))
 
     return damage
 
 
-def semaphoreless(plan: DevicePlan) -> DevicePlan:
+def without_points(plan: DevicePlan) -> DevicePlan:
     """Whoever waits for another device's semaphore waits for it behind the launch."""
     body = list(plan.body)
-    at = next(i for i, a in enumerate(body) if isinstance(a, ChangeWords) and not a.changes[0].raises)
+    at = next(i for i, a in enumerate(body) if isinstance(a, StreamMemOps) and not a.changes[0].signals)
     launch = next(
         i for i in range(at, len(body)) if isinstance(body[i], LaunchKernel) and body[i].stream == body[at].stream
     )
@@ -142,26 +145,28 @@ def semaphoreless(plan: DevicePlan) -> DevicePlan:
 
 def completionless(plan: DevicePlan) -> DevicePlan:
     """A run does not wait for the one before on the other device."""
-    begin = (a for a in plan.called.begin if not (isinstance(a, AwaitEvent) and a.event == EventName("completion", 1)))
-    return replace(plan, called=replace(plan.called, begin=tuple(begin)))
+    begin = (
+        a for a in plan.called.prologue if not (isinstance(a, AwaitEvent) and a.event == EventName("completion", 1))
+    )
+    return replace(plan, called=replace(plan.called, prologue=tuple(begin)))
 
 
 def told_too_early(plan: DevicePlan) -> DevicePlan:
-    """Devices tell each other that they are through before they reset their words."""
+    """Devices tell each other that they are through before they reset their semaphores."""
 
-    return steps_in_order("count", "raise", "reset", "wait")(plan)
+    return steps_in_order("count", "signal", "reset", "wait")(plan)
 
 
 def waited_too_early(plan: DevicePlan) -> DevicePlan:
     """Devices wait until the others are through before they tell that they are."""
-    return steps_in_order("count", "reset", "wait", "raise")(plan)
+    return steps_in_order("count", "reset", "wait", "signal")(plan)
 
 
-def openings(change: Callable[[WordChange], WordChange]) -> Damage:
-    """Each raise and wait by which devices tell that they are ready."""
+def openings(change: Callable[[SemaphoreOp], SemaphoreOp]) -> Damage:
+    """Each signal and wait by which devices tell that they are ready."""
 
     def of(action: Action) -> Action:
-        if not isinstance(action, ChangeWords) or not any(c.takes for c in action.changes):
+        if not isinstance(action, StreamMemOps) or not any(c.acquires for c in action.changes):
             return action
         return replace(action, changes=tuple(map(change, action.changes)))
 
@@ -172,7 +177,7 @@ def taken_first(plan: DevicePlan) -> DevicePlan:
     """Devices wait until the others are ready before they tell that they are."""
 
     def of(action: Action) -> Action:
-        if not isinstance(action, ChangeWords) or not any(c.takes for c in action.changes):
+        if not isinstance(action, StreamMemOps) or not any(c.acquires for c in action.changes):
             return action
         return replace(action, changes=action.changes[::-1])
 
@@ -191,29 +196,29 @@ def begun_at_once(plan: DevicePlan) -> DevicePlan:
 
 
 def steps_in_order(*kinds: str) -> Damage:
-    """The steps of every meeting, by their kinds."""
+    """The steps of every barrier, by their kinds."""
 
     def of(action: Action) -> Action:
-        if not isinstance(action, Meet):
+        if not isinstance(action, Barrier):
             return action
         return replace(action, steps=tuple(sorted(action.steps, key=lambda step: kinds.index(step.does))))
 
     def damage(plan: DevicePlan) -> DevicePlan:
-        frames = {
-            name: Frame(tuple(map(of, getattr(plan, name).begin)), tuple(map(of, getattr(plan, name).end)))
+        run_ends = {
+            name: RunEnds(tuple(map(of, getattr(plan, name).prologue)), tuple(map(of, getattr(plan, name).epilogue)))
             for name in ("own", "called")
         }
-        return replace(plan, body=tuple(map(of, plan.body)), **frames)
+        return replace(plan, body=tuple(map(of, plan.body)), **run_ends)
 
     return damage
 
 
 def late_entries(plan: DevicePlan) -> DevicePlan:
     """Devices wait for the others' entries behind the commands of a run, not before."""
-    waits: dict[StreamName, list[MeetStep]] = {}
+    waits: dict[StreamName, list[BarrierStep]] = {}
 
     def of(action: Action) -> Action:
-        if not isinstance(action, Meet):
+        if not isinstance(action, Barrier):
             return action
         if action.stream in waits:
             return replace(action, steps=(*waits[action.stream], *action.steps))
@@ -227,21 +232,21 @@ def circle(plan: DevicePlan) -> DevicePlan:
     """The launch on each device stands behind a wait for what the other one signals."""
     launches = [a for a in plan.body if isinstance(a, LaunchKernel)]
     rest = [a for a in plan.body if not isinstance(a, LaunchKernel)]
-    waits = [a for a in rest if isinstance(a, ChangeWords) and a.stream.kind == "plan" and not a.changes[0].raises]
+    waits = [a for a in rest if isinstance(a, StreamMemOps) and a.stream.kind == "plan" and not a.changes[0].signals]
     moved = [replace(wait, stream=launch.stream) for wait, launch in zip(waits, launches, strict=True)]
     return replace(plan, body=(*moved, *launches, *(a for a in rest if a not in waits)))
 
 
 def at_the_end(kind: str, place: int) -> Damage:
-    """The last action of both frames goes to another place of the part `kind`; or nowhere."""
+    """The last action of both prologues and epilogues goes to another place of the part `kind`; or nowhere."""
 
     def damage(plan: DevicePlan) -> DevicePlan:
-        def moved(frame: Frame) -> Frame:
-            *rest, last = frame.end
-            parts = {"begin": list(frame.begin), "end": rest}
+        def moved(run_ends: RunEnds) -> RunEnds:
+            *rest, last = run_ends.epilogue
+            parts = {"prologue": list(run_ends.prologue), "epilogue": rest}
             if kind:
                 parts[kind].insert(place, last)
-            return Frame(tuple(parts["begin"]), tuple(parts["end"]))
+            return RunEnds(tuple(parts["prologue"]), tuple(parts["epilogue"]))
 
         return replace(plan, own=moved(plan.own), called=moved(plan.called))
 
@@ -249,13 +254,13 @@ def at_the_end(kind: str, place: int) -> Damage:
 
 
 def start_first(plan: DevicePlan) -> DevicePlan:
-    """Devices begin before the latch is up: the wait for it stands behind the start."""
+    """Devices begin before the start gate is up: the wait for it stands behind the start."""
 
-    def moved(frame: Frame) -> Frame:
-        begin = list(frame.begin)
+    def moved(run_ends: RunEnds) -> RunEnds:
+        begin = list(run_ends.prologue)
         start = next(i for i, a in enumerate(begin) if isinstance(a, RecordEvent) and a.event.kind == "start")
         begin[start - 1], begin[start] = begin[start], begin[start - 1]
-        return replace(frame, begin=tuple(begin))
+        return replace(run_ends, prologue=tuple(begin))
 
     return replace(plan, own=moved(plan.own), called=moved(plan.called))
 

@@ -19,23 +19,23 @@ from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import (
     AwaitEvent,
-    ChangeWords,
+    Barrier,
+    BarrierStep,
     CopyMemory,
     DevicePlan,
     Library,
     Manner,
-    Meet,
-    MeetStep,
     Mode,
     Placement,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    StreamMemOps,
 )
 from ficco_rt.device.run_plan import (
     CopyBatch,
     CopyRows,
     CopyRun,
-    CopyWord,
+    CopySignal,
     Current,
     Enter,
     Gate,
@@ -44,7 +44,7 @@ from ficco_rt.device.run_plan import (
     RunPlan,
     Together,
     expected,
-    frame_actions,
+    run_end_actions,
 )
 from ficco_rt.device.run_residency import gates
 from ficco_rt.errors import InternalError
@@ -99,17 +99,17 @@ def _gated(r: RunPlan) -> RunPlan:
 def long_meeting() -> DevicePlan:
     """One that takes several launches."""
     made = plan("gemm_ar/streamed", PLACED[2], "embedded")
-    meets = [a for a in made.body if isinstance(a, Meet)]
-    assert meets, "no devices meet by a kernel"
-    steps = tuple(MeetStep("wait", i % len(made.words)) for i in range(70))
-    return replace(made, body=tuple(replace(a, steps=steps) if a is meets[0] else a for a in made.body))
+    barrier_peers = [a for a in made.body if isinstance(a, Barrier)]
+    assert barrier_peers, "no devices barrier by a kernel"
+    steps = tuple(BarrierStep("wait", i % len(made.semaphores)) for i in range(70))
+    return replace(made, body=tuple(replace(a, steps=steps) if a is barrier_peers[0] else a for a in made.body))
 
 
 def words_by_copies() -> DevicePlan:
-    """A plan whose words are raised by copies one by one."""
+    """A plan whose semaphores are signalled by copies one by one."""
     made = plan("ag_gemm/streamed", PLACED[0], "streams")
     body = tuple(replace(a, batch=False) if isinstance(a, CopyMemory) else a for a in made.body)
-    assert any(isinstance(a, CopyMemory) and a.words for a in body), "no copy raises a word"
+    assert any(isinstance(a, CopyMemory) and a.semaphores for a in body), "no copy signals a semaphore"
     return replace(made, body=body)
 
 
@@ -185,7 +185,7 @@ def _streamed(r: RunPlan, step: Issued, rng: random.Random) -> list[Any] | None:
 def _operands(r: RunPlan, step: Issued, rng: random.Random) -> list[Any] | None:
     """The call with other operands, or in other calls."""
     call, made = step.call, r.plan
-    word = rng.randrange(max(1, len(made.words)))
+    semaphore = rng.randrange(max(1, len(made.semaphores)))
 
     def these(*calls: Any) -> list[Any]:
         return [replace(step, call=one) for one in calls]
@@ -194,10 +194,16 @@ def _operands(r: RunPlan, step: Issued, rng: random.Random) -> list[Any] | None:
         case RecordEvent() | AwaitEvent():
             events = sorted({a.event for a in made.actions if isinstance(a, RecordEvent)})
             return these(replace(call, event=rng.choice(events)))
-        case ChangeWords(changes=changes):
+        case StreamMemOps(changes=changes):
             i = rng.randrange(len(changes))
             c = changes[i]
-            other = rng.choice((replace(c, word=word), replace(c, raises=not c.raises), replace(c, takes=not c.takes)))
+            other = rng.choice(
+                (
+                    replace(c, semaphore=semaphore),
+                    replace(c, signals=not c.signals),
+                    replace(c, acquires=not c.acquires),
+                )
+            )
             if len(changes) > 1 and rng.random() < 0.5:  # one by one
                 return these(*(replace(call, changes=(c,)) for c in changes))
             return these(replace(call, changes=(*changes[:i], other, *changes[i + 1 :])))
@@ -208,11 +214,17 @@ def _operands(r: RunPlan, step: Issued, rng: random.Random) -> list[Any] | None:
             each = replace(call, rows=call.rows - 1), replace(call, width=call.width // 2)
             pitch = replace(call, dst_pitch=call.dst_pitch * 2), replace(call, src_pitch=call.width)
             return these(rng.choice((as_one, *each, *pitch, _copied(call, rng))))
-        case CopyWord():
-            return these(rng.choice((replace(call, word=word), CopyBatch(call.stream, (call.word,), ()))))
-        case CopyBatch(stream, words, runs):
-            one_by_one = (*(CopyWord(stream, word) for word in words), *runs)
-            some = [replace(call, runs=runs[1:]), replace(call, words=(*words, word)), replace(call, words=words[1:])]
+        case CopySignal():
+            return these(
+                rng.choice((replace(call, semaphore=semaphore), CopyBatch(call.stream, (call.semaphore,), ())))
+            )
+        case CopyBatch(stream, semaphores, runs):
+            one_by_one = (*(CopySignal(stream, semaphore) for semaphore in semaphores), *runs)
+            some = [
+                replace(call, runs=runs[1:]),
+                replace(call, semaphores=(*semaphores, semaphore)),
+                replace(call, semaphores=semaphores[1:]),
+            ]
             if runs:
                 i = rng.randrange(len(runs))
                 some += [replace(call, runs=(*runs[:i], _copied(runs[i], rng), *runs[i + 1 :]))]
@@ -222,15 +234,17 @@ def _operands(r: RunPlan, step: Issued, rng: random.Random) -> list[Any] | None:
             number = rng.randrange(len(made.launches))
             marks = [replace(call, marks=not call.marks)] if made.mode != "traced" or call.marks else []
             return these(rng.choice((replace(call, launch=number), replace(call, part=call.part + 1), *marks)))
-        case ResetWords():
+        case ResetSemaphores():
             more, fewer = replace(call, count=call.count + 1), replace(call, count=call.count - 1)
             return these(rng.choice((more, fewer, replace(call, first=call.first + 1))))
-        case Meet(steps=steps):
+        case Barrier(steps=steps):
             i = rng.randrange(len(steps))
-            other_step = replace(steps[i], first=word)
+            other_step = replace(steps[i], first=semaphore)
             some_steps = [replace(call, steps=(*steps[:i], *new, *steps[i + 1 :])) for new in ((), (other_step,))]
             both = replace(call, steps=(*steps, *steps))
-            return these(rng.choice((*some_steps, both, replace(call, runs=word), replace(call, steps=steps[::-1]))))
+            return these(
+                rng.choice((*some_steps, both, replace(call, runs=semaphore), replace(call, steps=steps[::-1])))
+            )
         case Together(calls):
             return these(rng.choice((Together(calls[1:] or calls * 2), Together(calls[::-1]))))
         case _:
@@ -263,7 +277,7 @@ def _run(r: RunPlan, rng: random.Random) -> Mutant | None:
         return Mutant(way, replace(r, **{way: have[1:] if have else r.plan.placement.ordinals[:1]}))
     flag = rng.choice(("called", "behind", "timed", "others", "replays"))
     other = replace(r.manner, **{flag: not getattr(r.manner, flag)})
-    if tuple(frame_actions(r.plan, other)) == tuple(frame_actions(r.plan, r.manner)):
+    if tuple(run_end_actions(r.plan, other)) == tuple(run_end_actions(r.plan, r.manner)):
         return None  # the calls are those of the other manner, too
     return Mutant(f"{way}: {flag}", replace(r, manner=other))
 

@@ -1,7 +1,7 @@
 """What holds of a run plan beside its device plan. Each rule yields its mistakes, in words.
 
 The calls are compared with what the device plan's actions mean, not with how `run_plan` splits them: bytes with the
-elements of regions, words with the changes that are asked for.
+elements of regions, semaphores with the changes that are asked for.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy.typing as npt
 from ficco_rt.device.ir import (
     GRAPHS,
     Action,
+    Barrier,
     CallCollective,
-    ChangeWords,
     CopyMemory,
     DevicePlan,
-    Frame,
     LaunchKernel,
-    Meet,
     Move,
-    ResetWords,
+    ResetSemaphores,
+    RunEnds,
+    StreamMemOps,
     StreamName,
 )
 from ficco_rt.device.run_plan import (
@@ -31,7 +31,7 @@ from ficco_rt.device.run_plan import (
     CopyBatch,
     CopyRows,
     CopyRun,
-    CopyWord,
+    CopySignal,
     Enter,
     Issued,
     Launch,
@@ -85,10 +85,10 @@ def conditions_go_together(r: RunPlan) -> Iterator[str]:
 
 
 def rescue_streams_are_there(r: RunPlan) -> Iterator[str]:
-    have = {word.device for word in r.plan.words}
+    have = {semaphore.device for semaphore in r.plan.semaphores}
     for device in _devices(r):
         if (device in have) != (device in r.rescue):
-            yield f"device {device} has {'no ' if device in have else 'a '}stream for words of given-up runs"
+            yield f"device {device} has {'no ' if device in have else 'a '}stream for semaphores of given-up runs"
 
 
 def graphs_are_uploaded_where_launches_block(r: RunPlan) -> Iterator[str]:
@@ -159,8 +159,8 @@ def _contexts(r: RunPlan, steps: Sequence[Step], captured: bool) -> Iterator[str
 
 def each_action_has_its_calls(r: RunPlan) -> Iterator[str]:
     """In the order of the actions: no call is missing, is there twice, or is on another stream."""
-    frame: Frame = r.plan.called if r.manner.called else r.plan.own
-    begin, end = map(r.manner.of, (frame.begin, frame.end))
+    run_ends: RunEnds = r.plan.called if r.manner.called else r.plan.own
+    begin, end = map(r.manner.of, (run_ends.prologue, run_ends.epilogue))
     graphs = r.plan.mode in GRAPHS
     yield from _compared(r, [*begin, *(() if graphs else r.plan.body), *end], r.steps)
     yield from _compared(r, r.plan.body if graphs else (), r.captured)
@@ -207,13 +207,13 @@ def _made(plan: DevicePlan, action: Action, calls: _Calls) -> bool:
     """Whether the next calls are an action's. They are taken."""
     stream = action.stream
     match action:
-        case ChangeWords(changes=changes):
-            wanted = [changes] if plan.features.word_batches else [(change,) for change in changes]
-            found = [calls.next(stream, ChangeWords) for _ in wanted]
-            made = [call.changes for call in found if isinstance(call, ChangeWords)]
-            return made == wanted and _words(plan, [c.word for c in changes])
+        case StreamMemOps(changes=changes):
+            wanted = [changes] if plan.features.batched_mem_ops else [(change,) for change in changes]
+            found = [calls.next(stream, StreamMemOps) for _ in wanted]
+            made = [call.changes for call in found if isinstance(call, StreamMemOps)]
+            return made == wanted and _semaphores(plan, [c.semaphore for c in changes])
         case CopyMemory():
-            return _copied(plan, action, calls) and _words(plan, action.words)
+            return _copied(plan, action, calls) and _semaphores(plan, action.semaphores)
         case LaunchKernel(launch=launch):
             launched = plan.launches[launch]
             for part in range(max(1, len(launched.config.matmuls))):
@@ -223,38 +223,41 @@ def _made(plan: DevicePlan, action: Action, calls: _Calls) -> bool:
                 if call.marks < plan.marks(launched) or (call.marks and plan.mode != "traced"):
                     return False
             return True
-        case Meet(runs=runs, steps=steps):
+        case Barrier(runs=runs, steps=steps):
             taken = 0
             while taken < len(steps):
-                call = calls.next(stream, Meet)
-                if not isinstance(call, Meet) or call.runs != runs or not 0 < len(call.steps) <= MOST:
+                call = calls.next(stream, Barrier)
+                if not isinstance(call, Barrier) or call.runs != runs or not 0 < len(call.steps) <= MOST:
                     return False
                 if call.steps != steps[taken : taken + len(call.steps)]:
                     return False
                 taken += len(call.steps)
             return True
-        case ResetWords(first=first, count=count):
+        case ResetSemaphores(first=first, count=count):
             device = calls.streams[stream]
-            lie = {word.index for word in plan.words if word.device == device}
-            return calls.next(stream, ResetWords) == action and lie >= set(range(first, first + count))
+            lie = {semaphore.index for semaphore in plan.semaphores if semaphore.device == device}
+            return calls.next(stream, ResetSemaphores) == action and lie >= set(range(first, first + count))
         case _:
             return calls.next(stream, type(action)) == action
 
 
-def _words(plan: DevicePlan, words: Sequence[int]) -> bool:
-    return all(0 <= word < len(plan.words) and plan.words[word].used_in(plan.mode) for word in words)
+def _semaphores(plan: DevicePlan, semaphores: Sequence[int]) -> bool:
+    return all(
+        0 <= semaphore < len(plan.semaphores) and plan.semaphores[semaphore].used_in(plan.mode)
+        for semaphore in semaphores
+    )
 
 
 def _copied(plan: DevicePlan, action: CopyMemory, calls: _Calls) -> bool:
-    """Whether the next calls bring each element of the moves, and each word, once."""
+    """Whether the next calls bring each element of the moves, and each semaphore, once."""
     if action.batch:
         call = calls.next(action.stream, CopyBatch)
-        if not isinstance(call, CopyBatch) or call.words != action.words:
+        if not isinstance(call, CopyBatch) or call.semaphores != action.semaphores:
             return False
         runs = [run for run in call.runs if type(run) is CopyRun and run.stream == action.stream]
         return len(runs) == len(call.runs) and _moves(plan, action, list(runs)) == len(runs)
-    for word in action.words:
-        if calls.next(action.stream, CopyWord) != CopyWord(action.stream, word):
+    for semaphore in action.semaphores:
+        if calls.next(action.stream, CopySignal) != CopySignal(action.stream, semaphore):
             return False
     copies: list[CopyRun | CopyRows] = []
     for step in reversed(calls.left):

@@ -19,7 +19,7 @@ from ficco_rt.cli.main import execute
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device import build as device
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import Frame, Placement
+from ficco_rt.device.ir import Placement, RunEnds
 from ficco_rt.graph import budget, prove
 from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels.naive import tables
@@ -48,7 +48,7 @@ PAYS = (  # a kind of budget, where it is spent, a program with more than three 
     ("WORKS", "device.launches", SUMS, RUN, "kernels are looked for for more than 3 works"),
     ("OPERANDS", "device.launches", SUMS, RUN, "the launches of the plan have more than 3 operands"),
     ("COLLECTED", "device.launches", CALLS, RUN, "the collectives of the plan are more than 3 copies and sums"),
-    ("WORDS", "device.semaphores", CALLS, RUN, "the devices of the plan need more than 3 words"),
+    ("SEMAPHORES", "device.semaphores", CALLS, RUN, "the devices of the plan need more than 3 semaphores"),
     ("NODES", "device.sequence", COPIES, PLAN, "the check of the device plan has more than 3 actions"),
     ("ACTIONS", "device.build", COPIES, RUN, "a run of the plan is more than 3 driver calls"),
     ("SHARED", "sim.virtual_clock", MEETING, RUN, "the copies of the plan change each other's rates more than 3 times"),
@@ -76,7 +76,7 @@ def test_what_is_made_of_a_plan_is_paid_for(
     assert "b.ficco:7:" in said
 
 
-@pytest.mark.parametrize("where", ["fuse", "choose"])
+@pytest.mark.parametrize("where", ["fuse", "choose_kernels"])
 def test_lowering_pays_for_works_that_kernels_are_found_for(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"ficco_rt.plan.{where}.WORKS", replace(budget.WORKS, most=3 / budget.most_ops()))
     graph = build(cases.schedule("gemm_rs/streamed"), 4, {"M": 256, "N": 128, "K": 128, "chunks": 4})
@@ -171,8 +171,8 @@ def test_the_model_of_a_run_has_no_frames() -> None:
     layout = device.layout_of(plan, machine.device, Placement((0, 1)), usual(machine.device.arch))
     whole, body = device.device_plan(layout, "streams"), device.modelled(layout, "streams")
     assert body.body == whole.body
-    assert body.own == body.called == Frame((), ())
-    assert whole.own.begin
+    assert body.own == body.called == RunEnds((), ())
+    assert whole.own.prologue
 
 
 def test_launches_of_many_works_have_their_keys_soon() -> None:

@@ -88,7 +88,9 @@ def test_the_library_makes_collectives_where_it_can() -> None:
     made = device_plan(found, "graph")
     check_device(made)
     assert [a.kind for a in made.body if isinstance(a, CallCollective)] == ["all_gather"] * 2 + ["all_reduce"] * 2
-    assert all(word.used == "embedded" for word in made.words)  # nobody meets: a collective holds its ranks itself
+    assert all(
+        semaphore.used == "embedded" for semaphore in made.semaphores
+    )  # nobody meets: a collective holds its ranks itself
     assert "communicator 0 of NCCL on each device, queue vendor: ctas 8" in device_text(made)
 
 
@@ -149,7 +151,7 @@ stage mm     on compute streamed { for i in 0..ranks { gemm C.rows(i of ranks) =
 """
 
 
-@pytest.mark.parametrize("mode", ["streams", "latched"])
+@pytest.mark.parametrize("mode", ["streams", "gated"])
 def test_launches_that_spin_leave_room_for_all_collectives_and_for_a_product_of_the_library(mode: Mode) -> None:
     plan = compiler.plan_of(compiler.build(ficco_dsl.parse(CROWD, "crowd.ficco"), 2), profile("h200-switch", 2))
     made = device_plan(layout(plan), mode)
@@ -203,12 +205,12 @@ def test_calls_that_would_not_meet_are_refused(name: str) -> None:
 def test_a_wait_that_is_gone_is_a_race() -> None:
     """The end of a run tells the control stream that the collective is over: without, the next run may be too early."""
     made = device_plan(layout(plan_of()), "streams")
-    frames = [
-        replace(f, end=tuple(a for a in f.end if not (isinstance(a, AwaitEvent) and a.event.kind == "tail")))
+    run_ends = [
+        replace(f, epilogue=tuple(a for a in f.epilogue if not (isinstance(a, AwaitEvent) and a.event.kind == "tail")))
         for f in (made.own, made.called)
     ]
     with pytest.raises(PlanError, match="race on "):
-        check_device(replace(made, own=frames[0], called=frames[1]))
+        check_device(replace(made, own=run_ends[0], called=run_ends[1]))
 
 
 def test_launches_that_wait_leave_the_library_its_multiprocessors() -> None:

@@ -17,21 +17,21 @@ from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import (
     AwaitEvent,
-    ChangeWords,
+    Barrier,
+    BarrierStep,
     CopyMemory,
     DevicePlan,
     EventName,
     LaunchGraph,
     LaunchKernel,
     Library,
-    Meet,
-    MeetStep,
     Mode,
     Placement,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    SemaphoreOp,
+    StreamMemOps,
     StreamName,
-    WordChange,
 )
 from ficco_rt.errors import PlanError
 from ficco_rt.geometry.region import Axis, Interval
@@ -51,7 +51,7 @@ from tests.unit.device_plan_damage import (
     streamed,
     unchained,
     waiting_for,
-    with_words,
+    with_semaphores,
     without,
     worded,
     works_of,
@@ -68,7 +68,7 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "embedded": ("gemm_rs/serial", "embedded", {}),
     "entries": ("pull", "embedded", {}),
     "processes": ("gemm_rs/serial", "streams", {"M": 1 << 17}),
-    "opening": ("ag_gemm/streamed", "graph", {"chunks": 2}),
+    "early begin": ("ag_gemm/streamed", "graph", {"chunks": 2}),
     "gather": ("ag_gemm/streamed", "streams", {"chunks": 2}),
     "relay": ("gemm_rs/relay", "streams", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}),
     "graph": ("gemm_rs/serial", "graph", {}),
@@ -84,16 +84,16 @@ QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where ther
 
 @cache
 def made(plan: str) -> DevicePlan:
-    """Each rank has a device; in `shared` they share one, in `processes` and `opening` each has a process of its own.
-    In `processes` streams change one word a call, and the scratch is too large for two sets, so that they tell each
-    other the end of a run."""
+    """Each rank has a device; in `shared` they share one, in `processes` and `early_begin` each has a process of its
+    own. In `processes` streams change one semaphore a call, and the scratch is too large for two sets, so that they
+    tell each other the end of a run."""
     name, mode, more = PLANS[plan]
     machine = profile("h200-switch", 2)
     sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
     schedule = cases.by_library(name) if plan == "library" else cases.schedule(name) if name != "pull" else PULLING
     lowered = plan_of(build(schedule, 2, sizes if schedule.params else {}), machine)
     apart = Placement((0, 1), (0, 1))
-    placements = {"shared": Placement((0, 0)), "processes": apart, "opening": apart}
+    placements = {"shared": Placement((0, 0)), "processes": apart, "early begin": apart}
     placement = placements.get(plan, Placement((0, 1)))
     features = usual(machine.device.arch)
     library: Library = "NCCL" if plan == "collectives" else ""
@@ -101,7 +101,7 @@ def made(plan: str) -> DevicePlan:
         features,
         queues=QUEUES.get(plan, features.queues),
         collectives=library,
-        word_batches=plan != "processes",
+        batched_mem_ops=plan != "processes",
     )
     return device_plan(layout_of(lowered, machine.device, placement, features), mode)
 
@@ -112,7 +112,7 @@ def test_a_launch_begins_not_early_behind_flags_that_its_stream_resets() -> None
     plan = plan_of(build(cases.schedule("ag_gemm/stationary_a"), 16, {"chunks": 1}), machine)
     placement = Placement(tuple(range(16)))
     found = device_plan(layout_of(plan, machine.device, placement, usual(machine.device.arch)), "streams")
-    reset = [a.stream for a in found.body if isinstance(a, ResetWords)]
+    reset = [a.stream for a in found.body if isinstance(a, ResetSemaphores)]
     assert reset
     assert not list(rules.early_starts_are_safe(found))
 
@@ -127,7 +127,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.version_is_known,
         "gather",
         lambda p: replace(p, version=9),
-        "the device plan has version 9; this ficco reads version 6",
+        "the device plan has version 9; this ficco reads version 7",
     ),
     (
         "no processes of some ranks",
@@ -188,46 +188,46 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
     ),
     (
         "place taken",
-        rules.words_lie_apart,
+        rules.semaphores_lie_apart,
         "gather",
         worded(1, index=0),
-        "the place 0 of a word on device 0 is taken or no place",
+        "the place 0 of a semaphore on device 0 is taken or no place",
     ),
-    ("no word", rules.words_lie_apart, "gather", with_words(8), f"{COPY}: there is no word 8"),
+    ("no semaphore", rules.semaphores_lie_apart, "gather", with_semaphores(8), f"{COPY}: there is no semaphore 8"),
     (
         "wait elsewhere",
-        rules.words_lie_apart,
+        rules.semaphores_lie_apart,
         "relay",
         waiting_for(0, 6),
-        "WaitFlag on rank 0 stream dma: stream 1 of device 0 waits for word 6 of another device",
+        "WaitFlag on rank 0 stream dma: stream 1 of device 0 waits for semaphore 6 of another device",
     ),
     (
         "reset behind the end",
-        rules.words_lie_apart,
+        rules.semaphores_lie_apart,
         "graph",
-        changed(ResetWords, count=4),
-        "the end of a run: words 0 to 3 of 3 are reset",
+        changed(ResetSemaphores, count=4),
+        "the end of a run: semaphores 0 to 3 of 3 are reset",
     ),
     (
-        "a meeting over other devices' words",
-        rules.words_lie_apart,
+        "a barrier over other devices' semaphores",
+        rules.semaphores_lie_apart,
         "embedded",
-        changed(Meet, steps=(MeetStep("wait", 4),)),
-        "the end of a run: control 0 does not own word 4, which it does not raise",
+        changed(Barrier, steps=(BarrierStep("wait", 4),)),
+        "the end of a run: control 0 does not own semaphore 4, which it does not signal",
     ),
     (
-        "a meeting over too many words",
-        rules.words_lie_apart,
+        "a barrier over too many semaphores",
+        rules.semaphores_lie_apart,
         "embedded",
-        changed(Meet, steps=(MeetStep("reset", 0, 9),)),
-        "the end of a run: a meeting over words 0 to 8",
+        changed(Barrier, steps=(BarrierStep("reset", 0, 9),)),
+        "the end of a run: a barrier over semaphores 0 to 8",
     ),
     (
-        "a meeting over words of two devices",
-        rules.words_lie_apart,
+        "a barrier over semaphores of two devices",
+        rules.semaphores_lie_apart,
         "embedded",
-        changed(Meet, steps=(MeetStep("reset", 0, 4),)),
-        "the end of a run: words 0 to 3 do not lie side by side",
+        changed(Barrier, steps=(BarrierStep("reset", 0, 4),)),
+        "the end of a run: semaphores 0 to 3 do not lie side by side",
     ),
     (
         "not recorded",
@@ -252,23 +252,25 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
     ),
     (
         "callers in a run of nobody's",
-        rules.frames_know_their_streams,
+        rules.run_ends_know_their_streams,
         "gather",
         lambda p: replace(p, own=p.called),
         "the begin of a run: caller 0 in a run that nobody calls",
     ),
     (
         "no completion recorded",
-        rules.frames_know_their_streams,
+        rules.run_ends_know_their_streams,
         "gather",
-        without(RecordEvent, "end"),
+        without(RecordEvent, "epilogue"),
         "a run records the event 'completion' of each device once",
     ),
     (
         "an end for some runs",
         rules.ends_are_alike,
         "gather",
-        lambda p: replace(p, own=replace(p.own, end=(*p.own.end[:-1], replace(p.own.end[-1], when="behind")))),
+        lambda p: replace(
+            p, own=replace(p.own, epilogue=(*p.own.epilogue[:-1], replace(p.own.epilogue[-1], when="behind")))
+        ),
         "the end of a run: control 1, behind: a run ends in one way, however it is made",
     ),
     (
@@ -369,106 +371,117 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.batches_fit,
         "gather",
         batched(lambda batch: replace(batch, batch=False)),
-        f"{COPY}: 1 copies and 1 words that are no batch",
+        f"{COPY}: 1 copies and 1 semaphores that are no batch",
     ),
     (
-        "copied word here",
-        rules.copied_words_are_for_kernels_elsewhere,
+        "copied semaphore here",
+        rules.copied_semaphores_are_for_kernels_elsewhere,
         "gather",
-        with_words(0),
-        f"{COPY}: word 0 of the same device is raised by a copy",
+        with_semaphores(0),
+        f"{COPY}: semaphore 0 of the same device is signalled by a copy",
     ),
     (
-        "copied word awaited",
-        rules.copied_words_are_for_kernels_elsewhere,
+        "copied semaphore awaited",
+        rules.copied_semaphores_are_for_kernels_elsewhere,
         "relay",
-        changed(CopyMemory, 0, words=(6,)),
-        f"{COPY}: word 6, for which a stream waits, is raised by a copy",
+        changed(CopyMemory, 0, semaphores=(6,)),
+        f"{COPY}: semaphore 6, for which a stream waits, is signalled by a copy",
     ),
     (
-        "raised twice",
-        rules.words_are_given_once,
+        "signalled twice",
+        rules.semaphores_are_given_once,
         "gather",
-        dropped(ChangeWords, 0, 2),
-        "word 5 (flag 1) is raised 2 times in a run (on its own streams, alone, timed), for whoever waits",
+        dropped(StreamMemOps, 0, 2),
+        "semaphore 5 (flag 1) is signalled 2 times in a run (on its own streams, alone, timed)",
     ),
     (
-        "never raised",
-        rules.words_are_given_once,
+        "never signalled",
+        rules.semaphores_are_given_once,
         "gather",
-        dropped(ChangeWords),
-        "word 5 (flag 1) is raised 0 times in a run (on its own streams, alone, timed), for whoever waits",
+        dropped(StreamMemOps),
+        "semaphore 5 (flag 1) is signalled 0 times in a run (on its own streams, alone, timed)",
     ),
-    ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
+    ("no semaphore of a flag", rules.semaphores_are_given_once, "gather", worded(0, flag=9), "flag 2 has no semaphore"),
     (
         "not reset by its kernel",
-        rules.words_are_given_once,
+        rules.semaphores_are_given_once,
         "gather",
         launched(0, {"resets": (2,)}),
-        "word 1 (flag 3) is reset 0 times in a run (on its own streams, alone, timed)",
+        "semaphore 1 (flag 3) is reset 0 times in a run (on its own streams, alone, timed)",
     ),
     (
         "reset by who does not wait",
-        rules.words_are_given_once,
+        rules.semaphores_are_given_once,
         "gather",
         launched(0, {"resets": (2, 3, 0)}),
         f"{KERNEL} resets flag 0, for which it does not wait",
     ),
     (
         "never reset",
-        rules.words_are_given_once,
+        rules.semaphores_are_given_once,
         "graph",
-        dropped(ResetWords),
-        "word 0 (semaphore of event 3) is reset 0 times in a run (on its own streams, alone, timed)",
+        dropped(ResetSemaphores),
+        "semaphore 0 (event 3) is reset 0 times in a run (on its own streams, alone, timed)",
     ),
     (
-        "a word that is taken by who raises it",
-        rules.words_lie_apart,
-        "opening",
-        openings(lambda change: replace(change, takes=True)),
-        "the begin of a run: word 7 is raised, and taken by who raises it",
+        "a semaphore that is taken by who signals it",
+        rules.semaphores_lie_apart,
+        "early begin",
+        openings(lambda change: replace(change, acquires=True)),
+        "the begin of a run: semaphore 7 is signalled, and acquired by the stream that signals it",
     ),
     (
-        "a word that is not taken down",
-        rules.words_are_given_once,
-        "opening",
-        openings(lambda change: replace(change, takes=False)),
-        "word 2 (semaphore of ready of device 1) is reset 0 times in a run (on its own streams, alone, timed)",
+        "a semaphore that is not taken down",
+        rules.semaphores_are_given_once,
+        "early begin",
+        openings(lambda change: replace(change, acquires=False)),
+        "semaphore 2 (ready of device 1) is reset 0 times in a run (on its own streams, alone, timed)",
     ),
     (
         "a run that is not counted",
         rules.runs_are_counted,
         "embedded",
-        changed(Meet, steps=(MeetStep("reset", 0), MeetStep("raise", 4), MeetStep("wait", 1))),
-        "the end of a run: control 0 meets others before it has counted the run, or counts it twice",
+        changed(Barrier, steps=(BarrierStep("reset", 0), BarrierStep("signal", 4), BarrierStep("wait", 1))),
+        "the end of a run: control 0 joins a barrier before it has counted the run, or counts it twice",
     ),
     (
         "a run that is counted twice",
         rules.runs_are_counted,
         "entries",
-        changed(Meet, steps=(MeetStep("count", 2), MeetStep("count", 2), MeetStep("raise", 3), MeetStep("wait", 0))),
-        "the begin of a run: control 0 meets others before it has counted the run, or counts it twice",
+        changed(
+            Barrier,
+            steps=(BarrierStep("count", 2), BarrierStep("count", 2), BarrierStep("signal", 3), BarrierStep("wait", 0)),
+        ),
+        "the begin of a run: control 0 joins a barrier before it has counted the run, or counts it twice",
     ),
     (
         "the count of another device",
         rules.runs_are_counted,
         "embedded",
-        changed(Meet, runs=5),
-        "the end of a run: control 0 meets others by word 5, not by its own count of runs",
+        changed(Barrier, runs=5),
+        "the end of a run: control 0 joins a barrier by semaphore 5, not by its own count of runs",
     ),
     (
         "a stream waits for an exit",
         rules.runs_are_counted,
         "embedded",
-        changed(ChangeWords, changes=(WordChange(1, False),)),
-        "WaitEvent on rank 0 stream compute: word 1 (semaphore of exit of device 1) outside of a meeting",
+        changed(StreamMemOps, changes=(SemaphoreOp(1, False),)),
+        "WaitEvent on rank 0 stream compute: semaphore 1 (exit of device 1) outside of a barrier",
     ),
     (
         "an exit is reset",
         rules.runs_are_counted,
         "embedded",
-        changed(Meet, steps=(MeetStep("count", 2), MeetStep("reset", 0, 2), MeetStep("raise", 4), MeetStep("wait", 1))),
-        "the end of a run: a meeting cannot reset word 1 (semaphore of exit of device 1)",
+        changed(
+            Barrier,
+            steps=(
+                BarrierStep("count", 2),
+                BarrierStep("reset", 0, 2),
+                BarrierStep("signal", 4),
+                BarrierStep("wait", 1),
+            ),
+        ),
+        "the end of a run: a barrier cannot reset semaphore 1 (exit of device 1)",
     ),
     (
         "replayed by nobody's streams",
@@ -486,7 +499,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
     ),
     (
         "no replay recorded",
-        rules.frames_know_their_streams,
+        rules.run_ends_know_their_streams,
         "embedded",
         lambda p: replace(p, body=tuple(a for a in p.body if getattr(a, "event", None) != EventName("replayed", 1))),
         "a run records the event 'replayed' of each device once",
@@ -502,7 +515,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "no graph",
         rules.graphs_are_launched,
         "graph",
-        without(LaunchGraph, "begin"),
+        without(LaunchGraph, "prologue"),
         "a run launches each device's graph once, and only in modes with graphs (on its own streams, alone, timed)",
     ),
     (
@@ -514,25 +527,25 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "for 4 streams",
     ),
     (
-        "latch open too early",
-        rules.latches_open_last,
+        "start gate open too early",
+        rules.start_gates_open_last,
         "traced",
-        at_the_end("begin", 0),
-        "the end of a run: the last action of the run does not raise the latch",
+        at_the_end("prologue", 0),
+        "the end of a run: the last action of the run does not open the start gate",
     ),
     (
-        "latch never open",
-        rules.latches_open_last,
+        "start gate never open",
+        rules.start_gates_open_last,
         "traced",
         at_the_end("", 0),
-        "the end of a run: the last action of the run does not raise the latch",
+        "the end of a run: the last action of the run does not open the start gate",
     ),
     (
-        "start before the latch",
-        rules.latches_open_last,
+        "start before the start gate",
+        rules.start_gates_open_last,
         "traced",
         start_first,
-        "the begin of a run: start of the run is recorded, and not right behind the wait for the latch",
+        "the begin of a run: start of the run is recorded, and not right behind the wait for the start gate",
     ),
     (
         "a priority of its own",
@@ -542,18 +555,18 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "vendor_gemm knows no flags, no early start and no priority of its own",
     ),
     (
-        "work on the latch's stream",
-        rules.latches_open_last,
+        "work on the start gate's stream",
+        rules.start_gates_open_last,
         "traced",
-        changed(RecordEvent, 0, stream=StreamName("latch", 0)),
-        f"{LAUNCH}: latch 0 does something else than to raise the latch",
+        changed(RecordEvent, 0, stream=StreamName("gate", 0)),
+        f"{LAUNCH}: start gate 0 does something else than to open the start gate",
     ),
     (
         "no sets",
         rules.all_is_there,
         "gather",
         lambda p: replace(p, sets=0),
-        f"0 sets of words and scratch; there are one or two; {AGAIN}",
+        f"0 sets of semaphores and scratch; there are one or two; {AGAIN}",
     ),
     (
         "a stream of no rank",
@@ -627,15 +640,15 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "runs that do more than to wait for replays",
         rules.replays_are_awaited,
         "embedded",
-        lambda p: replace(p, between=replace(p.between, begin=p.between.end)),
+        lambda p: replace(p, between=replace(p.between, prologue=p.between.epilogue)),
         "the end of a run: caller 0 between runs and replays does not wait for the event 'replayed'",
     ),
     (
-        "latch of a crowded device",
-        rules.latches_open_last,
+        "start gate of a crowded device",
+        rules.start_gates_open_last,
         "traced",
         lambda p: replace(p, features=replace(p.features, queues=4)),
-        "the latch of a run: a latch, and a device is crowded",
+        "the start gate of a run: a start gate, and a device is crowded",
     ),
 ]
 

@@ -20,9 +20,9 @@ from ficco_rt.device.ir import (
     Mode,
     Placement,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
 )
-from ficco_rt.device.run_ends import Frames
+from ficco_rt.device.run_ends import RunEndsBuilder
 from ficco_rt.errors import PlanError
 from ficco_rt.machine.profiles import profile
 from tests import cases
@@ -36,12 +36,12 @@ from tests.unit.device_plan_damage import (
     dropped,
     late_entries,
     overlapping,
-    semaphoreless,
     taken_first,
     told_too_early,
     waited_too_early,
     waits_first,
     without,
+    without_points,
 )
 from tests.unit.test_device_check import COPY, LAUNCH, made
 
@@ -50,13 +50,13 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "no event of the side stream",
         "relay",
         dropped(AwaitEvent, 0),
-        "deadlock: stream 2 waits for word 8 (flag 4)",
+        "deadlock: stream 2 waits for semaphore 8 (flag 4)",
     ),
     (
         "side stream not behind the run before",
         "relay",
-        without(AwaitEvent, "begin", "called"),
-        "deadlock: stream 2 waits for word 9 (flag 5)",
+        without(AwaitEvent, "prologue", "called"),
+        "deadlock: stream 2 waits for semaphore 9 (flag 5)",
     ),
     (
         "members of a batch that need an order",
@@ -68,14 +68,14 @@ WALKS: list[tuple[str, str, Damage, str]] = [
     (
         "callers do not wait",
         "gather",
-        without(AwaitEvent, "end", "called"),
+        without(AwaitEvent, "epilogue", "called"),
         "race on A@1 rows 0–63, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) reads it, the caller of "
         "rank 1 writes it, and nothing orders the two",
     ),
     (
         "no semaphore",
         "graph",
-        semaphoreless,
+        without_points,
         "race on S@0 rows 128–255, columns 0–127: CopyAsync on rank 1 stream dma (stream 3) writes it, "
         f"{LAUNCH} (stream 0) reads it, and nothing orders the two",
     ),
@@ -87,17 +87,17 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "Launch on rank 1 stream compute (stream 3) reads it, and nothing orders the two",
     ),
     (
-        "an exit told before the words are reset, in graphs",
+        "an exit told before the semaphores are reset, in graphs",
         "embedded",
         told_too_early,
-        "race on word 0 (semaphore of event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
+        "race on semaphore 0 (event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
         "(control 0) writes it, and nothing orders the two",
     ),
     (
-        "an exit told before the words are reset, by processes",
+        "an exit told before the semaphores are reset, by processes",
         "processes",
         told_too_early,
-        "race on word 0 (semaphore of event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
+        "race on semaphore 0 (event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
         "(control 0) writes it, and nothing orders the two",
     ),
     (
@@ -109,24 +109,24 @@ WALKS: list[tuple[str, str, Damage, str]] = [
     ),
     (
         "a copy that does not wait until the other device is ready",
-        "opening",
+        "early begin",
         begun_at_once,
         "race on G@0 rows 128–191, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) writes it, "
         "Launch on rank 0 stream compute (stream 1) reads it, and nothing orders the two",
     ),
     (
         "devices that wait before they say that they are ready",
-        "opening",
+        "early begin",
         taken_first,
-        "deadlock: control 0 waits for word 2 (semaphore of ready of device 1)",
+        "deadlock: control 0 waits for semaphore 2 (ready of device 1)",
     ),
     (
         "an exit awaited before it is told",
         "embedded",
         waited_too_early,
-        "deadlock: control 0 waits for word 1 (semaphore of exit of device 1)",
+        "deadlock: control 0 waits for semaphore 1 (exit of device 1)",
     ),
-    ("a circle", "relay", circle, "deadlock: stream 0 waits for word 0 (flag 0)"),
+    ("a circle", "relay", circle, "deadlock: stream 0 waits for semaphore 0 (flag 0)"),
     ("waits in front", "one queue", waits_first, "deadlock: stream 0 waits for a hardware queue of device 0"),
     ("no room", "shared", crowded, "deadlock: stream 1 waits for the multiprocessors of device 0"),
 ]
@@ -156,8 +156,8 @@ def test_what_stands_between_runs_is_refused(
 ) -> None:
     """Frames without any order between replays and plain runs."""
     check(small(name, mode, apart))
-    monkeypatch.setattr(Frames, "_replays", lambda self, device: [])
-    monkeypatch.setattr(Frames, "_before_replays", lambda self, rank: iter(()))
+    monkeypatch.setattr(RunEndsBuilder, "_replays", lambda self, device: [])
+    monkeypatch.setattr(RunEndsBuilder, "_before_replays", lambda self, rank: iter(()))
     with pytest.raises(PlanError, match=r"nothing orders the two|deadlock"):
         check(small(name, mode, apart))
 
@@ -177,11 +177,11 @@ def test_replays_stand_behind_runs_of_processes_with_several_devices(mode: Mode)
     check(plan)
     less = [
         a
-        for a in plan.called.end
+        for a in plan.called.epilogue
         if not (isinstance(a, AwaitEvent) and a.stream.kind == "caller" and a.when == "behind replays")
     ]
     with pytest.raises(PlanError, match="a replay of a caller"):
-        check(replace(plan, called=replace(plan.called, end=tuple(less))))
+        check(replace(plan, called=replace(plan.called, epilogue=tuple(less))))
 
 
 def test_one_process_that_is_named_counts_no_runs() -> None:
@@ -194,13 +194,13 @@ def test_an_end_that_is_told_before_the_work_is_done(name: str) -> None:
     """The host uses the tensors as soon as it has seen the end of a run on nobody's streams."""
     plan = small(name, "streams")
     kernels = {a.stream for a in plan.body if isinstance(a, LaunchKernel)}
-    tails = {a.event for a in plan.own.end if isinstance(a, RecordEvent) and a.stream in kernels}
+    tails = {a.event for a in plan.own.epilogue if isinstance(a, RecordEvent) and a.stream in kernels}
     refused = 0
-    for i, action in enumerate(plan.own.end):
+    for i, action in enumerate(plan.own.epilogue):
         if isinstance(action, AwaitEvent) and action.event in tails:
-            less = (*plan.own.end[:i], *plan.own.end[i + 1 :])
+            less = (*plan.own.epilogue[:i], *plan.own.epilogue[i + 1 :])
             with pytest.raises(PlanError):
-                check(replace(plan, own=replace(plan.own, end=less)))
+                check(replace(plan, own=replace(plan.own, epilogue=less)))
             refused += 1
     assert refused == len(tails) > 1
 
@@ -209,14 +209,14 @@ def test_an_end_that_is_told_before_the_work_is_done(name: str) -> None:
     ("name", "mode", "kind"),
     [
         ("gemm_rs/streamed", "graph", LaunchGraph),
-        ("gemm_rs/streamed", "streams", ResetWords),
-        ("gemm_ar/streamed", "streams", ResetWords),
+        ("gemm_rs/streamed", "streams", ResetSemaphores),
+        ("gemm_ar/streamed", "streams", ResetSemaphores),
     ],
 )
 def test_a_condition_under_which_a_run_is_not_whole(name: str, mode: Mode, kind: type[Any]) -> None:
     plan = small(name, mode)
     tried = 0
-    for side in ("begin", "end"):
+    for side in ("prologue", "epilogue"):
         actions = getattr(plan.own, side)
         for i, action in enumerate(actions):
             if isinstance(action, kind):

@@ -1,4 +1,4 @@
-"""Which plans take two sets of scratch and words by turns, and what a run is then."""
+"""Which plans take two sets of scratch and semaphores alternately, and what a run is then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ficco_rt.device.check import check
 from ficco_rt.device.codec import from_json, to_json
 from ficco_rt.device.double_buffering import double_buffered
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import Meet, Mode, Placement
+from ficco_rt.device.ir import Barrier, Mode, Placement
 from ficco_rt.device.text import to_text
 from ficco_rt.errors import PlanError
 from ficco_rt.machine.profiles import profile
@@ -118,7 +118,7 @@ def test_where_it_is_of_no_use() -> None:
     assert not double_buffered(shipped("gemm_ar/serial", M=64), APART, FEATURES)  # collectives
     assert not double_buffered(plan, APART, replace(FEATURES, keeps_shared=False))  # others may still read it
     opened = layout(shipped("ag_gemm/streamed", M=64))
-    assert opened.opening is not None  # which begins as early
+    assert opened.early_begin is not None  # which begins as early
     assert (opened.sets, opened.kept_sets) == (1, 1)
 
 
@@ -139,11 +139,11 @@ def test_runs_do_not_wait_for_the_others_ends(name: str, mode: Mode) -> None:
     check(made)
     assert from_json(to_json(made)) == made
     assert made.sets == (1 if mode == "embedded" else 2)
-    assert ("2 sets of words and scratch" in to_text(made)) == (mode != "embedded")
-    meetings = [action for action in made.actions if isinstance(action, Meet)]
-    assert bool(meetings) == (mode in ("embedded", "traced"))
-    ends = (*made.own.end, *made.called.end, *(made.body if mode == "embedded" else ()))
-    assert any(isinstance(action, Meet) for action in ends) == (mode == "embedded")
+    assert ("2 sets of semaphores and scratch" in to_text(made)) == (mode != "embedded")
+    barriers = [action for action in made.actions if isinstance(action, Barrier)]
+    assert bool(barriers) == (mode in ("embedded", "traced"))
+    ends = (*made.own.epilogue, *made.called.epilogue, *(made.body if mode == "embedded" else ()))
+    assert any(isinstance(action, Barrier) for action in ends) == (mode == "embedded")
 
 
 @pytest.mark.parametrize("mode", ["streams", "graph"])
@@ -155,16 +155,16 @@ def test_one_set_would_not_do(name: str, mode: Mode) -> None:
 
 
 def test_the_end_of_a_run_is_that_of_all_it_raises() -> None:
-    """Side streams raise flags behind copies. Nobody tells that these have come, so the end waits for them."""
+    """Side streams signal flags behind copies. Nobody tells that these have come, so the end waits for them."""
     name = "ag_gemm/streamed"
     sizes = cases.sizes(name, RANKS, even=True) | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), RANKS, sizes), MACHINE)
-    features = replace(FEATURES, word_batches=False, copy_batches=False)
+    features = replace(FEATURES, batched_mem_ops=False, copy_batches=False)
     made = device_plan(layout_of(plan, MACHINE.device, APART, features), "streams")
     assert made.sets == 2
-    sides = {stream.name for stream in made.streams if stream.name.kind == "raise"}
-    tails = {action.event for action in made.own.end if action.stream in sides}  # type: ignore[union-attr]
-    awaited = {action.event for action in made.own.end if action.stream.kind == "control"}  # type: ignore[union-attr]
+    sides = {stream.name for stream in made.streams if stream.name.kind == "signal"}
+    tails = {action.event for action in made.own.epilogue if action.stream in sides}  # type: ignore[union-attr]
+    awaited = {action.event for action in made.own.epilogue if action.stream.kind == "control"}  # type: ignore[union-attr]
     assert sides
     assert len(tails) == len(sides)
     assert tails <= awaited

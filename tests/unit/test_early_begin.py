@@ -11,9 +11,9 @@ import ficco_dsl
 from ficco_rt.compiler import build, compile_schedule, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
-from ficco_rt.device.early_begin import Opening, opening_of
+from ficco_rt.device.early_begin import EarlyBegin, early_begin_of
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import AwaitEvent, ChangeWords, DevicePlan, EventName, LaunchKernel, Meet, Mode, Placement
+from ficco_rt.device.ir import AwaitEvent, Barrier, DevicePlan, EventName, LaunchKernel, Mode, Placement, StreamMemOps
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 
@@ -51,8 +51,8 @@ def shipped(name: str) -> Plan:
     return compile_schedule(name, RANKS, {}, MACHINE)
 
 
-def opening(plan: Plan) -> Opening | None:
-    return opening_of(plan, APART, FEATURES)
+def early_begin(plan: Plan) -> EarlyBegin | None:
+    return early_begin_of(plan, APART, FEATURES)
 
 
 def made(plan: Plan, mode: Mode = "graph", placement: Placement = APART) -> DevicePlan:
@@ -61,11 +61,11 @@ def made(plan: Plan, mode: Mode = "graph", placement: Placement = APART) -> Devi
 
 def test_what_is_sent_and_read_lets_products_begin_early() -> None:
     plan = plan_text()
-    found = opening(plan)
+    found = early_begin(plan)
     assert found is not None
     assert found.sends == {rank: {(rank + 1) % RANKS} for rank in range(RANKS)}
-    assert {plan.streams[s].queue for s in found.inner} == {"compute"}
-    assert len(found.inner) == RANKS
+    assert {plan.streams[s].queue for s in found.local_streams} == {"compute"}
+    assert len(found.local_streams) == RANKS
 
 
 @pytest.mark.parametrize(
@@ -90,36 +90,36 @@ def test_what_is_sent_and_read_lets_products_begin_early() -> None:
     ids=["read", "output", "twice", "overwritten", "unread", "alone"],
 )  # fmt: skip
 def test_what_lets_nothing_begin_early(scratch: str, moves: str) -> None:
-    assert opening(plan_text(scratch, moves)) is None
+    assert early_begin(plan_text(scratch, moves)) is None
 
 
 def test_products_that_store_elsewhere_begin_with_the_others() -> None:
     """Their stream writes another rank's memory, and there is no other multiplication."""
     moves = "stage far on compute { gemm G @ (rank + 1) % ranks = A * B }\nstage use on compute { gemm D = G * B }"
-    assert opening(plan_text(SCRATCH, moves)) is None
+    assert early_begin(plan_text(SCRATCH, moves)) is None
 
 
-def test_where_words_need_multiprocessors_nothing_begins_early() -> None:
-    assert opening_of(plan_text(), APART, replace(FEATURES, word_batches=False)) is None
+def test_where_semaphores_need_multiprocessors_nothing_begins_early() -> None:
+    assert early_begin_of(plan_text(), APART, replace(FEATURES, batched_mem_ops=False)) is None
 
 
-def test_shipped_schedules_that_send_have_an_opening() -> None:
+def test_shipped_schedules_that_send_have_an_early_begin() -> None:
     for name in ("ag_gemm/streamed", "ag_gemm/hetero_fused_1d", "gemm_rs/streamed", "a2a_gemm/overlapped"):
-        assert opening(shipped(name)) is not None, name
+        assert early_begin(shipped(name)) is not None, name
     for name in ("gemm_ar/serial", "gemm_rs/direct", "ag_gemm/oneshot"):
-        assert opening(shipped(name)) is None, name
+        assert early_begin(shipped(name)) is None, name
 
 
-@pytest.mark.parametrize("mode", ["streams", "graph", "traced", "latched"])
+@pytest.mark.parametrize("mode", ["streams", "graph", "traced", "gated"])
 def test_each_mode_of_an_opening_holds(mode: Mode) -> None:
     """The check walks through runs in a row, of devices that are never told that another one's run has ended."""
     for name in ("ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/ring"):
         check(made(shipped(name), mode, PAIRS))
         found = made(shipped(name), mode)
         check(found)
-        assert not [w for w in found.words if w.point is not None and w.point.kind == "exit"]
-        meetings = [a for a in found.actions if isinstance(a, Meet)]
-        assert bool(meetings) == (mode == "traced")  # where all begin together
+        assert not [w for w in found.semaphores if w.point is not None and w.point.kind == "exit"]
+        barriers = [a for a in found.actions if isinstance(a, Barrier)]
+        assert bool(barriers) == (mode == "traced")  # where all begin together
 
 
 def test_graphs_in_callers_graphs_have_an_opening_among_processes() -> None:
@@ -127,7 +127,7 @@ def test_graphs_in_callers_graphs_have_an_opening_among_processes() -> None:
     for placement, opens in ((APART, True), (PAIRS, True), (TOGETHER, False)):
         found = made(plan, "embedded", placement)
         check(found)
-        taken = [a for a in found.body if isinstance(a, ChangeWords) and any(c.takes for c in a.changes)]
+        taken = [a for a in found.body if isinstance(a, StreamMemOps) and any(c.acquires for c in a.changes)]
         assert bool(taken) == opens
 
 

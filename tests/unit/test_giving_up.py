@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ficco_rt.device.ir import EventName, Placement, Word
+from ficco_rt.device.ir import EventName, Placement, Semaphore
 from ficco_rt.driver.gpu import board, runs, watchdog
 from ficco_rt.driver.gpu.board import Board
 from ficco_rt.driver.gpu.issue_order import TURNS, Passage, Tenant, Turns
@@ -67,40 +67,44 @@ def test_a_forked_process_publishes_nothing(boards: list[Board], monkeypatch: py
     assert not boards[1].any_verdict
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- semaphores
 
 
-def word(index: int, kind: Any = None, number: int = 0, behind: bool = False, **more: Any) -> Word:
+def semaphore(index: int, kind: Any = None, number: int = 0, behind: bool = False, **more: Any) -> Semaphore:
     point = None if kind is None else EventName(kind, number, rank=number, behind=behind)
-    return Word(0, index, None if kind else index, point, more.pop("reset", "completion"), **more)
+    return Semaphore(0, index, None if kind else index, point, more.pop("reset", "completion"), **more)
 
 
-WORDS = (
-    word(0),
-    word(1, "entry", 1),
-    word(2, "meet", 1),
-    word(3, "meet", 1, behind=True),
-    word(4, "exit", 1),
-    word(5, "entry", 1, used="traced"),
-    word(6, "entry", 0),
-    Word(0, 7, None, None, "never"),
+SEMAPHORES = (
+    semaphore(0),
+    semaphore(1, "entry", 1),
+    semaphore(2, "barrier", 1),
+    semaphore(3, "barrier", 1, behind=True),
+    semaphore(4, "exit", 1),
+    semaphore(5, "entry", 1, used="traced"),
+    semaphore(6, "entry", 0),
+    Semaphore(0, 7, None, None, "never"),
 )
 
 
 def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
-    """The places of the words that are forced up, of two sets of words of the first of two processes."""
+    """The places of the semaphores that are forced up, of two sets of semaphores of the first of two processes."""
     found: list[int] = []
 
     def force(address: int, stream: object) -> None:
         found.append((address - 4096) // 4)
         if fails:
-            raise DeviceError("a word that cannot be written")
+            raise DeviceError("a semaphore that cannot be written")
 
     gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
     made: Any = object.__new__(RunResources)
     made._gpus = SimpleNamespace(vendor=SimpleNamespace(force=force), devices=gpus.devices)
-    made._words, made._rescue, made._of_set = {0: (4096, 2 * len(WORDS))}, {0: "a stream"}, {0: len(WORDS)}
-    made._entries = _entries(gpus, WORDS)
+    made._semaphores, made._rescue, made._of_set = (
+        {0: (4096, 2 * len(SEMAPHORES))},
+        {0: "a stream"},
+        {0: len(SEMAPHORES)},
+    )
+    made._entries = _entries(gpus, SEMAPHORES)
     made._force = lambda ordinal, address: force(address, None)
     if fails:
         with pytest.raises(DeviceError):
@@ -115,7 +119,7 @@ def test_entries_of_living_processes_and_counts_of_runs_are_not_forced() -> None
     assert forced((1,)) == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14]
 
 
-def test_a_word_that_cannot_be_forced_keeps_back_no_other() -> None:
+def test_a_semaphore_that_cannot_be_forced_keeps_back_no_other() -> None:
     assert len(forced((), fails=True)) == 10
 
 
@@ -322,7 +326,7 @@ class Lock:
 
 
 class World:
-    """Runs whose devices, words and communicators write down what is done with them."""
+    """Runs whose devices, semaphores and communicators write down what is done with them."""
 
     def __init__(self, *, group: bool = False, verdict: str = "", timeout: float | None = 0.05) -> None:
         self.log: list[Any] = []
@@ -377,7 +381,7 @@ class World:
     def _force(self, gone: tuple[int, ...]) -> None:
         self.log.append(f"force {list(gone)}{'' if self.lock.held else ' without the lock'}")
         if self.force_fails:
-            raise DeviceError("words")
+            raise DeviceError("semaphores")
 
     def _clear(self) -> None:
         self.log.append("clear")
@@ -405,7 +409,7 @@ def test_it_is_published_first_and_forced_then() -> None:
     assert (alone.log, alone.runs.lost) == (["force []", "abort"], False)
 
 
-def test_communicators_are_aborted_though_words_cannot_be_forced() -> None:
+def test_communicators_are_aborted_though_semaphores_cannot_be_forced() -> None:
     world = World()
     world.force_fails = True
     world.runs._release("late")
@@ -433,7 +437,7 @@ def test_an_error_that_stays_loses_the_devices() -> None:
 def test_a_lock_that_is_never_free_loses_the_devices() -> None:
     world = World()
     world.lock.free = False
-    with pytest.raises(DeviceError, match="another thread has raised words for 5 s"), world.runs._locked():
+    with pytest.raises(DeviceError, match="another thread has signalled semaphores for 5 s"), world.runs._locked():
         pytest.fail("it is free")
     assert (world.runs.lost, world.gpus.hung) == (True, True)
 
@@ -445,7 +449,7 @@ def test_a_replay_may_come_at_once_after_a_run_is_given_up() -> None:
     assert world.log == ["force []", "abort", "ready", "clear", "put"]
 
 
-def test_clearing_words_makes_everyone_else_come_too_late() -> None:
+def test_clearing_semaphores_makes_everyone_else_come_too_late() -> None:
     world = World()
     world.tenant.overdue, world.runs._dirty = "told", True
     world.runs._clear()
@@ -629,7 +633,7 @@ def test_what_is_told_while_a_run_is_issued_is_raised_then(monkeypatch: pytest.M
         world.issue()
 
 
-def test_words_are_cleared_once_before_the_next_run() -> None:
+def test_semaphores_are_cleared_once_before_the_next_run() -> None:
     world = World()
     world.runs._release("late")
     world.log.clear()

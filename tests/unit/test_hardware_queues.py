@@ -42,11 +42,11 @@ def layout(name: str, devices: tuple[int, ...], queues: int) -> Layout:
 def test_one_queue(name: str, devices: tuple[int, ...]) -> None:
     shape = layout(name, devices, 1)
     assert not any(launch.early or len(set(launch.stages)) > 1 for launch in shape.launches)
-    modes: tuple[Mode, ...] = get_args(Mode) if devices == (0, 1) else ("streams", "traced", "latched", "graph")
+    modes: tuple[Mode, ...] = get_args(Mode) if devices == (0, 1) else ("streams", "traced", "gated", "graph")
     for mode in modes:
         made = device_plan(shape, mode)
         assert made.crowded
-        assert not any(s.name.kind in ("raise", "wait") for s in made.streams)
+        assert not any(s.name.kind in ("signal", "wait") for s in made.streams)
         if mode in GRAPHS and name in NO_CHAIN and devices != (0, 1):
             with pytest.raises(PlanError, match="deadlock"):
                 check(made)
@@ -58,7 +58,7 @@ def test_side_streams_go_first() -> None:
     """As many queues as the streams need without them: nothing else changes."""
     roomy = device_plan(layout("gemm_rs/relay", (0, 1), 32), "streams")
     needed = roomy.queues[0] + 1  # with the caller's
-    sides = [s for s in roomy.streams if s.device == 0 and s.name.kind in ("raise", "wait")]
+    sides = [s for s in roomy.streams if s.device == 0 and s.name.kind in ("signal", "wait")]
     assert sides
     assert not roomy.crowded
     narrow = device_plan(layout("gemm_rs/relay", (0, 1), needed - 1), "streams")

@@ -256,7 +256,7 @@ def test_kernels_and_stand_in_declare_no_struct_of_their_own_for_these(
 
 
 def test_steps_of_meetings(tmp_path: Path) -> None:
-    found = structs(KERNELS / "device_barrier.h", tmp_path)["MeetList"]
+    found = structs(KERNELS / "device_barrier.h", tmp_path)["BarrierList"]
     steps = [
         device_barrier.Step(0x1122334455667788 + i, 3 + i, device_barrier.KINDS["reset"])
         for i in range(device_barrier.MOST + 1)
@@ -276,7 +276,7 @@ def test_steps_of_meetings(tmp_path: Path) -> None:
         read = {name: found[f"{at}.{name}"].read(data) for name in ("address", "count", "kind")}
         assert read == {"address": step.address, "count": step.count, "kind": 2}
     text = (KERNELS / "device_barrier.h").read_text()
-    assert all(f"MEET_{name.upper()} = {kind}" in text for name, kind in device_barrier.KINDS.items())
+    assert all(f"BARRIER_{name.upper()} = {kind}" in text for name, kind in device_barrier.KINDS.items())
 
 
 def test_rows_to_be_copied(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_pieces_of_k_are_not_the_best_of_all_schedules_on_a_mesh() -> None:
 
 
 def test_a_graph_takes_a_little_longer_than_streams() -> None:
-    """Flags are written by the copy streams themselves there, and ranks wait for each other by words."""
+    """Flags are written by the copy streams themselves there, and ranks wait for each other by semaphores."""
     plan = made("gemm_rs/relay", M=16384, N=4096, K=4096)
     streams, graph = (ficco_rt.simulate(plan, mode=mode).duration for mode in ("streams", "graph"))
     assert streams < graph < 1.06 * streams

@@ -29,17 +29,17 @@ def made(name: str, placement: Placement, mode: Mode = "streams", library: str =
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_word_leads_to_another_node(name: str) -> None:
+def test_no_semaphore_leads_to_another_node(name: str) -> None:
     """Two processes on each of two nodes, and one: no deadlock and no race in several runs in a row, either way."""
     modes: tuple[Mode, ...] = ("streams", "graph", "traced")
     for mode in modes:
         found = made(name, FOUR, mode)
         check(found)
-        meetings = {(w.device, w.point.number) for w in found.words if w.point is not None and w.tells_runs}
-        assert meetings == {(0, 1), (1, 0), (2, 3), (3, 2)}
+        barriers = {(w.device, w.point.number) for w in found.semaphores if w.point is not None and w.tells_runs}
+        assert barriers == {(0, 1), (1, 0), (2, 3), (3, 2)}
     found = made(name, Placement((0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 1, 1)))
     check(found)
-    assert not any(w.tells_runs and w.used == "always" for w in found.words)
+    assert not any(w.tells_runs and w.used == "always" for w in found.semaphores)
     assert from_json(to_json(found)) == found
     assert "  ranks on nodes 0 0 1 1\n" in to_text(found)
 
@@ -48,7 +48,7 @@ def test_no_word_leads_to_another_node(name: str) -> None:
     ("placement", "said"),
     [
         (replace(FOUR, nodes=(0, 1, 0, 1)), "it touches S@1 on another node"),
-        (replace(FOUR, nodes=(0, 1, 0, 1)), r"the end of a run: it raises word \d+ on another node"),
+        (replace(FOUR, nodes=(0, 1, 0, 1)), r"the end of a run: it signals semaphore \d+ on another node"),
         (replace(FOUR, processes=(0, 0, 1, 1), nodes=(0, 1, 0, 1)), "process 0 is on the nodes 0 and 1"),
         (replace(FOUR, nodes=(0, 1)), "4 ranks, and the nodes of 2 of them"),
     ],

@@ -70,7 +70,7 @@ def test_the_text_names_what_is_called() -> None:
     assert text.startswith(
         "run plan of ag_gemm_streamed, mode streams, process 1\n"
         "  run 5, set 0: on callers' streams, behind the run before, which was others'\n"
-        "  device 1: 3 streams, and one that raises words when a run is given up; 32 hardware queues\n"
+        "  device 1: 3 streams, and one that signals semaphores when a run is given up; 32 hardware queues\n"
     )
     calls = text.partition("\ncalls\n")[2].splitlines()
     assert all(line.split()[1:3] in (["device", "1"], ["device", "1:"]) for line in calls)

@@ -11,7 +11,7 @@ import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import DevicePlan, Frame, LaunchKernel, Mode, Placement, ResetWords, StreamName
+from ficco_rt.device.ir import DevicePlan, LaunchKernel, Mode, Placement, ResetSemaphores, RunEnds, StreamName
 from ficco_rt.device.run_residency import Held, Room, either, fit, gates, kept_back, rooms
 from ficco_rt.machine.profiles import profile
 from tests import cases
@@ -106,7 +106,7 @@ def test_all_streams_of_a_device_wait(mode: Mode) -> None:
     plan = device("gemm_rs/streamed", mode)
     for called in (False, True):
         for i, names in gates(plan, called=called).items():
-            begun = {s.name for s in plan.streams if s.device == i and s.name.kind not in ("caller", "raise", "latch")}
+            begun = {s.name for s in plan.streams if s.device == i and s.name.kind not in ("caller", "signal", "gate")}
             assert set(names) == begun
 
 
@@ -120,8 +120,8 @@ def test_a_fill_and_a_copy_inside_a_device_need_a_place() -> None:
     """Without any other launch too."""
     plan = device("narrow", sms=8)
     body = tuple(action for action in plan.body if not isinstance(action, LaunchKernel))
-    fills = Frame((), tuple(action for action in plan.own.end if isinstance(action, ResetWords)))
-    none = Frame((), ())
+    fills = RunEnds((), tuple(action for action in plan.own.epilogue if isinstance(action, ResetSemaphores)))
+    none = RunEnds((), ())
     assert rooms(replace(plan, body=(), own=none, called=none))[0].needs == 0
     assert rooms(replace(plan, body=body, own=none, called=none))[0].needs == 1
     assert rooms(replace(plan, body=(), own=fills, called=none))[0].needs == 1

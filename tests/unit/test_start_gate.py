@@ -1,4 +1,4 @@
-"""A traced or latched run begins when all of it is issued, where that cannot block the host."""
+"""A traced or gated run begins when all of it is issued, where that cannot block the host."""
 
 from __future__ import annotations
 
@@ -28,50 +28,50 @@ def made(mode: Mode = "traced", queues: int = 32, processes: tuple[int, ...] = (
     return found
 
 
-def latched(plan: DevicePlan) -> bool:
-    words = [word for word in plan.words if word.used == "latched"]
-    streams = [stream for stream in plan.streams if stream.name.kind == "latch"]
-    assert len(words) == len(streams) <= 1
-    return bool(words)
+def gated(plan: DevicePlan) -> bool:
+    semaphores = [semaphore for semaphore in plan.semaphores if semaphore.used == "gated"]
+    streams = [stream for stream in plan.streams if stream.name.kind == "gate"]
+    assert len(semaphores) == len(streams) <= 1
+    return bool(semaphores)
 
 
-def test_traced_and_latched_runs_have_a_latch_and_no_others() -> None:
-    assert {mode: latched(made(mode)) for mode in get_args(Mode)} == {
+def test_traced_and_gated_runs_have_a_start_gate_and_no_others() -> None:
+    assert {mode: gated(made(mode)) for mode in get_args(Mode)} == {
         "streams": False,
         "graph": False,
         "embedded": False,
         "traced": True,
-        "latched": True,
+        "gated": True,
     }
 
 
-def test_a_latched_run_does_what_one_on_streams_does() -> None:
-    plain, behind = made("streams"), made("latched")
+def test_a_gated_run_does_what_one_on_streams_does() -> None:
+    plain, behind = made("streams"), made("gated")
     assert behind.body == plain.body
-    assert behind.has_latch
-    assert not plain.has_latch
+    assert behind.has_start_gate
+    assert not plain.has_start_gate
 
 
 def test_the_text_tells_of_it() -> None:
     text = to_text(made())
-    assert ": latch, reset at completion, in traced and latched runs\n" in text
-    number = len(made().words) - 1
-    assert text.count(f"  control 0: wait for word {number}\n  control 0: record start of the run\n") == 2
-    assert text.count(f"  latch 0: raise word {number}\n") == 2
-    assert text.endswith(f"  latch 0: raise word {number}\n")
+    assert ": start gate, reset at completion, in traced and gated runs\n" in text
+    number = len(made().semaphores) - 1
+    assert text.count(f"  control 0: wait for semaphore {number}\n  control 0: record start of the run\n") == 2
+    assert text.count(f"  start gate 0: signal semaphore {number}\n") == 2
+    assert text.endswith(f"  start gate 0: signal semaphore {number}\n")
 
 
 def test_none_where_the_host_could_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that is crowded or would be with its stream, for devices without common events, in a long run."""
     plan = made()
     needed = plan.queues[0] + 1  # with the caller's
-    assert latched(made(queues=needed))
-    assert not latched(made(queues=needed - 1))
+    assert gated(made(queues=needed))
+    assert not gated(made(queues=needed - 1))
     assert not made(queues=needed - 1).crowded
-    assert not latched(made(queues=1))
-    assert not latched(made(processes=(0, 1)))
+    assert not gated(made(queues=1))
+    assert not gated(made(processes=(0, 1)))
     most = max(sum(a.stream == s.name for a in plan.body) for s in plan.streams)
     monkeypatch.setattr(start_gate, "MOST", most)
-    assert latched(made())
+    assert gated(made())
     monkeypatch.setattr(start_gate, "MOST", most - 1)
-    assert not latched(made())
+    assert not gated(made())

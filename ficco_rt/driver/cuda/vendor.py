@@ -29,11 +29,11 @@ from ..gpu.vendor import (
     Grid,
     Handle,
     LinearCopy,
+    MemOp,
     Numbers,
     Opened,
     PitchedCopy,
     Vendor,
-    WordOp,
 )
 from .call import api, call
 from .gemm_library import CublasLt
@@ -148,8 +148,8 @@ class Cuda(Vendor):
         call.succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
     def prepare(self, gpus: Opened) -> None:
-        """A wait for a word ends with a flush of remote writes, on devices that can: then what others wrote before they
-        raised the word is there."""
+        """A wait for a semaphore ends with a flush of remote writes, on devices that can: then what others wrote before
+        they signalled it is visible."""
         can = self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
         flags = self.cu.CUstreamWaitValue_flags
         flush = True
@@ -384,17 +384,21 @@ class Cuda(Vendor):
     def wait_flag_action(self, address: int, stream: Handle) -> DriverCall:
         return self.cu.cuStreamWaitValue32, (stream, address, 1, self._until)
 
-    def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
-        if len(words) == 1 and not words[0].taken:
-            (word,) = words
-            return [(self.signal_action if word.raised else self.wait_flag_action)(word.address, stream)]
-        # a taken word is written behind the wait
-        values = [(word.address, value) for word in words for value in (1 if word.raised else None, *[0] * word.taken)]
+    def mem_op_actions(self, semaphores: Sequence[MemOp], stream: Handle) -> Sequence[DriverCall]:
+        if len(semaphores) == 1 and not semaphores[0].acquires:
+            (semaphore,) = semaphores
+            return [(self.signal_action if semaphore.signals else self.wait_flag_action)(semaphore.address, stream)]
+        # an acquired semaphore is reset behind the wait
+        values = [
+            (semaphore.address, value)
+            for semaphore in semaphores
+            for value in (1 if semaphore.signals else None, *[0] * semaphore.acquires)
+        ]
         parts = [self._operation(address, value) for address, value in values]
         return [(self.cu.cuStreamBatchMemOp, (stream, len(parts), parts, 0))]
 
     def _operation(self, address: int, written: int | None) -> Any:
-        """A part of a batch: what is written to a word; None: a wait until it is up."""
+        """A part of a batch: what is written to a semaphore; None: a wait until it is set."""
         kinds = self.cu.CUstreamBatchMemOpType
         made = self.cu.CUstreamBatchMemOpParams()
         if written is not None:

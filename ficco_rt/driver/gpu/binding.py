@@ -15,18 +15,18 @@ from ...device.ir import (
     GRAPHS,
     Action,
     AwaitEvent,
+    Barrier,
     CallCollective,
-    ChangeWords,
     DevicePlan,
     Features,
-    Frame,
     LaunchGraph,
     Manner,
-    Meet,
     Mode,
     Placement,
     RecordEvent,
-    ResetWords,
+    ResetSemaphores,
+    RunEnds,
+    StreamMemOps,
     StreamName,
 )
 from ...device.run_plan import (
@@ -34,7 +34,7 @@ from ...device.run_plan import (
     CopyBatch,
     CopyRows,
     CopyRun,
-    CopyWord,
+    CopySignal,
     Enter,
     Gate,
     Issued,
@@ -44,8 +44,8 @@ from ...device.run_plan import (
     RunPlan,
     Together,
     calls_of,
-    frame_actions,
     outside,
+    run_end_actions,
     uploads,
 )
 from ...device.run_plan import Step as CallStep
@@ -71,7 +71,7 @@ from .resources import RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor, DeviceTensors
-from .vendor import DriverCall, Gpu, Handle, LinearCopy, PitchedCopy, WordOp
+from .vendor import DriverCall, Gpu, Handle, LinearCopy, MemOp, PitchedCopy
 
 LOG = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def plans_of(
 @dataclass(slots=True, eq=False)
 class BoundPlan:
     """One set of tensors, bound. By device: `graphs` to be launched, and `parts` for callers' graphs. `number`: the set
-    of words, and of scratch; `more`: the same tensors, bound with the sets behind the first."""
+    of semaphores, and of scratch; `more`: the same tensors, bound with the sets behind the first."""
 
     plans: Plans
     memory: DeviceTensors
@@ -172,12 +172,12 @@ class BoundPlan:
     shared: Shared | None = None  # memory of other processes
 
     def in_turn(self, run: int) -> BoundPlan:
-        """What the run of this number runs. NOTE each run comes here, and most have nothing to take by turns."""
-        return self.turns[run % self.plans.layout.sets] if self.more else self
+        """What the run of this number runs. NOTE each run comes here, and most have one set only."""
+        return self.buffer_sets[run % self.plans.layout.sets] if self.more else self
 
     @property
-    def turns(self) -> list[BoundPlan]:
-        """What runs take by turns."""
+    def buffer_sets(self) -> list[BoundPlan]:
+        """The buffer sets between which runs alternate."""
         return [self, *self.more][: self.plans.layout.sets]
 
     @property
@@ -256,7 +256,11 @@ class Binder:
     def _flags(self, binding: BoundPlan) -> Mapping[int, int]:
         """The addresses of flags. Those between works that one kernel makes as one have none."""
         addresses = self._resources.addresses[binding.number]
-        return {flag: addresses[word] for flag, word in enumerate(binding.plans.layout.words.flags) if word >= 0}
+        return {
+            flag: addresses[semaphore]
+            for flag, semaphore in enumerate(binding.plans.layout.semaphores.flags)
+            if semaphore >= 0
+        }
 
     # ---- the calls of a run
 
@@ -279,23 +283,23 @@ class Binder:
 
     def _calls(self, binding: BoundPlan, manner: RunManner) -> Calls:
         plan = binding.plans.of(manner.mode)
-        frame = plan.called if manner.callers else plan.own
+        run_ends = plan.called if manner.callers else plan.own
 
         def made(actions: Iterable[Action]) -> list[DriverStep]:
             part = manner.said.of(actions)
             return list(entered(self._gpus.vendor, self._steps(binding, plan, part, manner.callers)))
 
-        begin, end = made(frame.begin), made(frame.end)
+        begin, end = made(run_ends.prologue), made(run_ends.epilogue)
         body = () if manner.mode in GRAPHS else self._body(binding, manner.mode)
         steps = (*begin, *body, *end)
-        return Calls(steps, any(step.what is ENTERS for step in steps), self._passage(binding, manner, frame))
+        return Calls(steps, any(step.what is ENTERS for step in steps), self._passage(binding, manner, run_ends))
 
-    def _passage(self, binding: BoundPlan, manner: RunManner, frame: Frame) -> Passage:
+    def _passage(self, binding: BoundPlan, manner: RunManner, run_ends: RunEnds) -> Passage:
         plan = binding.plans.of(manner.mode)
         streams = {name: of for name, (_, of) in self._resources.streams_of(plan, manner.callers).items()}
         locals_ = {ordinal: device.local for ordinal, device in self._gpus.devices.items()}
         waiting = gates(plan, called=bool(manner.callers))
-        through = plan.body if manner.mode == "embedded" else frame.end
+        through = plan.body if manner.mode == "embedded" else run_ends.epilogue
         ends = {
             locals_[action.event.number]: (self._resources.recorded(action.event), streams[action.stream])
             for action in through
@@ -348,7 +352,7 @@ class Binder:
         captured: tuple[CallStep, ...] = ()
         if manner.mode in GRAPHS:
             captured = self._said(binding, plan, streams, plan.body, self.captured(binding, manner.mode))
-        made = self._said(binding, plan, streams, frame_actions(plan, said), self.calls(binding, manner).steps)
+        made = self._said(binding, plan, streams, run_end_actions(plan, said), self.calls(binding, manner).steps)
         return RunPlan(
             plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, said,
             tuple(dict.fromkeys((gate.device, gate.of) for gate in waits)), tuple(waits), made, captured,
@@ -403,8 +407,8 @@ class Binder:
         vendor, resources, ordinal = self._gpus.vendor, self._resources, device.ordinal
         addresses = resources.addresses[binding.number]
 
-        def one(word: int) -> LinearCopy:
-            return LinearCopy(addresses[word], self._gpus.ones[ordinal], 4)
+        def one(semaphore: int) -> LinearCopy:
+            return LinearCopy(addresses[semaphore], self._gpus.ones[ordinal], 4)
 
         match call:
             case RecordEvent(event=event):
@@ -412,14 +416,14 @@ class Binder:
                 return record(resources.event(event, device), stream)
             case AwaitEvent(event=event):
                 return vendor.wait_action(stream, resources.recorded(event))
-            case ChangeWords(changes=changes):
-                ops = [WordOp(addresses[c.word], c.raises, c.takes) for c in changes]
-                (made,) = vendor.words_actions(ops, stream)
+            case StreamMemOps(changes=changes):
+                ops = [MemOp(addresses[c.semaphore], c.signals, c.acquires) for c in changes]
+                (made,) = vendor.mem_op_actions(ops, stream)
                 return made
-            case CopyBatch(words=words, runs=runs):
-                return vendor.copy_batch([*map(one, words), *(_run(run, binding.memory) for run in runs)], stream)
-            case CopyWord(word=word):
-                return vendor.copy(one(word), stream)
+            case CopyBatch(semaphores=semaphores, runs=runs):
+                return vendor.copy_batch([*map(one, semaphores), *(_run(run, binding.memory) for run in runs)], stream)
+            case CopySignal(semaphore=semaphore):
+                return vendor.copy(one(semaphore), stream)
             case CopyRun(by_kernel=True):
                 return self._launches.copying(device, _run(call, binding.memory), stream)
             case CopyRows(by_kernel=True):
@@ -430,11 +434,11 @@ class Binder:
                 return vendor.copy_rows(_rows(call, binding.memory), stream)
             case Launch(launch=launch, part=part, marks=marks):
                 return (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)[part]
-            case Meet(runs=meets, steps=steps):
+            case Barrier(runs=barrier_peers, steps=steps):
                 listed = [Step(addresses[s.first], s.count, KINDS[s.does]) for s in steps]
-                return self._launches.meeting(device, addresses[meets], listed, stream)
-            case ResetWords(first=first, count=count):
-                return vendor.zero_action(resources.word(ordinal, first, binding.number), count, stream)
+                return self._launches.barrier(device, addresses[barrier_peers], listed, stream)
+            case ResetSemaphores(first=first, count=count):
+                return vendor.zero_action(resources.semaphore(ordinal, first, binding.number), count, stream)
             case LaunchGraph() if plan.mode == "embedded":
                 return vendor.embed(binding.parts[ordinal], stream)
             case LaunchGraph():

@@ -171,4 +171,4 @@ def checked(status: str, library: str) -> Checked:
         "ARCH_MISMATCH": f"this {library} does not know the GPU; {WAY_OUT}",
         "EXECUTION_FAILED": "a kernel could not be launched or has failed before",
     }
-    return Checked({f"{status}_STATUS_{code}": words for code, words in advice.items()})
+    return Checked({f"{status}_STATUS_{code}": semaphores for code, semaphores in advice.items()})

@@ -277,8 +277,8 @@ class Communicators:
 
     def _warm(self, wanted: _Wanted) -> None:
         """Make such a collective once, on memory of its own. NOTE the library connects devices at the first call that
-        needs it, which allocates memory and may wait for devices: while a run's streams wait for the latch, or in a
-        capture, it must not."""
+        needs it, which allocates memory and may wait for devices: while a run's streams wait for the start gate, or in
+        a capture, it must not."""
         gpus, count, dtype = self._gpus, wanted.elements, wanted.dtype
         size = count * self._ranks * TYPES[dtype].bytes
         senders = {to: rank for rank, to in enumerate(wanted.to)}
@@ -365,8 +365,8 @@ class Communicators:
         return f"queue '{self._table[number].queue}': {', '.join(self._places.get(number, ()))}"
 
     def abort(self) -> None:
-        """Whatever waits in a collective goes on. NOTE from any thread, without a turn: who has it may be waiting for
-        this. Its end is not waited for (`settle`)."""
+        """Whatever waits in a collective goes on. NOTE from any thread, without the issue lock: its holder may be
+        waiting for this. Its end is not waited for (`settle`)."""
         with self._changing:
             given, self._open = self._open, {}
             self._generation += 1
@@ -432,8 +432,8 @@ class Communicators:
                 members = []
                 for rank in gpus.ranks:
                     device = gpus.device(rank)
-                    word = gpus.alloc(device, 4, "a last collective")
-                    members.append((rank, Member(word, word, 1, "fp32", gpus.control[device.ordinal])))
+                    semaphore = gpus.alloc(device, 4, "a last collective")
+                    members.append((rank, Member(semaphore, semaphore, 1, "fp32", gpus.control[device.ordinal])))
                 with gpus.inside(gpus.first):
                     (error,) = self.collective(number, "all_reduce", members)
                 if error:

@@ -87,7 +87,7 @@ class GpuDriver:
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
         self._closed = self._poisoned = False
-        self.tracing = self.timing = self.latching = False
+        self.tracing = self.timing = self.gated = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         self.collectives = self._by_copies = ""
@@ -134,9 +134,9 @@ class GpuDriver:
                 found = too_little_left(layout.plan, layout.launches, Limits.of(self._device), library.version())
                 if found is not None:
                     raise DeviceError(f"{found[0].origin.place}: {found[1]}")
-            streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
-            waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
-            self._resources = RunResources(self._gpus, layout.words.table, waiting, layout.kept_sets)
+            streams = streams_of(layout.plan, placement, gated=layout.semaphores.start_gate is not None)
+            waiting = (stream for stream in streams if stream.name.kind in ("plan", "gate"))
+            self._resources = RunResources(self._gpus, layout.semaphores.table, waiting, layout.kept_sets)
             named = "" if library is None else library.version()
             left = partial(blocks_left, layout.plan, arch=self._device.arch, library=named)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels}, left)
@@ -416,14 +416,14 @@ class GpuDriver:
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
         if self._peers is not None and (self._poisoned or self.tracing):
-            # NOTE others write into our scratch as soon as they run: words keep apart runs, not what the host does
+            # NOTE others write into our scratch as soon as they run: semaphores keep apart runs, not what the host does
             self._peers.agree("run what was poisoned" if self._poisoned else "trace a run")
             self._poisoned = False
         given = tuple(streams)
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
             self._callers = handles(given, self._gpus.ranks, self._vendor.stream)
             self._given = given if steady(given) else None
-        mode: Mode = "graph" if graph else "traced" if self.tracing else "latched" if self.latching else "streams"
+        mode: Mode = "graph" if graph else "traced" if self.tracing else "gated" if self.gated else "streams"
         return self._runs.run(binding, self._callers, mode, self.timing)
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
@@ -532,7 +532,7 @@ class GpuDriver:
             closing.end()
 
     def drop(self) -> None:
-        """Between turns: Python may call a finaliser in the midst of one."""
+        """When no thread holds the issue lock: Python may call a finaliser while one does."""
 
         def close() -> None:
             with suppress(DeviceError):

@@ -97,7 +97,8 @@ class Gpus:
 
     @contextmanager
     def inside(self, device: Gpu) -> Iterator[None]:
-        """A turn, in which the device's context is current, and what is refused concerns it; after, the caller's."""
+        """The issue lock is held, the device's context is current, and what is refused concerns it; afterwards the
+        caller's context is current."""
         with self.turn(), inside(self.vendor, device):
             yield
 
@@ -195,8 +196,8 @@ class Gpus:
             raise DeviceError(f"{device} did not come to rest within {self.timeout:g} s (--timeout)")
 
     def calm(self) -> bool:
-        """In a turn: whether runs on these devices, and replays of callers' graphs, have come to their end, so that no
-        call waits for them inside the vendor's driver. They get `timeout`, once."""
+        """Under the issue lock: whether runs on these devices, and replays of callers' graphs, have come to their end,
+        so that no call waits for them inside the vendor's driver. They get `timeout`, once."""
         mine = {device.local for device in self.devices.values()}
         limit = 0.0 if self._waited else self.timeout
         over = poll(lambda: self.blocked or not TURNS.busy(self.vendor.name, mine), limit, 1e-4)

@@ -1,8 +1,9 @@
-"""The turns of a process: its threads use the GPUs one after another, and runs have the same order on all devices.
+"""The issue order of a process: its threads use the GPUs one after another, and runs have the same order on all
+devices.
 
-A thread takes its turn for whatever may block inside a vendor's driver: to issue a run, to make graphs, memory or
-contexts, to give such things back. So no run is half issued while another thread's call waits for a device, and all
-runs of the process stand in one order. The host asks whether runs have ended without a turn.
+A thread holds the issue lock for whatever may block inside a vendor's driver: to issue a run, to make or release
+graphs, memory or contexts. So no run is half issued while another thread's call waits for a device, and all runs of the
+process stand in one order. The host asks whether runs have ended without the lock.
 
 Runs that could hold each other out on a device wait there for one another, in that order (`device.run_residency`).
 
@@ -26,7 +27,7 @@ from ...device.run_residency import Room, Rooms, either, kept_back
 from ...errors import DeviceError
 from .vendor import Handle, Vendor
 
-LEAST = 5.0  # seconds that a turn may take at any rate: a busy machine may hold a thread up, too
+LEAST = 5.0  # seconds for which a thread may hold the lock at any rate: a busy machine may hold a thread up, too
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
 ASKED = 0.5  # seconds to wait for another thread that asks the same tenant
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
@@ -60,17 +61,17 @@ class Passage:
 class Tenant:
     """An executor's driver, as one of those that use the GPUs of a process.
 
-    `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `report` says where its streams
-    stand, a line each, given what of its last run is issued, if that is not all. `ill` tells of a failure that no
-    stream shows, if there may be such. `replaying` gives a number for each device on which a replay of a caller's graph
-    has begun and not ended, which changes from run to run. `behind`: by device the runs of others for which its own
-    have waited there.
+    `timeout` is the seconds that a call under the issue lock, and the wait for this lock, may take. `report` says where
+    its streams stand, a line each, given what of its last run is issued, if that is not all. `ill` tells of a failure
+    that no stream shows, if there may be such. `replaying` gives a number for each device on which a replay of a
+    caller's graph has begun and not ended, which changes from run to run. `behind`: by device the runs of others for
+    which its own have waited there.
 
-    Its runs are given up under `lock`, by any thread: `overdue` says why, and then `release` raises all words, so that
-    whatever waits for one goes on. Under the same lock its own thread sees that runs have ended, and clears words: then
-    `generation` goes up, and whoever wants to give up what was under way before comes too late. `overdue` is raised
-    when its thread comes back. Other threads ask its streams and events under `looks`, which its own thread takes for
-    nothing but to `shut` them out: the vendor's driver may keep who asks waiting."""
+    Its runs are given up under `lock`, by any thread: `overdue` says why, and then `release` signals all semaphores, so
+    that whatever waits for one goes on. Under the same lock its own thread sees that runs have ended, and clears
+    semaphores: then `generation` goes up, and whoever wants to give up what was under way before comes too late.
+    `overdue` is raised when its thread comes back. Other threads ask its streams and events under `looks`, which its
+    own thread takes for nothing but to `shut` them out: the vendor's driver may keep who asks waiting."""
 
     name: str
     vendor: Vendor
@@ -150,7 +151,9 @@ class Tenant:
 
     def ended(self) -> bool:
         """Whether its last run is over. DeviceError: what ran failed."""
-        number = self.number  # NOTE another run may depart meanwhile: what is seen then counts for those before it
+        number = (
+            self.number
+        )  # NOTE another run may be submitted meanwhile: what is seen then counts for those before it
         passage = self.passage
         events = [] if passage is None or self.seen == number else passage.ends.values()
         if events and all(self.vendor.ended(event) for event, _ in events):
@@ -173,15 +176,15 @@ class Turns:
     """See the module. NOTE each run takes a turn: what `take`, `depart` and `give` do costs every run."""
 
     def __init__(self) -> None:
-        self.held: tuple[Tenant, float, int] | None = None  # whose turn it is, when last in no call, in which thread
+        self.held: tuple[Tenant, float, int] | None = None  # who holds the lock, when last in no call, in which thread
         self.flying: dict[Tenant, None] = {}  # those whose runs may not be over, in the order of their last runs
         self._lock = threading.RLock()
         self._depth = 0
         self._alone: Tenant | None = None  # the only one in `flying`, while none is in `_replayed`
         self._replayed: dict[Tenant, None] = {}  # those with runs in callers' graphs
-        self._left: deque[Callable[[], None]] = deque()  # to be done when nobody has a turn
+        self._left: deque[Callable[[], None]] = deque()  # to be done when nobody holds the lock
 
-    # ---- turns
+    # ---- the issue lock
 
     def take(self, tenant: Tenant) -> None:
         """Raises DeviceError: another thread has kept its turn for as long as `tenant` may wait."""
@@ -206,12 +209,13 @@ class Turns:
         self._lock.release()
 
     def forked(self) -> None:
-        """In a forked process: a turn of another thread ends nowhere."""
+        """In a forked process: another thread that holds the lock is not there to release it."""
         if free(self._lock) is not self._lock:
             self._lock, self._depth, self.held = threading.RLock(), 0, None
 
     def seen(self) -> None:
-        """The calling thread is in no call, if it has the turn: it asks, again and again, whether something is over."""
+        """The calling thread, if it holds the lock, is in no call: it asks, again and again, whether something is
+        over."""
         held = self.held
         if held is not None and held[2] == get_ident():
             self.held = (held[0], monotonic(), held[2])
@@ -225,8 +229,8 @@ class Turns:
             self.give()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Work between turns: done at once, or, if somebody has a turn, behind it. For finalisers: NOTE they are called
-        anywhere, in the midst of their own thread's turn too."""
+        """Work under the lock: done at once, or, if somebody holds the lock, when it is released. For finalisers: NOTE
+        they are called anywhere, also while their own thread holds the lock."""
         self._left.append(work)
         if not self._depth and self._lock.acquire(False):
             self._depth += 1
@@ -235,7 +239,7 @@ class Turns:
     # ---- runs
 
     def depart(self, tenant: Tenant, passage: Passage) -> list[Wait]:
-        """A run is about to be issued, in a turn: the waits that have to stand before it."""
+        """Under the lock, a run is about to be issued: the waits that have to stand before it."""
         if self._alone is tenant and tenant.passage is passage:
             tenant.number += 1
             return []
@@ -262,7 +266,8 @@ class Turns:
         tenant.behind.clear()
 
     def busy(self, vendor: str, devices: Set[int]) -> bool:
-        """In a turn: whether a run, or a replay of a caller's graph that holds one, is under way on these devices."""
+        """Under the lock: whether a run, or a replay of a caller's graph that holds one, is under way on these
+        devices."""
         return any(
             other.vendor.name == vendor and other.under_way(devices) for other in {**self.flying, **self._replayed}
         )

@@ -130,7 +130,7 @@ class LaunchBinder:
     ) -> Sequence[DriverCall]:
         return (self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream),)
 
-    def meeting(self, device: Gpu, runs: int, steps: Sequence[device_barrier.Step], stream: Handle) -> DriverCall:
+    def barrier(self, device: Gpu, runs: int, steps: Sequence[device_barrier.Step], stream: Handle) -> DriverCall:
         """The launch of the kernel that takes these steps. `runs`: the address of the device's count of runs."""
         entry = self._modules.own(device_barrier.SOURCE, device_barrier.ENTRY, device, options(device.facts.arch))
         grid, argument = Grid((1,), (device_barrier.THREADS,), 0), device_barrier.argument(runs, steps)

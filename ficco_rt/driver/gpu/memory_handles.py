@@ -1,5 +1,5 @@
-"""By which way memory passes between the processes of a node. Each way is tried: what a system says that it has, it
-may forbid."""
+"""By which handles memory is shared between the processes of a node: file descriptors or fabric handles. Each is tried:
+a system may forbid what it says that it has."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The processes of a group, one or several GPUs each: which ranks are whose, and memory that all of them use.
 
-Every process makes the device plans of all ranks and issues its own part. Between processes order is words in memory
-(`device.run_ends`). So all that processes share is memory: words, scratch, and the tensors that commands of other
-processes touch. It is mapped when a plan is bound, and given back when its owner tells so.
+Every process makes the device plans of all ranks and issues its own part. Between processes order is semaphores in
+memory (`device.run_ends`). So all that processes share is memory: semaphores, scratch, and the tensors that commands of
+other processes touch. It is mapped when a plan is bound, and given back when its owner tells so.
 
 Processes of different nodes (`device.multi_node`) share no memory. Which processes are of one node the machine says
 that the plan was made for; these must be on one machine, or on machines of one NVLink domain, between which memory

@@ -27,7 +27,7 @@ from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
 ALIVE = 0.05  # seconds of waiting for a run after which other processes are looked after
-DRAIN = 1.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
+DRAIN = 1.0  # seconds that a given-up run gets to end once its semaphores are forced up, and the one before it gets
 
 
 class Runs:
@@ -46,7 +46,7 @@ class Runs:
         self._tenant.replaying = lambda: resources.under_way(resources.sets - 1)  # callers' graphs have the last set
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
-        self._dirty = False  # a run was given up: words and counters may be up
+        self._dirty = False  # a run was given up: semaphores and counters may be up
         self._last: BoundPlan | None = None  # what the last run ran
         self._manner: RunManner | None = None  # and how
         self._issued = 0  # whole runs, without those in callers' graphs
@@ -71,9 +71,9 @@ class Runs:
 
     @property
     def held(self) -> bool:
-        """Whether the last run began behind a latch."""
+        """Whether the last run began behind a start gate."""
         last, manner = self._last, self._manner
-        return last is not None and manner is not None and last.plans.of(manner.mode).has_latch
+        return last is not None and manner is not None and last.plans.of(manner.mode).has_start_gate
 
     # ---- issuing
 
@@ -143,10 +143,10 @@ class Runs:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Inside, no other thread gives runs up, and none is in the midst of it. DeviceError: the vendor's driver does
-        not come back from raising words."""
+        not come back from signalling semaphores."""
         if not self._tenant.lock.acquire(timeout=LEAST):
             self._gpus.hang()
-            self._lose(f"another thread has raised words for {LEAST:g} s, and the driver does not come back")
+            self._lose(f"another thread has signalled semaphores for {LEAST:g} s, and the driver does not come back")
             self.answers()
         try:
             yield
@@ -179,8 +179,8 @@ class Runs:
             self._give_up(why)
 
     def _let_through(self, why: str) -> None:
-        """All processes are told that this one gives its runs up; then whatever waits for a word, or in a collective
-        for other ranks, goes on. From any thread that has the tenant's lock."""
+        """All processes are told that this one gives its runs up; then whatever waits for a semaphore, or in a
+        collective for other ranks, goes on. From any thread that has the tenant's lock."""
         peers = self._gpus.peers
         gone = peers.give_up(why.partition("\n")[0]) if peers is not None else ()
         try:
@@ -193,8 +193,8 @@ class Runs:
         self.lost, self._why = True, self._why or why.partition("\n")[0]
 
     def _spoiled(self) -> None:
-        """A run was given up: words and counters may be up. Graphs that hold calls of communicators go, which would
-        keep these, and are made again."""
+        """A run was given up: semaphores and counters may be up. Graphs that hold calls of communicators go, which
+        would keep these, and are made again."""
         self._dirty = True
         if not self._communicators.aborted:
             return
@@ -216,8 +216,8 @@ class Runs:
                 self._gpus.end_issue()
 
     def _await_last(self) -> None:
-        """The last complete run ends by itself: forcing its words up would spoil it, and its end resets words. It gets
-        DRAIN seconds."""
+        """The last complete run ends by itself: forcing its semaphores up would spoil it, and its end resets
+        semaphores. It gets DRAIN seconds."""
         peers = self._gpus.peers
         with suppress(DeviceError):
             poll(lambda: self._all_through() or (peers is not None and bool(peers.verdict(far=False))), DRAIN)
@@ -243,9 +243,9 @@ class Runs:
     # ---- graphs
 
     def capture(self, binding: BoundPlan) -> None:
-        """The binding's run as a graph for each device, if it has none yet; of each set that runs take by turns. The
+        """The binding's run as a graph for each device, if it has none yet; of each set that runs use alternately. The
         first set's come last: who asks whether there are any, asks for these."""
-        for one in reversed(binding.turns):
+        for one in reversed(binding.buffer_sets):
             if not one.graphs:
                 self._prepare()
                 self._capture(one, "graph")
@@ -385,7 +385,7 @@ class Runs:
             self._wait()
         except DeviceError:
             raise
-        except BaseException as error:  # no one waits for the run any more, and a word may keep it from ending
+        except BaseException as error:  # no one waits for the run any more, and a semaphore may keep it from ending
             self._dirty = True
             self._release(_reason(error))
             raise
@@ -574,8 +574,9 @@ class Runs:
         return passed
 
     def _release(self, why: str) -> bool:
-        """Force all words up, so that every wait ends, and wait a little. Returns whether everything has finished."""
-        if self._gpus.peers is not None:  # the others' words are not ours to reset
+        """Force all semaphores up, so that every wait ends, and wait a little. Returns whether everything has
+        finished."""
+        if self._gpus.peers is not None:  # the others' semaphores are not ours to reset
             self._lose(why)
         with suppress(DeviceError), self._locked():  # what still waits is seen below
             self._let_through(why)
@@ -603,8 +604,8 @@ class Runs:
         return poll(drained, DRAIN)
 
     def _clear(self) -> None:
-        """Words and counters are 0, whatever a given-up run has left, and communicators are open. Nobody forces words
-        of what was under way before any more."""
+        """Semaphores and counters are 0, whatever a given-up run has left, and communicators are open. Nobody forces
+        semaphores of what was under way before any more."""
         with self._locked():
             self._tenant.generation += 1
             self._tenant.overdue = ""  # of the run that was given up, which was told

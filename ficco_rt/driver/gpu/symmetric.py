@@ -109,7 +109,7 @@ class SymmetricTensor:
 
 
 def _free_later(vendor: Vendor, gpu: Gpu, sharing: Sharing, made: Mapped | int, made_in: int) -> None:
-    """Between turns: Python may call a finaliser in the midst of one."""
+    """When no thread holds the issue lock: Python may call a finaliser while one does."""
 
     def free() -> None:
         if board.forks != made_in:  # the memory is the parent's

@@ -93,13 +93,13 @@ class PitchedCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class WordOp:
-    """A stream raises a 32-bit word in the memory of some device, or waits until the word is up, and with `taken` takes
-    it down again."""
+class MemOp:
+    """A stream signals a semaphore in the memory of some device, or waits until it is set, and with `acquires` resets
+    it."""
 
     address: int
-    raised: bool
-    taken: bool = False
+    signals: bool
+    acquires: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,9 +402,9 @@ class Vendor(Protocol):
         """All of them in one call, with no order among them, where the features have such. It need not be fit for
         capture."""
 
-    def zero_action(self, address: int, words: int, stream: Handle) -> DriverCall:
+    def zero_action(self, address: int, semaphores: int, stream: Handle) -> DriverCall:
         """32-bit words."""
-        return self.api.MemsetD32Async, (address, 0, words, stream)
+        return self.api.MemsetD32Async, (address, 0, semaphores, stream)
 
     def record_action(self, event: Handle, stream: Handle) -> DriverCall:
         return self.api.EventRecord, (event, stream)
@@ -415,9 +415,9 @@ class Vendor(Protocol):
     def signal_action(self, address: int, stream: Handle) -> DriverCall:
         """Raises a word."""
 
-    def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
-        """A stream raises these words of any device, or waits for them, in order, in as few calls as there are. Words
-        are taken down only where `Features.word_batches` says that this needs no multiprocessor."""
+    def mem_op_actions(self, semaphores: Sequence[MemOp], stream: Handle) -> Sequence[DriverCall]:
+        """A stream signals these semaphores of any device, or waits for them, in order, in as few calls as possible.
+        Semaphores are acquired only where `Features.batched_mem_ops` says that this needs no multiprocessor."""
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         """A launch of an instantiated graph."""

@@ -1,13 +1,14 @@
-"""A thread that looks after turns: a call of a vendor's driver may block, and nothing in its own thread can speak then.
+"""A thread that watches the issue lock: a call of a vendor's driver may block, and its own thread can report nothing
+then.
 
 A graph's launch blocks, for instance, while the device's queues are full of what does not end. `Runs.synchronize` has a
 time limit of its own: there the host asks, and no call blocks.
 
 A call that takes longer than its tenant's `timeout` is told on stderr, with the call that the host is in. Then a second
 thread tells where the streams stand, and whose runs are under way besides. A second one, because that asks the vendor's
-driver, which may not answer while another thread is inside it. It raises the words of all these runs, so that waiting
-kernels and streams drain. No thread can raise an error in another one's call: each executor concerned raises it when
-the call comes back, or when its run is waited for.
+driver, which may not answer while another thread is inside it. It signals the semaphores of all these runs, so that
+waiting kernels and streams drain. No thread can raise an error in another one's call: each executor concerned raises it
+when the call comes back, or when its run is waited for.
 
 A replay of a caller's graph that does not end is given up alike: its host may wait for it in no call of ours.
 
@@ -49,7 +50,7 @@ class Watchdog:
         self._tenants: WeakSet[Tenant] = WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._told: Held | None = None  # the turn that was told of last
+        self._told: Held | None = None  # the holder that was told of last
         self._replays: WeakKeyDictionary[Tenant, tuple[tuple[int, ...], float]] = WeakKeyDictionary()  # since when
 
     def watch(self, tenant: Tenant) -> None:
@@ -173,8 +174,8 @@ def told(tenant: Tenant, issued: Issued | None = None) -> list[str]:
 
 
 def let_go(tenant: Tenant, why: str, generation: int, *, ill: bool = False) -> None:
-    """Raise the words of a tenant, so that its run ends; it is told why. Not of one that has no limit, nor of one whose
-    runs of this `generation` are over."""
+    """Raise the semaphores of a tenant, so that its run ends; it is told why. Not of one that has no limit, nor of one
+    whose runs of this `generation` are over."""
     if tenant.timeout is not None or ill:
         tenant.give_up(why, generation)
 
@@ -190,12 +191,12 @@ def _flying(tenant: Tenant) -> bool:
 def place_of(thread: int) -> tuple[str, Issued | None]:
     """The call that a thread is in, and what it is for; of a run, what of it is issued. The frame of `make` tells, so
     that no run has to note it."""
-    frame: FrameType | None = sys._current_frames().get(thread)
-    inner = frame
-    while frame is not None:
-        if frame.f_code is make.__code__:
-            return _step_of(frame.f_locals)
-        frame = frame.f_back
+    run_ends: FrameType | None = sys._current_frames().get(thread)
+    inner = run_ends
+    while run_ends is not None:
+        if run_ends.f_code is make.__code__:
+            return _step_of(run_ends.f_locals)
+        run_ends = run_ends.f_back
     where = f"{inner.f_code.co_qualname}, line {inner.f_lineno}" if inner is not None else "a call of the driver"
     return where, None
 

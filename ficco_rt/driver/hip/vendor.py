@@ -35,11 +35,11 @@ from ..gpu.vendor import (
     Grid,
     Handle,
     LinearCopy,
+    MemOp,
     Numbers,
     Opened,
     PitchedCopy,
     Vendor,
-    WordOp,
 )
 from .call import api, call, filled
 from .gemm_library import HipblasLt
@@ -372,9 +372,9 @@ class Hip(Vendor):
         until = self.hip.hipStreamWaitValueGte
         return self.hip.hipStreamWaitValue32, (stream, address, 1, until, _ANY)
 
-    def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
-        """One by one: what raises a word is a copy."""
-        return [(self.signal_action if w.raised else self.wait_flag_action)(w.address, stream) for w in words]
+    def mem_op_actions(self, semaphores: Sequence[MemOp], stream: Handle) -> Sequence[DriverCall]:
+        """One by one: a semaphore is signalled by a copy."""
+        return [(self.signal_action if w.signals else self.wait_flag_action)(w.address, stream) for w in semaphores]
 
     def embed(self, captured: Handle, stream: Handle) -> DriverCall:
         raise InternalError("the features of HIP say that it embeds no graphs")

@@ -1,20 +1,20 @@
-// What one device tells others through words of memory, step by step: the list that the kernel `meet` goes through.
+// The steps of a barrier between devices: the list that the kernel `device_barrier` goes through.
 #pragma once
 
 #include "integers.h"
 
-// Runs are counted in twos, so that every count is even. A word that is odd was forced up: nobody waits for it.
-enum { MEET_RAISE = 0, MEET_WAIT = 1, MEET_RESET = 2, MEET_COUNT = 3, MEET_RUN = 2 };
+// Runs are counted in twos, so that every count is even. A semaphore that is odd was forced up: nobody waits for it.
+enum { BARRIER_SIGNAL = 0, BARRIER_WAIT = 1, BARRIER_RESET = 2, BARRIER_COUNT = 3, BARRIER_RUN = 2 };
 
-typedef struct MeetStep {
-    u64 address;  // of the first word
-    int count;    // words side by side
+typedef struct BarrierStep {
+    u64 address;  // of the first semaphore
+    int count;    // semaphores side by side
     int kind;
-} MeetStep;
+} BarrierStep;
 
-typedef struct MeetList {
+typedef struct BarrierList {
     u64 runs;     // the device's count of runs
     int count;    // steps
     int unused;
-    MeetStep steps[32];
-} MeetList;
+    BarrierStep steps[32];
+} BarrierList;

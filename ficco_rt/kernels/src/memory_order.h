@@ -1,4 +1,4 @@
-// Words of memory by which kernels, copies and the host tell each other something: at system scope.
+// Flags and semaphores, by which kernels, copies and the host signal each other: at system scope.
 #pragma once
 #include "integers.h"
 

@@ -199,7 +199,7 @@ static int copy_run(Launch *l, int tile) {
 
 // ---------------------------------------------------------------- device_barrier.cu: a step is a tile
 
-static const MeetList *list_of(const Launch *l) { return (const MeetList *)l->arguments; }
+static const BarrierList *list_of(const Launch *l) { return (const BarrierList *)l->arguments; }
 static uint32_t *runs_of(const Launch *l) { return (uint32_t *)list_of(l)->runs; }
 static int open_steps(Launch *l) {
     if (list_of(l)->count > (int)(sizeof list_of(l)->steps / sizeof *list_of(l)->steps)) return LAUNCH_FAILED;
@@ -210,22 +210,22 @@ static int step_of(Launch *l, int block, int round) {
     return round < list_of(l)->count ? round : -1;
 }
 static bool step_ready(Launch *l, int tile) {
-    const MeetStep *s = list_of(l)->steps + tile;
-    for (int i = 0; s->kind == MEET_WAIT && i < s->count; i++) {
-        uint64_t word = s->address + 4 * (uint64_t)i;
-        if (memory_reach(l->device, word, 4)) return true;  // `run` faults
-        if (!launch_sees(l, word, *runs_of(l)) && !(*(uint32_t *)word & 1)) return false;
+    const BarrierStep *s = list_of(l)->steps + tile;
+    for (int i = 0; s->kind == BARRIER_WAIT && i < s->count; i++) {
+        uint64_t semaphore = s->address + 4 * (uint64_t)i;
+        if (memory_reach(l->device, semaphore, 4)) return true;  // `run` faults
+        if (!launch_sees(l, semaphore, *runs_of(l)) && !(*(uint32_t *)semaphore & 1)) return false;
     }
     return true;
 }
 static int step_run(Launch *l, int tile) {
-    const MeetStep *s = list_of(l)->steps + tile;
+    const BarrierStep *s = list_of(l)->steps + tile;
     if (memory_reach(l->device, s->address, 4 * (uint64_t)s->count)) return ILLEGAL_ADDRESS;
     for (int i = 0; i < s->count; i++) {
-        uint32_t *word = (uint32_t *)s->address + i;
-        if (s->kind == MEET_RAISE) __atomic_store_n(word, *runs_of(l), __ATOMIC_RELEASE);
-        if (s->kind == MEET_RESET) launch_lowers(l, (uint64_t)word);
-        if (s->kind == MEET_COUNT) *word += MEET_RUN;
+        uint32_t *semaphore = (uint32_t *)s->address + i;
+        if (s->kind == BARRIER_SIGNAL) __atomic_store_n(semaphore, *runs_of(l), __ATOMIC_RELEASE);
+        if (s->kind == BARRIER_RESET) launch_lowers(l, (uint64_t)semaphore);
+        if (s->kind == BARRIER_COUNT) *semaphore += BARRIER_RUN;
     }
     return OK;
 }
@@ -259,7 +259,7 @@ static bool lets(const Launch *l, bool ended) {
 }
 
 const KernelCode naive_kernels[] = {
-    {"meet", false, {sizeof(MeetList)}, open_steps, step_of, step_ready, step_run, false, NULL, NULL},
+    {"device_barrier", false, {sizeof(BarrierList)}, open_steps, step_of, step_ready, step_run, false, NULL, NULL},
     {"copy_rows", false, {sizeof(CopyRows)}, open_rows, row_of, row_ready, row_run, false, NULL, NULL},
     {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true, lets, NULL},
     {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true, lets, NULL},
