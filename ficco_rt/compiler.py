@@ -17,7 +17,7 @@ from .graph import ir as graph_ir
 from .graph.bind import bind
 from .graph.budget import one_meter, without_collection
 from .graph.build import build as build_graph
-from .graph.overrides import apart, with_said
+from .graph.overrides import split_overrides, with_overrides
 from .graph.prove import prove
 from .machine.model import Machine
 from .machine.profiles import DEFAULT, AnyMachine, chosen
@@ -40,11 +40,11 @@ def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
     no param can be called, says `kernel = vendor` on all queues of multiprocessors, and `compute.sms` what queue
     `compute` says of `sms`."""
     number = whole(ranks, "ranks")
-    given = apart({name: plain(value) for name, value in (params or {}).items()})
+    given = split_overrides({name: plain(value) for name, value in (params or {}).items()})
     with compilation(number):
         if not given.said:
             return build_graph(schedule, number, given.params)
-        graph = build_graph(with_said(schedule, given.said), number, given.params)
+        graph = build_graph(with_overrides(schedule, given.said), number, given.params)
         return replace(graph, params=(*graph.params, *given.said.items()))
 
 
@@ -53,7 +53,7 @@ def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
     Raises ScheduleError, UsageError."""
     number = whole(ranks, "ranks")
     with compilation(number):
-        given = apart({name: plain(value) for name, value in (params or {}).items()}).params
+        given = split_overrides({name: plain(value) for name, value in (params or {}).items()}).params
         return dict(bind(schedule, number, given).params)
 
 

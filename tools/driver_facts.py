@@ -154,7 +154,7 @@ class Bench:
         pairs = [(self.streams[2 * i], self.streams[2 * i + 1]) for i in range(TRIES)]
         return "yes" if all(self.passes(lambda a=a, b=b: issue(a, b)) for a, b in pairs) else "no"  # type: ignore[misc]
 
-    def apart(self) -> int:
+    def split_overrides(self) -> int:
         """How many streams wait without keeping one more back."""
         for count in range(1, len(self.streams)):
 
@@ -240,7 +240,7 @@ def probes(bench: Bench) -> Iterator[tuple[str, Callable[[Any, Any], None]]]:
 def answers() -> dict[str, str]:
     """Asked of the GPU in this process, whose environment says how many connections there are."""
     with closing(Bench()) as bench:
-        found = {"streams that wait and keep no other back": str(bench.apart())}
+        found = {"streams that wait and keep no other back": str(bench.split_overrides())}
         for asked, issue in probes(bench):
             found[asked] = bench.worst(issue)
         flags = bench.cu.CUstreamWaitValue_flags

@@ -46,7 +46,7 @@ def render(facts: Explanation, style: Style) -> str:
         ("Bytes moved", _traffic_lines(facts)),
         ("Computation, a rank", _compute_lines(facts)),
         ("Memory, a rank", _memory_lines(facts)),
-        ("Room on a multiprocessor, rank 0", _room_lines(facts)),
+        ("Blocks that fit on a multiprocessor, rank 0", _fit_lines(facts)),
         ("Plan", _plan_lines(facts)),
     ):
         out += ["", style(title, "bold"), *lines]
@@ -202,9 +202,9 @@ def _memory_lines(facts: Explanation) -> list[str]:
     return [table(rows, right=frozenset((3,))), f"  in all {show_bytes(peak)}, {fits}"]
 
 
-def _room_lines(facts: Explanation) -> list[str]:
-    room = facts.room
-    has, kernels = room.multiprocessor, room.kernels
+def _fit_lines(facts: Explanation) -> list[str]:
+    fits = facts.block_fit
+    has, kernels = fits.multiprocessor, fits.kernels
     if not kernels:
         return ["  no kernels"]
     rows = [["kernel", "queue", "threads", "registers", "smem", "cluster", "blocks", "limited by"]]
@@ -218,11 +218,11 @@ def _room_lines(facts: Explanation) -> list[str]:
         limits = join_words(k.limited_by) + ("" if k.measured else "; not measured")
         rows.append([name, k.queue, *sizes, limits])
     lines = [
-        f"  {room.device}: {has.registers} registers, {has.smem} bytes of shared memory, {has.threads} "
+        f"  {fits.device}: {has.registers} registers, {has.smem} bytes of shared memory, {has.threads} "
         f"threads, {has.blocks} blocks",
         table(rows, right=frozenset((2, 3, 4, 5, 6))),
     ]
-    for b in room.beside:
+    for b in fits.beside:
         own, other = kernels[b.kernel], kernels[b.beside]
         what = count(b.blocks, "block") if b.blocks else "no block"
         held = f"{count(other.blocks or 0, 'block')} of kernel {b.beside + 1}"

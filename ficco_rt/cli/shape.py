@@ -17,7 +17,7 @@ from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
 from ..files import atomic, records
 from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
 from ..files.records import Positive, Reader, decoded
-from ..graph.overrides import apart, with_said, written
+from ..graph.overrides import split_overrides, with_overrides, written
 from ..report.charts import Panel, Series, panels
 from ..report.drawing import plain
 from ..report.request import Request, machine_at_hand, resolve
@@ -26,7 +26,7 @@ from ..report.wording import by_reason, count, show_time
 from ..trace.model import ClockKind
 from .console import Progress, Style, table
 from .messages import say, tell
-from .shape_process import by_threads, made_apart, threads_said
+from .shape_process import by_threads, measured_in_process, threads_said
 from .shaping import Effort, Row, Setting, measured_row, modelled_row, settings, swept, told
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def shape(
         raise UsageError(f"{both} is set and swept; say it once")
     tried = swept(choices) if choices else settings(schedule, said, found.device)
     for one in tried:
-        with_said(schedule, apart(one).said)  # what no queue can say is told before the long work
+        with_overrides(schedule, split_overrides(one).said)  # what no queue can say is told before the long work
     progress = Progress()
     effort = Effort(iters, float(timeout), graph, collectives)
     sweep_ = Sweep(schedule, said, found, driver, effort, source)
@@ -195,7 +195,7 @@ def _made(sweep: Sweep, lacking: Sequence[Setting]) -> Iterator[tuple[Setting, R
             for one in here:
                 yield one, sweep.row(one)
     for settings_ in others:
-        yield from zip(settings_, made_apart(sweep.like(settings_[0]), settings_), strict=True)
+        yield from zip(settings_, measured_in_process(sweep.like(settings_[0]), settings_), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

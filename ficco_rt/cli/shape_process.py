@@ -27,7 +27,7 @@ class Sweep(Protocol):
     def row(self, setting: Setting) -> Row: ...
 
 
-def made_apart(made: Callable[[], Sweep], settings: Sequence[Setting]) -> Iterator[Row]:
+def measured_in_process(made: Callable[[], Sweep], settings: Sequence[Setting]) -> Iterator[Row]:
     """The rows of the settings, measured in another process, in which `made` makes the sweep. If the process ends too
     early, the rows that it has not sent say so, and have no digest."""
     ours, theirs = multiprocessing.Pipe(duplex=False)

@@ -18,7 +18,7 @@ from ficco_dsl import nodes as n
 from ficco_dsl.verbs import Gemm
 
 from ..files.records import PAIRS, Count, Micros, derived
-from ..graph.overrides import NOTHING, apart, value_of, with_said
+from ..graph.overrides import NOTHING, split_overrides, value_of, with_overrides
 
 if TYPE_CHECKING:
     from ..device.ir import DeviceLaunch
@@ -85,7 +85,7 @@ def _shown(name: str, value: object) -> str:
 
 def settings(schedule: n.Schedule, said: Setting, device: Device) -> list[dict[str, object]]:
     """What is tried where the caller sweeps nothing; the text as it is comes first. `said` is said in all of them."""
-    schedule = with_said(schedule, apart(said).said)
+    schedule = with_overrides(schedule, split_overrides(said).said)
     products = [q for q in schedule.queues if q.engine == "sm" and _multiplies(schedule, q.name)]
     own = [q.name for q in products if value_of(q, "kernel") is None]
     calls = [q.name for q in schedule.queues if q.engine == "nccl"]

@@ -368,18 +368,18 @@ class _Builder:
     def _signal(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
         """A flag of a stream. What carries it is told by `_SideStreams`."""
         name, signalled = self.names[s], (SemaphoreOp(semaphore, True),)
-        carrier = self.side_streams.carrier(s, p) if self.side_streams is not None else "stream"
-        if carrier == "side":
+        signal_path = self.side_streams.signal_path(s, p) if self.side_streams is not None else "stream"
+        if signal_path == "side":
             side, event = StreamName("signal", s), EventName("signal", s)
             return (
                 RecordEvent(name, event, cause),
                 AwaitEvent(side, event, cause),
                 StreamMemOps(side, signalled, cause),
             )
-        if carrier == "batch":
+        if signal_path == "batch":
             assert self.side_streams is not None
             return (CopyMemory(name, (), self.side_streams.batch_at(s, p), True, cause),)
-        return (StreamMemOps(name, signalled, cause),) if carrier == "stream" else ()
+        return (StreamMemOps(name, signalled, cause),) if signal_path == "stream" else ()
 
     def _wait(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
         name, awaited = self.names[s], (SemaphoreOp(semaphore, False),)
@@ -479,13 +479,13 @@ class _SideStreams:
     def __init__(self, builder: _Builder) -> None:
         self.plan, self.semaphores, self.features = builder.plan, builder.semaphores, builder.features
         self.devices = builder.layout.placement.devices
-        self.carriers: dict[tuple[int, int], str] = {}
+        self.signal_paths: dict[tuple[int, int], str] = {}
         self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, of their batch
         self.side_waits: set[tuple[int, int]] = set()
         for stream in self.plan.streams:
             if stream.engine == "copy":
                 self._stream(stream, builder)
-        self.signalling = {s for (s, _), carrier in self.carriers.items() if carrier == "side"}
+        self.signalling = {s for (s, _), signal_path in self.signal_paths.items() if signal_path == "side"}
         self.waiting = {s for s, _ in self.side_waits}
 
     def _stream(self, stream: Stream, builder: _Builder) -> None:
@@ -496,7 +496,7 @@ class _SideStreams:
             if isinstance(command, WaitFlag) and p > first and self.features.side_waits:
                 self.side_waits.add((stream.id, p))
             if isinstance(command, SignalFlag) and p < last:
-                self.carriers[stream.id, p] = "side"
+                self.signal_paths[stream.id, p] = "side"
                 if self._copyable(stream, command.flag):
                     pending.append(p)
                     continue
@@ -509,7 +509,7 @@ class _SideStreams:
         flags = [c.flag for p in pending if isinstance(c := stream.commands[p], SignalFlag)]
         self.copied[stream.id, place] = tuple(self.semaphores.flags[flag] for flag in flags)
         for p in pending:
-            self.carriers[stream.id, p] = "batch" if p == place else "copied"
+            self.signal_paths[stream.id, p] = "batch" if p == place else "copied"
 
     def _copyable(self, stream: Stream, flag: int) -> bool:
         elsewhere = self.devices[self.plan.flag_homes[flag]] != self.devices[stream.rank]
@@ -520,9 +520,9 @@ class _SideStreams:
         """The side streams of a stream."""
         return ["signal"] * (stream in self.signalling) + ["wait"] * (stream in self.waiting)
 
-    def carrier(self, stream: int, place: int) -> str:
+    def signal_path(self, stream: int, place: int) -> str:
         """`stream`, `side`, `copied` with the next copy, or `batch`: a batch of semaphores that begins here."""
-        return self.carriers.get((stream, place), "stream")
+        return self.signal_paths.get((stream, place), "stream")
 
     def with_copy(self, stream: int, place: int) -> tuple[int, ...]:
         """The semaphores that go out with a copy."""

@@ -22,7 +22,7 @@ ASKED = "the driver is asked on a GPU, and a kernel that leaves less is refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class ResidentKernel:
     """A kernel of a rank's queue.
 
     threads: null: known on a GPU only.
@@ -75,41 +75,41 @@ class Multiprocessor:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomTable:
+class FitTable:
     """Kernels of a rank that may share a multiprocessor, and which fit beside which."""
 
     device: str
     limits: Annotated[Limits, HIDDEN]
     multiprocessor: Multiprocessor
-    kernels: tuple[Tenant, ...]
+    kernels: tuple[ResidentKernel, ...]
     beside: tuple[Neighbours, ...]
 
 
-def room_table(
+def fit_table(
     plan: Plan, device: Device, launches: Iterable[DeviceLaunch], rank: int = 0, version: Version = ASSUMED
-) -> RoomTable:
+) -> FitTable:
     """The table of a rank of a plan, whose launches are made for the device."""
     limits = Limits.of(device)
     found = dict.fromkeys((*_ours(plan, launches, rank, limits), *_library(plan, rank, limits, version)))
-    tenants = tuple(found)
+    kernels = tuple(found)
     pairs = (
         Neighbours(i, j, (fits := fit(a.block, (Several(b.block, b.blocks),), limits)).blocks, fits.limited_by)
-        for i, a in enumerate(tenants)
-        for j, b in enumerate(tenants)
+        for i, a in enumerate(kernels)
+        for j, b in enumerate(kernels)
         if a.queue != b.queue and a.block is not None and b.block is not None and b.blocks
     )
     has = left((), limits)
     free = Multiprocessor(has.registers, limits.smem_per_sm, limits.smem_reserved, has.threads, has.blocks)
-    return RoomTable(device.name, limits, free, tenants, tuple(pairs))
+    return FitTable(device.name, limits, free, kernels, tuple(pairs))
 
 
-def _tenant(queue: str, name: str, block: Footprint | None, blocks: int | None, *told: Any) -> Tenant:
+def _tenant(queue: str, name: str, block: Footprint | None, blocks: int | None, *told: Any) -> ResidentKernel:
     names = ("threads", "registers", "static_smem", "dynamic_smem", "cluster")
     sizes: list[Any] = [block and getattr(block, n) for n in names]
-    return Tenant(queue, name, block, *[*sizes, blocks, *told])
+    return ResidentKernel(queue, name, block, *[*sizes, blocks, *told])
 
 
-def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limits) -> Iterator[Tenant]:
+def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limits) -> Iterator[ResidentKernel]:
     streams = {stream.id: stream for stream in plan.streams}
     for launch in launches:
         stream, config = streams[launch.stream], launch.config
@@ -131,7 +131,7 @@ def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limit
         yield _tenant(stream.queue, config.kernel, footprint_of(config), blocks, alone.limited_by, source, True, said)
 
 
-def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterator[Tenant]:
+def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterator[ResidentKernel]:
     for stream in plan.streams:
         kinds = {c.kind for c in stream.commands if isinstance(c, CollectiveCall)}
         if stream.rank != rank or not kinds:

@@ -47,7 +47,7 @@ class LaunchPlanner:
         self.known: dict[tuple[object, ...], tuple[KernelConfig, ...]] = {}
         self.works, self.operands = Budget(WORKS, PlanError), Budget(OPERANDS, PlanError)
         self.collected = Budget(COLLECTED, PlanError)
-        self.rooms: dict[int, _Room] = {}  # by device
+        self.free: dict[int, _FreeMultiprocessors] = {}  # by device
         self.clusters: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by device and stream
         for stream in plan.streams:
             self.clusters[self._device(stream)][stream.id].update(
@@ -155,14 +155,14 @@ class LaunchPlanner:
         so all streamed launches of a device together never ask for more than the device has. They also leave enough
         free for other work that they may wait for: the launches of other ranks on the device, copies inside the device,
         which may run on multiprocessors, and launches that are not streamed."""
-        room = self.rooms.get(device)
-        if room is None:
-            room = self.rooms[device] = self._room(device)
-        if room.all_fit:
+        free = self.free.get(device)
+        if free is None:
+            free = self.free[device] = self._free_on(device)
+        if free.all_fit:
             return sms
-        return max(1, room.left * sms // room.wanted)
+        return max(1, free.left * sms // free.wanted)
 
-    def _room(self, device: int) -> _Room:
+    def _free_on(self, device: int) -> _FreeMultiprocessors:
         here = [s for s in self.plan.streams if self._device(s) == device]
         wanted = [self._wanted(s) for s in here]
         needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the device
@@ -179,7 +179,7 @@ class LaunchPlanner:
         concurrent = sum(map(bool, wanted)) > 1
         alone = len(self.placement.ranks(device)) == 1 and not local and not (concurrent and needed)
         left = self.limits.sms - (0 if alone else max(1, needed))
-        return _Room(left, sum(wanted), sum(wanted) <= left or (alone and not concurrent))
+        return _FreeMultiprocessors(left, sum(wanted), sum(wanted) <= left or (alone and not concurrent))
 
     def _side_by_side(self, command: Launch) -> int:
         """Blocks of a launch that begin together: a cluster of its kernel, or of one that the vendor's library has in
@@ -206,7 +206,7 @@ def _reset(launches: Iterable[DeviceLaunch]) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _FreeMultiprocessors:
     """The multiprocessors of a device for streamed launches: those left for them, and those that they want together."""
 
     left: int

@@ -11,13 +11,13 @@ A run in the mode `traced` or `gated` begins when the host has issued all of it,
 
 Each device completes a run behind all of its streams, when its semaphores are reset.
 
-Devices that share no events (`semaphores.apart`) barrier by semaphores. At the end of a run each tells all others that
-it is through and that its semaphores are reset, and completes the run when all others are through. So behind that, no
-device signals a semaphore of the next run before this semaphore is reset, none touches what another one still uses, and
-none is ever a whole run ahead. Where an early begin allows it (`early_begin`), none of this is told at the end. At the
-begin each device tells those that write its memory that it is ready, and waits for those whose memory it writes; its
-local streams do not wait. Runs that take two sets of semaphores and scratch alternately (`double_buffering`) need none
-of this, but for those in callers' graphs.
+Devices that share no events (`eventless_peers`) have barriers by semaphores. At the end of a run each device signals
+all others that its part is over and its semaphores are reset, and completes the run when all others have signalled
+this. So no device signals a semaphore of the next run before this semaphore is reset, no device touches what another
+one still uses, and no device is ever a whole run ahead. Where an early begin is possible (`early_begin`), there is no
+barrier at the end: at the begin each device signals those that write its memory that it is ready, and waits for those
+whose memory it writes; its local streams do not wait. Runs that alternate between two sets of semaphores and scratch
+(`double_buffering`) need none of this, except runs in callers' graphs.
 
 At the begin, a device also waits for those whose callers' tensors it touches, and only for these: each of them tells
 that its callers have come. In a traced run it waits for all others of its node, so that they begin together. These
@@ -54,7 +54,7 @@ from .ir import (
     StreamName,
     When,
 )
-from .semaphores import SemaphoreLayout, apart
+from .semaphores import SemaphoreLayout, eventless_peers
 from .start_gate import StartGate
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
@@ -96,7 +96,8 @@ class RunEndsBuilder:
                 self.touching[rank].append(number)
 
     def run_ends(self, *, called: bool) -> RunEnds:
-        """The prologue and epilogue of a run; `called`: among the callers' streams, one a rank."""
+        """The prologue and epilogue of a run; The prologue and epilogue of a run; `called`: among the callers' streams,
+        one a rank."""
         if self.mode == "graph":
             return self._paid(self._launch_graphs(called), self._behind_graphs(called))
         if self.mode == "embedded":
@@ -251,7 +252,7 @@ class RunEndsBuilder:
 
     def _open(self, device: int) -> Iterator[Action]:
         """A device tells those that write its memory that it is ready, and waits for those whose memory it writes."""
-        others = apart(self.placement, device, self.mode)
+        others = eventless_peers(self.placement, device, self.mode)
         taken = [self.points.awaited(EventName("ready", other), device) for other in others]
         changes = [SemaphoreOp(semaphore, True) for semaphore in self.points.signalled(EventName("ready", device))]
         changes += [SemaphoreOp(semaphore, False, acquires=True) for semaphore in taken if semaphore is not None]
@@ -272,7 +273,7 @@ class RunEndsBuilder:
         return [BarrierStep("signal", semaphore) for semaphore in self.points.signalled(EventName(kind, device))]
 
     def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[BarrierStep]:
-        points = [EventName(kind, other) for other in apart(self.placement, device, self.mode)]
+        points = [EventName(kind, other) for other in eventless_peers(self.placement, device, self.mode)]
         found = [self.points.awaited(point, device) for point in points]
         return [BarrierStep("wait", semaphore) for semaphore in found if semaphore is not None]
 

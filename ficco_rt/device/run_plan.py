@@ -229,7 +229,7 @@ def outside(record: RecordEvent) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class RunWait:
     """A stream waits first for another executor's run on its device."""
 
     device: int
@@ -261,7 +261,7 @@ Step: TypeAlias = Enter | Issued
 class RunPlan:
     """See the module. `run` is the run's number, from 0; none has a run that is a part of callers' graphs. `steps` are
     made by the process, in `captured` those that it has captured into the graphs before. `behind`: on which device for
-    which other executors' runs it waits, and `gates` the streams that do. `rescue`: devices with a stream of the
+    which other executors' runs it waits, and `run_waits` the streams that do. `rescue`: devices with a stream of the
     driver's own, on which it signals semaphores when a run is given up. `priorities` and, by launch, `algorithms` (the
     place in what the library's heuristics like) are known where there are devices."""
 
@@ -271,7 +271,7 @@ class RunPlan:
     number: int
     manner: Manner
     behind: tuple[tuple[int, str], ...]
-    gates: tuple[Gate, ...]
+    run_waits: tuple[RunWait, ...]
     steps: tuple[Step, ...]
     captured: tuple[Step, ...]
     uploads: tuple[int, ...]
@@ -361,7 +361,7 @@ def _lines(r: RunPlan) -> Iterator[str]:
     for device in r.uploads:
         yield f"  graph of device {device}: uploaded when it is made"
     for device, of in r.behind:
-        waiting = ", ".join(str(gate.stream) for gate in r.gates if (gate.device, gate.of) == (device, of))
+        waiting = ", ".join(str(wait.stream) for wait in r.run_waits if (wait.device, wait.of) == (device, of))
         yield f"  device {device} behind {of}: {waiting}"
     if r.captured:
         yield "captured before"

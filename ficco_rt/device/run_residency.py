@@ -39,7 +39,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Residency:
     """What a run takes of a device's multiprocessors. `holds`: of each stream the launches that spin, of which one
     holds its blocks at a time. `needs`: how many at once the largest of the other launches asks for, a block or a
     cluster; 0: nothing else runs on multiprocessors."""
@@ -53,10 +53,10 @@ class Room:
         return sum(max(held.least(cluster) for held in stream) for stream in self.holds.values())
 
 
-Rooms = Mapping[int, Room]  # by device
+Residencies = Mapping[int, Residency]  # by device
 
 
-def rooms(plan: DevicePlan) -> Rooms:
+def residencies(plan: DevicePlan) -> Residencies:
     """What a run takes, on each of its devices."""
     holds: dict[int, dict[StreamName, set[Held]]] = {device: {} for device in plan.placement.ordinals}
     needs = dict.fromkeys(holds, 0)
@@ -81,33 +81,33 @@ def rooms(plan: DevicePlan) -> Rooms:
         if local or isinstance(action, ResetSemaphores):
             needs[device] = max(needs[device], 1)
     return {
-        device: Room({name: frozenset(found) for name, found in streams.items()}, needs[device], clusters[device])
+        device: Residency({name: frozenset(found) for name, found in streams.items()}, needs[device], clusters[device])
         for device, streams in holds.items()
     }
 
 
-def either(a: Rooms, b: Rooms) -> Rooms:
+def either(a: Residencies, b: Residencies) -> Residencies:
     """What takes as much as each of two runs that are never on a device at the same time."""
     found = {}
     for device in {*a, *b}:
-        of = [rooms[device] for rooms in (a, b) if device in rooms]
-        names = {name for room in of for name in room.holds}
-        holds = {name: frozenset[Held]().union(*(room.holds.get(name, ()) for room in of)) for name in names}
-        found[device] = Room(holds, max(room.needs for room in of), max(room.cluster for room in of))
+        of = [each[device] for each in (a, b) if device in each]
+        names = {name for one in of for name in one.holds}
+        holds = {name: frozenset[Held]().union(*(one.holds.get(name, ()) for one in of)) for name in names}
+        found[device] = Residency(holds, max(one.needs for one in of), max(one.cluster for one in of))
     return found
 
 
-def fit(room: Sequence[Room], sms: int) -> bool:
+def fit(residency: Sequence[Residency], sms: int) -> bool:
     """Whether such runs may be on a device of so many multiprocessors at the same time."""
-    cluster = max(r.cluster for r in room)
-    return sum(r.held(cluster) for r in room) + max(r.needs for r in room) <= sms
+    cluster = max(r.cluster for r in residency)
+    return sum(r.held(cluster) for r in residency) + max(r.needs for r in residency) <= sms
 
 
-def kept_back(room: Room, earlier: Iterable[Room], sms: int) -> list[bool]:
+def kept_back(residency: Residency, earlier: Iterable[Residency], sms: int) -> list[bool]:
     """For each run that is under way on a device, the latest first: whether a new run waits for it there."""
-    if not room.holds:
+    if not residency.holds:
         return [False for _ in earlier]
-    beside, found = [room], []
+    beside, found = [residency], []
     for other in earlier:
         found.append(not fit([*beside, other], sms))
         if not found[-1]:
@@ -115,7 +115,7 @@ def kept_back(room: Room, earlier: Iterable[Room], sms: int) -> list[bool]:
     return found
 
 
-def gates(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[StreamName, ...]]:
+def waiting_streams(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[StreamName, ...]]:
     """The streams of each device that wait where a run has to wait. All else on the device stands behind them."""
     if plan.mode in GRAPHS:
         run_ends = plan.called if called else plan.own

@@ -193,13 +193,13 @@ def _barrier_semaphores(
             elif early_begin.waits(device, other):
                 yield Semaphore(device, -1, None, EventName("ready", other), "acquired", used)
         if placement.near(device):
-            used = "always" if apart(placement, device, "streams") else "embedded"
+            used = "always" if eventless_peers(placement, device, "streams") else "embedded"
             if sets > 1:
                 used = "embedded or traced"
             yield Semaphore(device, -1, None, None, "never", used if early_begin is None else "traced")
 
 
-def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:
+def eventless_peers(placement: Placement, device: int, mode: Mode) -> Sequence[int]:
     """The devices whose begin and end of a run no event can tell to a device: a graph in a caller's graph may be
     replayed before the others are, and another process has events of its own. Those of other nodes are not among them:
     a device has nothing in common with these but messages, which find each other by their order."""

@@ -32,13 +32,13 @@ class Given:
     said: Mapping[str, object] = field(default_factory=dict)  # by `queue.attribute`; `kernel` alone: of all queues
 
 
-def apart(given: Mapping[str, object]) -> Given:
+def split_overrides(given: Mapping[str, object]) -> Given:
     """Names with a dot, and `kernel`, speak of queues; all others are params and types."""
     said = {name: value for name, value in given.items() if "." in name or name == KERNEL}
     return Given({name: value for name, value in given.items() if name not in said}, said)
 
 
-def with_said(schedule: Schedule, said: Mapping[str, object]) -> Schedule:
+def with_overrides(schedule: Schedule, said: Mapping[str, object]) -> Schedule:
     """The schedule, its queues as `said` has them. Raises UsageError: no such queue, attribute or word."""
     queues = {queue.name: queue for queue in schedule.queues}
     for name, value in said.items():
@@ -49,7 +49,7 @@ def with_said(schedule: Schedule, said: Mapping[str, object]) -> Schedule:
 
 def by_library(schedule: Schedule, kernel: object = VENDOR) -> Schedule:
     """The schedule with all products by the vendor's library, as if its queues said so."""
-    return with_said(schedule, {KERNEL: kernel})
+    return with_overrides(schedule, {KERNEL: kernel})
 
 
 def value_of(queue: QueueDecl, attribute: str) -> object | None:
@@ -113,8 +113,8 @@ def written(text: str, path: str, given: Mapping[str, object]) -> str:
     'schedule s queue q { engine = sm sms = 100 priority = low }\\n'
     """
     schedule = ficco_dsl.parse(text, path)
-    of = apart(given)
-    with_said(schedule, of.said)  # what is wrong with it is told
+    of = split_overrides(given)
+    with_overrides(schedule, of.said)  # what is wrong with it is told
     starts = [0]
     for line in text.split("\n"):
         starts.append(starts[-1] + len(line) + 1)

@@ -18,7 +18,7 @@ from ..machine.model import Machine
 _LEAST_THREADS, _WARP = 64, 32
 
 
-def settled(graph: ir.Graph, machine: Machine) -> ir.Graph:
+def resolve_leave(graph: ir.Graph, machine: Machine) -> ir.Graph:
     """The graph with `sms` in place of multiprocessors that are left. Raises ScheduleError where none remain."""
     total = machine.device.sms
     known: dict[ir.Resources, ir.Resources] = {}

@@ -21,7 +21,7 @@ from ..machine.model import Device, Machine
 from ..machine.units import figure
 from ..types import ELEMENT_TYPES, TYPES
 from .kernel_works import kernel_work, symbolic
-from .leave import Leaving, settled
+from .leave import Leaving, resolve_leave
 from .transfers import phases
 
 _MADE_FOR = "take a machine whose GPUs have one: sm_80, sm_90, gfx90a, gfx942"
@@ -33,7 +33,7 @@ _LARGE = 1 << 30  # operations of products whose kernel matters
 
 def lint(graph: ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
     """All warnings, in the order of the text, one a statement and cause."""
-    graph = settled(graph, machine)
+    graph = resolve_leave(graph, machine)
     found: dict[tuple[Span, str], Diagnostic] = {}
     for check in CHECKS:
         for d in check(graph, machine):

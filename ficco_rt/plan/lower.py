@@ -15,7 +15,7 @@ from .emit import emit
 from .fuse import fuse
 from .ir import Plan
 from .launch_attributes import solve_resources
-from .leave import settled
+from .leave import resolve_leave
 from .place import place
 from .promises import Promise, hold
 from .shares import share_multiprocessors
@@ -44,7 +44,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(fuse, (promises.launches_are_alike,)),
     # streamed launches beside one another have their shares of the multiprocessors
     Pass(share_multiprocessors, (promises.shares_fit,)),
-    # every dependency has a carrier: stream order, event or flag, and no wait is wasted
+    # every dependency is carried: stream order, event or flag, and no wait is wasted
     Pass(synchronise, (promises.signals_have_numbers, promises.dependencies_are_carried)),
     # every launch has a kernel that takes its works as they wait
     Pass(choose_kernels, (promises.kernels_take_works,)),
@@ -58,7 +58,7 @@ LOG = logging.getLogger(__name__)  # at level DEBUG it shows the draft after eac
 
 def lower(graph: Graph, machine: Machine) -> Plan:
     """The plan of a proven graph for a machine. Raises ScheduleError where the machine lacks what the text asks."""
-    draft = Draft(settled(graph, machine), machine)
+    draft = Draft(resolve_leave(graph, machine), machine)
     for step in PASSES:
         draft = step.run(draft)
         if LOG.isEnabledFor(logging.DEBUG):

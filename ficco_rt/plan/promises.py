@@ -72,7 +72,7 @@ def shares_fit(draft: Draft) -> Iterator[str]:
 
 
 def dependencies_are_carried(draft: Draft) -> Iterator[str]:
-    """Every dependency has a carrier: the order of a stream, or waits."""
+    """Every dependency is carried: the order of a stream, or waits."""
     for before, after in uncarried(draft):
         yield f"nothing makes op {after} wait for op {before}, on which it depends"
 

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, Literal, TypeAlias
 
 from ..device.features import usual
-from ..device.fit_table import RoomTable, room_table
+from ..device.fit_table import FitTable, fit_table
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
 from ..files.records import LEFT_OUT, Count, Micros, Params
@@ -241,7 +241,7 @@ class Explanation:
     params: Params and types by name.
     given: Values that rules gave, a sentence each.
     computes: Claims, as the schedule writes them.
-    room: Kernels of rank 0 that may share a multiprocessor, and which fit beside which.
+    block_fit: Kernels of rank 0 that may share a multiprocessor, and which fit beside which.
     """
 
     schedule: str
@@ -259,7 +259,7 @@ class Explanation:
     traffic: Traffic
     compute: Compute
     memory: Memory
-    room: RoomTable
+    block_fit: FitTable
     plan: PlanFacts
     warnings: tuple[DiagnosticRecord, ...]
 
@@ -284,7 +284,7 @@ def gather(job: Job) -> Explanation:
         traffic=_traffic(graph, machine),
         compute=_compute(graph, plan, machine),
         memory=_memory(graph, machine),
-        room=_room(plan, machine),
+        block_fit=_block_fit(plan, machine),
         plan=_plan(plan),
         warnings=diagnostic_records(job.warnings),
     )
@@ -500,11 +500,11 @@ def _memory(graph: Graph, machine: Machine) -> Memory:
     return Memory(tuple(tensors), max(totals, default=0), machine.device.memory)
 
 
-def _room(plan: Plan, machine: Machine) -> RoomTable:
+def _block_fit(plan: Plan, machine: Machine) -> FitTable:
     """Of rank 0, each rank on a device of its own."""
     device = machine.device
     planner = LaunchPlanner(plan, device, Placement(tuple(range(plan.ranks))), usual(device.arch), frozenset())
-    return room_table(plan, device, planner.all(rank=0))
+    return fit_table(plan, device, planner.all(rank=0))
 
 
 def _plan(plan: Plan) -> PlanFacts:

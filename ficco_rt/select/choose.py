@@ -112,7 +112,7 @@ def choose(
     machine: AnyMachine | None = None,
     by: By | None = None,
     candidates: Iterable[object] | None = None,
-    measured: measurements.Memory | None = None,
+    measured: measurements.Measurements | None = None,
     sizes: Mapping[str, object] | None = None,
     ranks_per_gpu: int = 1,
     vendor: bool = True,
@@ -288,7 +288,7 @@ def _worth_the_library(asked: Question, found: Ranking) -> tuple[Option, str]:
 # ---------------------------------------------------------------- measured times
 
 
-def _by_measured(asked: Question, known: measurements.Memory) -> Choice:
+def _by_measured(asked: Question, known: measurements.Measurements) -> Choice:
     where = measurements.measured_case(
         asked.operation.name, asked.ranks, asked.sizes, asked.machine, asked.ranks_per_gpu
     )

@@ -74,7 +74,7 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Measurements:
     """Measured times by case; one a candidate and mode."""
 
     times: Mapping[MeasuredCase, tuple[Time, ...]]
@@ -88,20 +88,20 @@ class Memory:
         return tuple(s.version for s in self.times if s != case and replace(s, version=case.version) == case)
 
 
-EMPTY = Memory({})
+EMPTY = Measurements({})
 
 
-def merged(memories: Iterable[Memory]) -> Memory:
+def merged(stores: Iterable[Measurements]) -> Measurements:
     """All times of several memories, in whatever order they come; of two times of one thing, the later one."""
     found: dict[MeasuredCase, dict[tuple[Candidate, str], Time]] = {}
-    for memory in memories:
+    for memory in stores:
         for where, times in memory.times.items():
             here = found.setdefault(where, {})
             for time in times:
                 key = (time.candidate, time.mode)
                 if key not in here or time.rank > here[key].rank:
                     here[key] = time
-    return Memory(
+    return Measurements(
         {
             where: tuple(sorted(times.values(), key=lambda t: (t.median, t.candidate.label, t.mode)))
             for where, times in sorted(found.items(), key=lambda item: str(item[0]))
@@ -114,13 +114,13 @@ def place() -> Path:
     return Path(env.get("FICCO_MEASURED") or env.cache_folder() / "measured.json")
 
 
-def stored() -> Memory:
+def stored() -> Measurements:
     """This user's measured times; none, where nothing has been measured yet."""
     path = place()
     return load(path) if path.exists() or env.get("FICCO_MEASURED") else EMPTY
 
 
-def load(path: Path | str) -> Memory:
+def load(path: Path | str) -> Measurements:
     """The measured times of a file. Raises UsageError that says what is wrong where."""
     try:
         value = json.loads(atomic.read_text(path))
@@ -136,17 +136,17 @@ def load(path: Path | str) -> Memory:
     entries = value.get("settings")
     if not isinstance(entries, list):
         raise UsageError(f"{path}: settings is not a list")
-    memories = []
+    stores = []
     for i, entry in enumerate(entries):
         try:
-            memories.append(_decoded(entry))
+            stores.append(_decoded(entry))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise UsageError(f"{path}: settings[{i}]: {what[:120]}") from error
-    return merged(memories)
+    return merged(stores)
 
 
-def save(memory: Memory, path: Path | str) -> None:
+def save(memory: Measurements, path: Path | str) -> None:
     """Write measured times: the whole file or nothing."""
     settings = [_encoded(where, times) for where, times in memory.times.items()]
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in settings)
@@ -179,7 +179,7 @@ def _encoded(where: MeasuredCase, times: Iterable[Time]) -> dict[str, Any]:
     }
 
 
-def _decoded(entry: Mapping[str, Any]) -> Memory:
+def _decoded(entry: Mapping[str, Any]) -> Measurements:
     where = MeasuredCase(
         _text(entry, "device"),
         _text(entry, "links"),
@@ -189,7 +189,7 @@ def _decoded(entry: Mapping[str, Any]) -> Memory:
         tuple(sorted((name, _frozen(value)) for name, value in entry["sizes"].items())),
         _text(entry, "version"),
     )
-    return Memory({where: tuple(map(_time, entry["times"]))})
+    return Measurements({where: tuple(map(_time, entry["times"]))})
 
 
 def _time(entry: Mapping[str, Any]) -> Time:

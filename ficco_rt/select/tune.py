@@ -18,7 +18,7 @@ from ..exec.verify import verified_run
 from ..plan.ir import Plan
 from .candidates import BASELINE, Candidate, by_vendor
 from .choose import question
-from .measurements import MODES, MeasuredCase, Memory, Time, measured_case
+from .measurements import MODES, MeasuredCase, Measurements, Time, measured_case
 from .ranking import ranked
 
 HOST = (
@@ -50,9 +50,9 @@ class Tuned:
     failed: tuple[tuple[Candidate, str], ...]
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> Measurements:
         """The times as `memory.save` writes them."""
-        return Memory({self.case: self.times})
+        return Measurements({self.case: self.times})
 
 
 def gpu_backend(name: str) -> GpuName:

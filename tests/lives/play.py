@@ -180,7 +180,7 @@ class Seat:
 
     def limit(self, seconds: float) -> None:
         driver: Any = self.executor.driver
-        driver._gpus.timeout = driver._gpus.tenant.timeout = self.executor.timeout = seconds
+        driver._gpus.timeout = driver._gpus.client.timeout = self.executor.timeout = seconds
         if driver._peers is not None:
             driver._peers._timeout = seconds
 

@@ -85,7 +85,7 @@ class DevicePlans:
         for (key, *more), modes in asked:
             plans = self(binding.Same(play.plan(key)), *more)
             for mode in modes:
-                plans.rooms(mode)
+                plans.residencies(mode)
 
 
 class Server:

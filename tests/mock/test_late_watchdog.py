@@ -28,17 +28,17 @@ PAUSE = 0.03  # seconds of a preemption, if the other thread waits for this one
 
 
 class Preempted(threading.Thread):
-    """Gives up what a tenant has under way; at the `step`-th line of the driver's code it stands still until `over`."""
+    """Gives up what a client has under way; at the `step`-th line of the driver's code it stands still until `over`."""
 
-    def __init__(self, tenant: Any, step: int) -> None:
+    def __init__(self, client: Any, step: int) -> None:
         super().__init__()
-        self._tenant, self._left = tenant, step
-        self._generation = tenant.generation
+        self._client, self._left = client, step
+        self._generation = client.generation
         self.there, self.over = threading.Event(), threading.Event()
 
     def run(self) -> None:
         sys.settrace(self._called)
-        watchdog.let_go(self._tenant, "its run was given up with another executor's", self._generation)
+        watchdog.let_go(self._client, "its run was given up with another executor's", self._generation)
         sys.settrace(None)
         self.there.set()
 
@@ -99,7 +99,7 @@ def test_a_watchdog_that_is_preempted_at_any_step(cuda: StandIn, name: str) -> N
 
             def run(late: list[Preempted] = late, step: int = steps) -> None:
                 driver.run(bound.binding, (), graph=False)
-                late.append(Preempted(driver._gpus.tenant, step))
+                late.append(Preempted(driver._gpus.client, step))
                 late[0].start()
                 late[0].there.wait()
 

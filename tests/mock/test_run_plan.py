@@ -54,7 +54,7 @@ def holds(run: RunPlan) -> None:
     """It is what the device plan alone says, too, but for other executors and for what the devices have."""
     checked(run)
     wanted = expected(run.plan, run.run, run.number, run.manner, run.process)
-    assert replace(run, behind=(), gates=(), priorities=(), algorithms=()) == wanted
+    assert replace(run, behind=(), run_waits=(), priorities=(), algorithms=()) == wanted
 
 
 @pytest.mark.parametrize("name", cases.few(cases.SCHEDULES, 8, 2))
@@ -116,8 +116,8 @@ def test_runs_wait_for_other_executors(cuda: StandIn) -> None:
         first.synchronize()
         holds(run)
         holds(first.run_plan())
-        assert {gate.device for gate in run.gates} == {0, 1}
-        assert f"  device 0 behind run 1 of {driver._gpus.tenant.name}: " in str(run)
+        assert {wait.device for wait in run.run_waits} == {0, 1}
+        assert f"  device 0 behind run 1 of {driver._gpus.client.name}: " in str(run)
         second.close()
 
 

@@ -16,7 +16,7 @@ import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.gpu import issue_order, runs
 from ficco_rt.driver.gpu.gpus import Gpus
-from ficco_rt.driver.gpu.issue_order import Passage, Tenant
+from ficco_rt.driver.gpu.issue_order import Client, Submission
 from ficco_rt.driver.gpu.vendor import Gpu
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
@@ -46,7 +46,7 @@ def test_every_order_ends(library: StandIn, share: int) -> None:
 
 def test_without_an_order_runs_hold_each_other_out(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test above sees it."""
-    monkeypatch.setattr(issue_order, "kept_back", lambda room, earlier, sms: [False for _ in earlier])
+    monkeypatch.setattr(issue_order, "kept_back", lambda residency, earlier, sms: [False for _ in earlier])
     monkeypatch.setattr(runs, "DRAIN", 0.1)
     monkeypatch.setattr(several, "TIMEOUT", 0.2)
     said = ""
@@ -241,7 +241,7 @@ def test_the_streams_of_a_plan_are_made_together(library: StandIn, monkeypatch: 
     make = Gpus.new_stream
 
     def new_stream(gpus: Gpus, device: Gpu, priority: str = "normal") -> object:
-        turns_of.add(issue_order.TURNS.held)
+        turns_of.add(issue_order.ISSUE_ORDER.held)
         return make(gpus, device, priority)
 
     with Executor(several.plan_for(library.face, "gemm_rs/streamed", 2), library.face) as executor:
@@ -287,11 +287,11 @@ def test_a_run_that_departs_while_another_thread_asks_is_not_over() -> None:
         name = "cuda"
 
         def ended(self, event: object) -> bool:
-            tenant.depart(passage)
+            client.submit(submission)
             return True
 
-    tenant = Tenant("one", cast(Any, Departs()), None)
-    passage = Passage({}, {}, {0: ("event", "stream")})
-    tenant.depart(passage)
-    assert not tenant.ended()
-    assert not tenant.over
+    client = Client("one", cast(Any, Departs()), None)
+    submission = Submission({}, {}, {0: ("event", "stream")})
+    client.submit(submission)
+    assert not client.ended()
+    assert not client.over

@@ -13,7 +13,7 @@ import pytest
 
 from ficco_rt.driver.gpu import gpus, issue_order, owner, runs, watchdog
 from ficco_rt.driver.gpu.driver import GpuDriver
-from ficco_rt.driver.gpu.issue_order import TURNS, Tenant
+from ficco_rt.driver.gpu.issue_order import ISSUE_ORDER, Client
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
@@ -49,11 +49,11 @@ def driver_of(made: Executor) -> GpuDriver:
 def limited(made: Executor) -> Iterator[None]:
     """Its calls and runs may take LIMIT alone."""
     mine = driver_of(made)._gpus
-    mine.timeout = mine.tenant.timeout = LIMIT
+    mine.timeout = mine.client.timeout = LIMIT
     with watchdog.WATCHDOG._changed:  # it looks as often as the shortest limit asks for
         watchdog.WATCHDOG._changed.notify_all()
     yield
-    mine.timeout = mine.tenant.timeout = LONG
+    mine.timeout = mine.client.timeout = LONG
 
 
 class Stuck:
@@ -62,14 +62,14 @@ class Stuck:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, made: Executor, function: str) -> None:
         self.back = threading.Event()
         self.before, self.once = function, True
-        tenant = driver_of(made)._gpus.tenant
-        release = tenant.release
+        client = driver_of(made)._gpus.client
+        release = client.release
 
         def released(why: str) -> None:
             release(why)
             self.back.set()
 
-        tenant.release = released
+        client.release = released
         really = runs.make
         monkeypatch.setattr(runs, "make", lambda gpus, steps: really(gpus, [self.wrapped(step) for step in steps]))
 
@@ -138,7 +138,7 @@ def test_a_driver_that_does_not_answer(
     monkeypatch.setattr(watchdog, "ANSWER", 0.05)
     with executor(cuda, graph=True) as made:
         Stuck(monkeypatch, made, "cuGraphLaunch")
-        tenant = driver_of(made)._gpus.tenant
+        client = driver_of(made)._gpus.client
 
         complained, say = threading.Event(), watchdog.say
 
@@ -153,7 +153,7 @@ def test_a_driver_that_does_not_answer(
             complained.wait(LONG)
             return []
 
-        tenant.report = no_answer
+        client.report = no_answer
         with limited(made), pytest.raises(DeviceError, match="the host has been in cuGraphLaunch"):
             made.run()
         assert "the driver does not say where the streams stand" in capsys.readouterr().err
@@ -162,11 +162,11 @@ def test_a_driver_that_does_not_answer(
 
 def test_a_turn_that_does_not_come(cuda: StandIn) -> None:
     with executor(cuda) as made:
-        other = Tenant("schedule 'another'", driver_of(made)._vendor, None)
+        other = Client("schedule 'another'", driver_of(made)._vendor, None)
         taken, done = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with TURNS.turn(other):
+            with ISSUE_ORDER.lock(other):
                 taken.set()
                 done.wait(LONG)
 
@@ -201,11 +201,11 @@ def test_who_has_no_limit_is_not_given_up_for_another_one(cuda: StandIn) -> None
     released: list[float | None] = []
     with executor(cuda) as made:
         for timeout in (None, 1.0):
-            tenant = Tenant("schedule 'another'", driver_of(made)._vendor, timeout)
-            tenant.release = lambda why, timeout=timeout: released.append(timeout)
-            watchdog.let_go(tenant, "a call did not come back", tenant.generation)
-            watchdog.let_go(tenant, "of a run that is over", tenant.generation - 1)
-            assert bool(tenant.overdue) is (timeout is not None)
+            client = Client("schedule 'another'", driver_of(made)._vendor, timeout)
+            client.release = lambda why, timeout=timeout: released.append(timeout)
+            watchdog.let_go(client, "a call did not come back", client.generation)
+            watchdog.let_go(client, "of a run that is over", client.generation - 1)
+            assert bool(client.overdue) is (timeout is not None)
     assert released == [1.0]
 
 
@@ -213,7 +213,7 @@ def test_the_limit_of_an_executor_that_says_none(cuda: StandIn) -> None:
     cuda.reset("devices 2; sms 2")
     with Executor(several.plan_for("cuda", NAME, 2), "cuda") as made:
         assert driver_of(made)._gpus.timeout == 60
-        assert driver_of(made)._gpus.tenant in watchdog.WATCHDOG._tenants
+        assert driver_of(made)._gpus.client in watchdog.WATCHDOG._clients
 
 
 # ---------------------------------------------------------------- executors that nobody closes
@@ -245,11 +245,11 @@ def test_an_executor_that_nobody_closed_is_freed(library: StandIn) -> None:
 def test_it_is_freed_behind_the_turn_in_which_python_forgets_it(cuda: StandIn) -> None:
     """Closing waits for devices: in the midst of another run that might never end."""
     with executor(cuda) as made:
-        tenant = driver_of(made)._gpus.tenant
+        client = driver_of(made)._gpus.client
         before = cuda.live()
-        forget(cuda, lambda: TURNS.take(tenant))
+        forget(cuda, lambda: ISSUE_ORDER.acquire(client))
         assert cuda.live()["streams"] > before["streams"]
-        TURNS.give()
+        ISSUE_ORDER.release()
         assert cuda.live() == before
     assert not cuda.live()
 
@@ -281,29 +281,29 @@ def test_who_closes_waits_for_who_asks_and_is_asked_no_more(cuda: StandIn, monke
     """Its events and streams go."""
     monkeypatch.setattr(issue_order, "LEAST", LONG)
     with executor(cuda) as made:
-        tenant = driver_of(made)._gpus.tenant
+        client = driver_of(made)._gpus.client
         asked: list[str] = []
-        tenant.report = lambda issued: asked.append("report") or []  # type: ignore[func-returns-value]
-        tenant.release = asked.append
-        generation = tenant.generation
-        for lock in (tenant.looks, tenant.lock):
+        client.report = lambda issued: asked.append("report") or []  # type: ignore[func-returns-value]
+        client.release = asked.append
+        generation = client.generation
+        for lock in (client.looks, client.lock):
             with held(lock) as over:
-                closing = threading.Thread(target=tenant.shut)
+                closing = threading.Thread(target=client.shut)
                 closing.start()
                 closing.join(0.05)
                 assert closing.is_alive()
                 over.set()
                 closing.join()
-        tenant.ill = lambda: asked.append("ill") or ""  # type: ignore[func-returns-value]
-        tenant.number += 1  # as if it were under way
-        watchdog.Watchdog(TURNS)._ask_health(tenant)
-        watchdog.let_go(tenant, "too late", generation)
-        assert watchdog.told(tenant) == []
-        assert not watchdog._flying(tenant)
-        assert tenant.replaying() == ()
+        client.ill = lambda: asked.append("ill") or ""  # type: ignore[func-returns-value]
+        client.number += 1  # as if it were under way
+        watchdog.Watchdog(ISSUE_ORDER)._ask_health(client)
+        watchdog.let_go(client, "too late", generation)
+        assert watchdog.told(client) == []
+        assert not watchdog._in_flight(client)
+        assert client.replaying() == ()
         assert not asked
-        assert not tenant.overdue
-        tenant.over = True
+        assert not client.overdue
+        client.over = True
 
 
 @pytest.mark.parametrize("name", ["looks", "lock"])
@@ -312,7 +312,7 @@ def test_who_closes_does_not_wait_for_ever_for_who_asks(cuda: StandIn, name: str
     cuda.reset("devices 2; sms 2")
     made = Executor(several.plan_for("cuda", NAME, 2), "cuda")
     before = cuda.live()
-    with held(getattr(driver_of(made)._gpus.tenant, name)):
+    with held(getattr(driver_of(made)._gpus.client, name)):
         made.close()
     assert cuda.live() == before
     gpus._BLOCKED.clear()  # not so for other tests
@@ -322,16 +322,16 @@ def test_a_forked_process_waits_for_no_thread_of_its_parent(cuda: StandIn) -> No
     """Threads that are not there in the child have had all the locks."""
     cuda.reset("devices 2; sms 2")
     with Executor(several.plan_for("cuda", NAME, 2), "cuda") as made:
-        tenant = driver_of(made)._gpus.tenant
+        client = driver_of(made)._gpus.client
         changed, starting = watchdog.WATCHDOG._changed, owner.OWNER._starting
-        with held(TURNS._lock, tenant.looks, tenant.lock, changed, starting):
+        with held(ISSUE_ORDER._lock, client.looks, client.lock, changed, starting):
             child = os.fork()
             if not child:
                 signal.alarm(20)
                 code = 1
                 with suppress(BaseException):
-                    with TURNS.turn(tenant), tenant.lock, tenant.looks:
-                        watchdog.WATCHDOG.watch(tenant)
+                    with ISSUE_ORDER.lock(client), client.lock, client.looks:
+                        watchdog.WATCHDOG.watch(client)
                     with suppress(DeviceError):  # the parent may have opened communicators
                         owner.OWNER.do(lambda: None)
                     with suppress(DeviceError):
@@ -348,16 +348,16 @@ def test_who_closes_does_not_wait_inside_the_driver_for_other_executors(cuda: St
     with executor(cuda) as first:
         plan = several.plan_for("cuda", NAME, several.SMS)
         second = Executor(plan, "cuda", timeout=LIMIT)
-        tenant = driver_of(first)._gpus.tenant
-        ended, passage = Tenant.ended, tenant.passage
-        assert passage is not None
-        TURNS.depart(tenant, passage)
+        client = driver_of(first)._gpus.client
+        ended, submission = Client.ended, client.submission
+        assert submission is not None
+        ISSUE_ORDER.submit(client, submission)
         before = cuda.live()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Tenant, "ended", lambda self: self is not tenant and ended(self))
+            patch.setattr(Client, "ended", lambda self: self is not client and ended(self))
             second.close()
         assert cuda.live() == before
-        tenant.over = True
+        client.over = True
         third = Executor(plan, "cuda", timeout=LIMIT)
         third.close()
         assert cuda.live() == before

@@ -38,15 +38,15 @@ from ficco_rt.device.run_plan import (
     CopySignal,
     Current,
     Enter,
-    Gate,
     Issued,
     Launch,
     RunPlan,
+    RunWait,
     Together,
     expected,
     run_end_actions,
 )
-from ficco_rt.device.run_residency import gates
+from ficco_rt.device.run_residency import waiting_streams
 from ficco_rt.errors import InternalError
 from ficco_rt.machine.profiles import profile
 from tests import cases
@@ -78,7 +78,7 @@ def manners(mode: Mode) -> Iterator[Manner]:
 
 
 def run_plans(made: DevicePlan) -> Iterator[RunPlan]:
-    """Of all processes in all manners; with gates, where there may be some."""
+    """Of all processes in all manners; with waits for other runs, where there may be some."""
     for run, manner in enumerate(manners(made.mode), 3):
         embedded = made.mode == "embedded"
         number = (made.sets if made.sets > 1 else 0) if embedded else run % made.sets
@@ -90,10 +90,10 @@ def run_plans(made: DevicePlan) -> Iterator[RunPlan]:
 def _gated(r: RunPlan) -> RunPlan:
     made = r.plan
     mine = [d for d in made.placement.ordinals if made.placement.process(d) == r.process]
-    waiting = gates(made, called=r.manner.called)
+    waiting = waiting_streams(made, called=r.manner.called)
     behind = [(device, of) for device in mine[:1] for of in ("run 4 of another", "replays of a third")]
-    found = [Gate(device, stream, of) for device, of in behind for stream in waiting[device]]
-    return replace(r, behind=tuple(behind), gates=tuple(found))
+    found = [RunWait(device, stream, of) for device, of in behind for stream in waiting[device]]
+    return replace(r, behind=tuple(behind), run_waits=tuple(found))
 
 
 def long_meeting() -> DevicePlan:
@@ -124,8 +124,8 @@ class Mutant:
 
 def mutant(r: RunPlan, rng: random.Random) -> Mutant | None:
     """One; None if what was drawn does not apply here, or changes nothing."""
-    part = rng.choices(("step", "run", "gates"), (10, 2, 2))[0]
-    found = {"step": _step, "run": _run, "gates": _gates}[part](r, rng)
+    part = rng.choices(("step", "run", "run_waits"), (10, 2, 2))[0]
+    found = {"step": _step, "run": _run, "run_waits": _run_waits}[part](r, rng)
     return None if found is None or found.run == r else found
 
 
@@ -282,11 +282,11 @@ def _run(r: RunPlan, rng: random.Random) -> Mutant | None:
     return Mutant(f"{way}: {flag}", replace(r, manner=other))
 
 
-def _gates(r: RunPlan, rng: random.Random) -> Mutant | None:
-    there = list(r.gates)
+def _run_waits(r: RunPlan, rng: random.Random) -> Mutant | None:
+    there = list(r.run_waits)
     if r.plan.mode == "embedded":
-        made = Gate(r.plan.streams[0].device, r.plan.streams[0].name, "run 4 of another")
-        return Mutant("a gate in a graph", replace(r, gates=(made,), behind=((made.device, made.of),)))
+        made = RunWait(r.plan.streams[0].device, r.plan.streams[0].name, "run 4 of another")
+        return Mutant("a wait for a run in a graph", replace(r, run_waits=(made,), behind=((made.device, made.of),)))
     i = rng.randrange(len(there))
     way = rng.choice(("drop", "double", "stream", "of", "device", "behind"))
     if way == "behind":
@@ -304,9 +304,9 @@ def _gates(r: RunPlan, rng: random.Random) -> Mutant | None:
             "device": replace(there[i], device=there[i].device + 1),
         }
         there[i] = new[way]
-        if way == "stream" and new[way].stream == r.gates[i].stream:
+        if way == "stream" and new[way].stream == r.run_waits[i].stream:
             return None
-    return Mutant(f"{way} of gate {i}", replace(r, gates=tuple(there)))
+    return Mutant(f"{way} of wait {i}", replace(r, run_waits=tuple(there)))
 
 
 # ---------------------------------------------------------------- the campaign

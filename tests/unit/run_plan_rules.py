@@ -40,7 +40,7 @@ from ficco_rt.device.run_plan import (
     Together,
     usual_context,
 )
-from ficco_rt.device.run_residency import gates
+from ficco_rt.device.run_residency import waiting_streams
 from ficco_rt.errors import InternalError
 from ficco_rt.geometry.region import Region
 from ficco_rt.kernels.device_barrier import MOST
@@ -97,27 +97,27 @@ def graphs_are_uploaded_where_launches_block(r: RunPlan) -> Iterator[str]:
         yield f"graphs of devices {r.uploads} are uploaded"
 
 
-# ---------------------------------------------------------------- gates
+# ---------------------------------------------------------------- waits for runs
 
 
 def gates_stand_before_all_of_a_device(r: RunPlan) -> Iterator[str]:
     """A stream of the caller may be the one on which the other run ends: it is in order anyway."""
-    waiting = gates(r.plan, called=r.manner.called)
+    waiting = waiting_streams(r.plan, called=r.manner.called)
     named = {(device, of) for device, of in r.behind}
     streams = _streams(r)
-    for gate in r.gates:
-        if (gate.device, gate.of) not in named or streams.get(gate.stream) != gate.device:
-            yield f"{gate.stream} waits on device {gate.device} for {gate.of}"
-        elif gate.stream not in waiting[gate.device]:
-            yield f"{gate.stream} waits for {gate.of}, and is no gate"
-    if len(set(r.gates)) != len(r.gates) or len(named) != len(r.behind):
+    for wait in r.run_waits:
+        if (wait.device, wait.of) not in named or streams.get(wait.stream) != wait.device:
+            yield f"{wait.stream} waits on device {wait.device} for {wait.of}"
+        elif wait.stream not in waiting[wait.device]:
+            yield f"{wait.stream} waits for {wait.of}, and is not among the streams that wait"
+    if len(set(r.run_waits)) != len(r.run_waits) or len(named) != len(r.behind):
         yield "something is waited for twice"
     for device, of in r.behind:
-        there = {gate.stream for gate in r.gates if (gate.device, gate.of) == (device, of)}
+        there = {wait.stream for wait in r.run_waits if (wait.device, wait.of) == (device, of)}
         for stream in waiting[device]:
             if stream not in there and stream.kind != "caller":
                 yield f"{stream} does not wait for {of}"
-    if r.plan.mode == "embedded" and r.gates:
+    if r.plan.mode == "embedded" and r.run_waits:
         yield "what a graph waits for is fixed: it can wait for no other executor's run"
 
 

@@ -13,7 +13,7 @@ from ficco_rt.kernels.collective_blocks import blocks_of, planned, symmetric
 from ficco_rt.kernels.families import FAMILIES, footprints
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.machine.profiles import stored
-from tools import fit_table as room_page
+from tools import fit_table as fit_page
 
 H200 = Limits.of(stored("h200-switch").device)
 MI250X = Limits.of(stored("mi250x").device)
@@ -199,5 +199,5 @@ def test_every_family_tells_its_blocks() -> None:
 
 
 def test_the_page_has_the_models_tables() -> None:
-    text = room_page.PAGE.read_text(encoding="utf-8")
-    assert room_page.page(text) == text, "python -m tools.fit_table --write"
+    text = fit_page.PAGE.read_text(encoding="utf-8")
+    assert fit_page.page(text) == text, "python -m tools.fit_table --write"

@@ -21,7 +21,7 @@ from ficco_rt.analysis.concurrency import concurrent, overlap_rate
 from ficco_rt.cli import shape
 from ficco_rt.cli.baselines import baseline_plans
 from ficco_rt.cli.shape import Sweep
-from ficco_rt.cli.shape_process import by_threads, made_apart, measured
+from ficco_rt.cli.shape_process import by_threads, measured, measured_in_process
 from ficco_rt.cli.shaping import Effort, Row, settings
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.operation import operation_of
@@ -160,7 +160,7 @@ def test_settings_by_their_threads_are_made_in_processes_of_their_own() -> None:
     (why,) = sent(by_other_threads("cuda").like(few), few)
     assert isinstance(why, str)
     assert why
-    (ended,) = made_apart(partial(os._exit, 7), [few])  # type: ignore[arg-type]
+    (ended,) = measured_in_process(partial(os._exit, 7), [few])  # type: ignore[arg-type]
     assert (ended.problem, ended.made) == ("the process for these threads ended with code 7", "")
 
 
@@ -185,7 +185,7 @@ def test_a_sweep_on_gpus_has_a_process_for_each_number_of_threads(monkeypatch: p
 
     monkeypatch.setattr(Sweep, "row", row)
     monkeypatch.setattr(Sweep, "ready", lambda _: nullcontext())
-    monkeypatch.setattr(shape, "made_apart", made)
+    monkeypatch.setattr(shape, "measured_in_process", made)
     tried = [{}, {"vendor.threads": 256}, {"vendor.ctas": 8}, {"vendor.threads": 128}]
     found = [list(pair) for pair in shape._made(sweep, tried)]
     assert [one for one, _ in found] == [{}, {"vendor.ctas": 8}, {"vendor.threads": 256}, {"vendor.threads": 128}]

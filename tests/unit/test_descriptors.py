@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.driver.gpu import descriptors
-from ficco_rt.driver.gpu.descriptors import Way, _Mailbox, pass_around
+from ficco_rt.driver.gpu.descriptors import SocketNames, _Mailbox, pass_around
 from ficco_rt.errors import DeviceError
 from ficco_rt.process.group import Group, LeftError
 from tests.unit.threads import together
 
-WAYS: tuple[Way, ...] = ("abstract", "path")
+WAYS: tuple[SocketNames, ...] = ("abstract", "path")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     assert not list(tmp_path.iterdir())
 
 
-def passed(way: Way, counts: Sequence[int], timeout: float = 10) -> list[object]:
+def passed(way: SocketNames, counts: Sequence[int], timeout: float = 10) -> list[object]:
     """Each process passes so many pipes' ends; what each of the others reads from what has come."""
 
     def body(group: Group) -> object:
@@ -57,7 +57,7 @@ def passed(way: Way, counts: Sequence[int], timeout: float = 10) -> list[object]
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("counts", [(2, 3, 0), (300, 1)])
-def test_descriptors_come_in_order(way: Way, counts: tuple[int, ...]) -> None:
+def test_descriptors_come_in_order(way: SocketNames, counts: tuple[int, ...]) -> None:
     """More than a message takes, too."""
     for place, said in enumerate(passed(way, counts)):
         wanted = [[f"{p}.{n} " for n in range(count)] if p != place else [] for p, count in enumerate(counts)]
@@ -72,7 +72,7 @@ def all_told(answers: Sequence[object], said: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_name_that_nobody_reaches_is_told_in_both(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_nobody_reaches_is_told_in_both(way: SocketNames, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in another network namespace, or a folder that only one process sees."""
 
     def refused(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The room table: which kernels of a plan may share a multiprocessor."""
+"""The fit table: which kernels of a plan may share a multiprocessor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.device.features import usual
-from ficco_rt.device.fit_table import RoomTable, room_table, too_little_left
+from ficco_rt.device.fit_table import FitTable, fit_table, too_little_left
 from ficco_rt.device.ir import Placement
 from ficco_rt.device.launches import LaunchPlanner
 from ficco_rt.kernels.block_fit import Several, fits
@@ -17,14 +17,14 @@ from ficco_rt.kernels.occupancy import Limits
 from tests.unit.test_leave import PRODUCT, plan
 
 
-def table(asked: str, threads: str = "threads = 256", text: str = PRODUCT) -> RoomTable:
+def table(asked: str, threads: str = "threads = 256", text: str = PRODUCT) -> FitTable:
     made = plan(asked, threads, text=text)
     device = made.target.device
     planner = LaunchPlanner(made, device, Placement((0, 1)), usual(device.arch), frozenset())
-    return room_table(made, device, planner.all(rank=0))
+    return fit_table(made, device, planner.all(rank=0))
 
 
-def beside(found: RoomTable, own: str, other: str) -> set[int]:
+def beside(found: FitTable, own: str, other: str) -> set[int]:
     """Blocks of a kernel that fit beside another's, for all pairs of such names."""
     names = [t.kernel for t in found.kernels]
     return {n.blocks for n in found.beside if own in names[n.kernel] and other in names[n.beside]}

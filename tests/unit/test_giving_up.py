@@ -15,7 +15,7 @@ import pytest
 from ficco_rt.device.ir import EventName, Placement, Semaphore
 from ficco_rt.driver.gpu import board, runs, watchdog
 from ficco_rt.driver.gpu.board import Board
-from ficco_rt.driver.gpu.issue_order import TURNS, Passage, Tenant, Turns
+from ficco_rt.driver.gpu.issue_order import ISSUE_ORDER, Client, IssueOrder, Submission
 from ficco_rt.driver.gpu.resources import RunResources, _entries
 from ficco_rt.driver.gpu.runs import Runs
 from ficco_rt.driver.gpu.watchdog import Watchdog
@@ -123,17 +123,17 @@ def test_a_semaphore_that_cannot_be_forced_keeps_back_no_other() -> None:
     assert len(forced((), fails=True)) == 10
 
 
-# ---------------------------------------------------------------- tenants and the watchdog
+# ---------------------------------------------------------------- clients and the watchdog
 
 
-def tenant(timeout: float | None = 1.0, **more: Any) -> tuple[Tenant, list[str]]:
+def client(timeout: float | None = 1.0, **more: Any) -> tuple[Client, list[str]]:
     released: list[str] = []
     vendor: Any = SimpleNamespace(name="made up", ended=lambda event: event != "under way")
-    return Tenant("it", vendor, timeout, release=released.append, number=1, **more), released
+    return Client("it", vendor, timeout, release=released.append, number=1, **more), released
 
 
 def test_who_comes_too_late_gives_nothing_up() -> None:
-    of, released = tenant()
+    of, released = client()
     of.generation = 3
     assert not of.give_up("late", 2)
     assert (of.overdue, released) == ("", [])
@@ -143,7 +143,7 @@ def test_who_comes_too_late_gives_nothing_up() -> None:
 
 
 def test_a_run_is_not_given_up_while_its_thread_looks() -> None:
-    of, released = tenant()
+    of, released = client()
     other = threading.Thread(target=of.give_up, args=("late", 0))
     with of.lock:
         other.start()
@@ -156,15 +156,15 @@ def test_a_run_is_not_given_up_while_its_thread_looks() -> None:
 
 @pytest.mark.parametrize(("timeout", "ill", "told"), [(1.0, False, 1), (None, False, 0), (None, True, 1)])
 def test_who_has_no_limit_is_let_go_if_ill(timeout: float | None, ill: bool, told: int) -> None:
-    of, released = tenant(timeout)
+    of, released = client(timeout)
     watchdog.let_go(of, "why", 0, ill=ill)
     assert len(released) == told
 
 
-def replaying(of: Tenant, now: list[tuple[int, ...]], looks: int, nap: float) -> None:
-    passage = Passage({}, {}, {})
-    of.replayed, of.replaying = passage, lambda: now[0]
-    dog = Watchdog(Turns())
+def replaying(of: Client, now: list[tuple[int, ...]], looks: int, nap: float) -> None:
+    submission = Submission({}, {}, {})
+    of.replayed, of.replaying = submission, lambda: now[0]
+    dog = Watchdog(IssueOrder())
     for _ in range(looks):
         dog._look_at_replays(of)
         time.sleep(nap)
@@ -172,13 +172,13 @@ def replaying(of: Tenant, now: list[tuple[int, ...]], looks: int, nap: float) ->
 
 
 def test_a_replay_that_does_not_end_is_given_up_once() -> None:
-    of, released = tenant(0.04)
+    of, released = client(0.04)
     replaying(of, [(7,)], 6, 0.02)
     assert released == ["it: a replay of a graph that holds its run did not end within 0.04 s (--timeout)"]
 
 
 def test_replays_one_after_another_are_not_given_up() -> None:
-    of, released = tenant(0.05)
+    of, released = client(0.05)
     replaying(of, [(7,), (8,)], 6, 0.02)
     assert not released
     for now in ([(7,), ()], [()]):
@@ -190,15 +190,15 @@ def test_replays_one_after_another_are_not_given_up() -> None:
 
 
 def test_a_replay_that_ends_while_the_watchdog_asks_is_not_given_up() -> None:
-    of, released = tenant(0.01)
-    of.replayed = Passage({}, {}, {})
+    of, released = client(0.01)
+    of.replayed = Submission({}, {}, {})
 
     def ends() -> tuple[int, ...]:
         of.generation += 1
         return (7,)
 
     of.replaying = ends
-    dog = Watchdog(Turns())
+    dog = Watchdog(IssueOrder())
     for _ in range(3):
         dog._look_at_replays(of)
         time.sleep(0.02)
@@ -206,14 +206,14 @@ def test_a_replay_that_ends_while_the_watchdog_asks_is_not_given_up() -> None:
 
 
 def test_a_device_that_fails_while_replays_are_looked_at() -> None:
-    of, released = tenant(0.0)
-    of.replayed = Passage({}, {}, {})
+    of, released = client(0.0)
+    of.replayed = Submission({}, {}, {})
 
     def fails() -> tuple[int, ...]:
         raise DeviceError("the device is lost")
 
     of.replaying = fails
-    Watchdog(Turns())._look_at_replays(of)
+    Watchdog(IssueOrder())._look_at_replays(of)
     assert not released
 
 
@@ -224,9 +224,9 @@ def test_health_is_asked_of_who_runs_and_has_not_been_told() -> None:
         (False, "told", "an error of the library", []),
         (False, "", "", []),
     ):
-        of, released = tenant(None, ill=lambda said=said: said)
+        of, released = client(None, ill=lambda said=said: said)
         of.seen, of.overdue = int(over), overdue
-        Watchdog(Turns())._ask_health(of)
+        Watchdog(IssueOrder())._ask_health(of)
         assert released == told
 
 
@@ -234,38 +234,38 @@ def test_an_error_of_asking_for_health_is_told() -> None:
     def fails() -> str:
         raise DeviceError("a device is lost")
 
-    of, released = tenant(None, ill=fails)
-    Watchdog(Turns())._ask_health(of)
+    of, released = client(None, ill=fails)
+    Watchdog(IssueOrder())._ask_health(of)
     assert released == ["a device is lost"]
 
 
-def flying(of: Tenant, event: str, error: bool = False) -> Tenant:
+def in_flight(of: Client, event: str, error: bool = False) -> Client:
     def ended(event: str) -> bool:
         if error:
             raise DeviceError("lost")
         return event != "under way"
 
     of.vendor = SimpleNamespace(name="made up", ended=ended)  # type: ignore[assignment]
-    of.passage = Passage({}, {}, {0: (event, "stream"), 1: ("ended", "stream")})
+    of.submission = Submission({}, {}, {0: (event, "stream"), 1: ("ended", "stream")})
     return of
 
 
 def blocked(monkeypatch: pytest.MonkeyPatch, back: bool) -> tuple[list[str], list[list[str]]]:
-    """A call of a tenant does not come back, or does while the watchdog asks; others are under way, through, lost, and
-    without a limit. What is said, and by tenant what it is released with."""
+    """A call of a client does not come back, or does while the watchdog asks; others are under way, through, lost, and
+    without a limit. What is said, and by client what it is released with."""
     said: list[str] = []
     monkeypatch.setattr(watchdog, "say", said.append)
-    turns = Turns()
-    made = [tenant(0.01) for _ in range(4)] + [tenant(None)]
+    order = IssueOrder()
+    made = [client(0.01) for _ in range(4)] + [client(None)]
     first, *others = [of for of, _ in made]
     for of, event in zip(others, ("under way", "ended", "under way", "under way"), strict=True):
-        turns.flying[flying(of, event)] = None
-    flying(others[2], "under way", error=True)
-    monkeypatch.setattr(Tenant, "patience", property(lambda of: of.timeout))
-    turns.held = (first, time.monotonic() - 9.0, threading.get_ident())
+        order.in_flight[in_flight(of, event)] = None
+    in_flight(others[2], "under way", error=True)
+    monkeypatch.setattr(Client, "patience", property(lambda of: of.timeout))
+    order.held = (first, time.monotonic() - 9.0, threading.get_ident())
     if back:
-        first.report = lambda issued: [setattr(turns, "held", None) or "it is here"]  # type: ignore[func-returns-value]
-    dog = Watchdog(turns)
+        first.report = lambda issued: [setattr(order, "held", None) or "it is here"]  # type: ignore[func-returns-value]
+    dog = Watchdog(order)
     dog._look()
     dog._look()
     return said, [released for _, released in made]
@@ -285,20 +285,20 @@ def test_a_call_that_comes_back_meanwhile_lets_nothing_go(monkeypatch: pytest.Mo
 
 def test_a_call_in_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "say", pytest.fail)
-    turns = Turns()
-    of, _ = tenant(60.0)
-    turns.held = (of, time.monotonic(), 0)
-    Watchdog(turns)._look()
+    order = IssueOrder()
+    of, _ = client(60.0)
+    order.held = (of, time.monotonic(), 0)
+    Watchdog(order)._look()
 
 
 def test_who_is_ahead_has_not_ended() -> None:
-    of, _ = tenant()
-    others = [flying(tenant()[0], event) for event in ("under way", "ended", "under way", "under way")]
+    of, _ = client()
+    others = [in_flight(client()[0], event) for event in ("under way", "ended", "under way", "under way")]
     for other in others:
         other.number = 4
     others[3].over = True
     of.behind[0] = {others[0]: 4, others[1]: 4, others[2]: 3, others[3]: 4}
-    assert Turns().ahead(of) == [others[0]]
+    assert IssueOrder().ahead(of) == [others[0]]
 
 
 # ---------------------------------------------------------------- runs
@@ -337,7 +337,7 @@ class World:
         vendor: Any = SimpleNamespace(
             name="made up", ended=self._ended, capturing=lambda callers: False, uncaptured=nullcontext
         )
-        self.tenant = Tenant("it", vendor, timeout, lock=self.lock, number=1)  # type: ignore[arg-type]
+        self.client = Client("it", vendor, timeout, lock=self.lock, number=1)  # type: ignore[arg-type]
         did = self.did
         self.board = SimpleNamespace(
             say=did("say"), issues=did("issues"), ends=did("ends"), gone=lambda: self.gone, lines=lambda: ["others"]
@@ -347,7 +347,7 @@ class World:
             self.peers = SimpleNamespace(board=self.board, give_up=self._give_up, verdict=lambda far=True: self.verdict)
         device = SimpleNamespace(ordinal=0, local=0)
         self.gpus: Any = SimpleNamespace(
-            tenant=self.tenant, peers=self.peers, devices={0: device}, hung=False, timeout=timeout, vendor=vendor,
+            client=self.client, peers=self.peers, devices={0: device}, hung=False, timeout=timeout, vendor=vendor,
             idle=lambda: self.through, well=lambda: None, busy=lambda: ("a device",),
             begin_issue=did("begin"), end_issue=did("end"), ranks=(0,), control={0: "control"}, put=did("put"),
         )  # fmt: skip
@@ -362,7 +362,7 @@ class World:
         launch = SimpleNamespace(counters=2, device=device, scratch=0)
         bound = SimpleNamespace(launches={0: launch, 1: SimpleNamespace(counters=0)})
         binder: Any = SimpleNamespace(bindings={0: bound}.values(), calls=lambda binding, manner: self.calls)
-        self.calls = SimpleNamespace(steps=(), enters=False, passage=Passage({}, {}, {}))
+        self.calls = SimpleNamespace(steps=(), enters=False, submission=Submission({}, {}, {}))
         self.runs = Runs(self.gpus, None, resources, binder, communicators)  # type: ignore[arg-type]
         self.runs._running = True
 
@@ -403,7 +403,7 @@ def test_it_is_published_first_and_forced_then() -> None:
     assert world.runs._release("late")
     assert world.log == ["publish late", "force [1]", "abort"]
     assert world.runs.lost
-    assert (world.runs._running, world.tenant.over, world.runs._dirty) == (False, True, True)
+    assert (world.runs._running, world.client.over, world.runs._dirty) == (False, True, True)
     alone = World()
     assert alone.runs._release("late")
     assert (alone.log, alone.runs.lost) == (["force []", "abort"], False)
@@ -451,20 +451,20 @@ def test_a_replay_may_come_at_once_after_a_run_is_given_up() -> None:
 
 def test_clearing_semaphores_makes_everyone_else_come_too_late() -> None:
     world = World()
-    world.tenant.overdue, world.runs._dirty = "told", True
+    world.client.overdue, world.runs._dirty = "told", True
     world.runs._clear()
-    assert (world.tenant.generation, world.tenant.overdue, world.runs._dirty) == (1, "", False)
+    assert (world.client.generation, world.client.overdue, world.runs._dirty) == (1, "", False)
     assert world.log == ["ready", "clear", "put"]
 
 
 @pytest.mark.parametrize("ask", ["check", "synchronize", "issue", "settle"])
 def test_what_another_thread_said_is_told_once(ask: str) -> None:
     world = World()
-    world.tenant.overdue = "it: a call did not come back"
+    world.client.overdue = "it: a call did not come back"
     call = world.issue if ask == "issue" else getattr(world.runs, ask)
     with pytest.raises(DeviceError, match="a call did not come back"):
         call()
-    assert world.tenant.overdue == ""
+    assert world.client.overdue == ""
     assert world.log[:2] == ["force []", "abort"]
     world.runs.check()
     assert world.runs._dirty
@@ -490,22 +490,22 @@ def test_a_run_that_has_ended_is_right_only_if_nobody_gave_it_up(how: str) -> No
 
     def ended() -> bool:
         world.verdict = "process 1 gave up run 1: late" if how == "verdict" else ""
-        world.tenant.overdue = "gave up run 1" if how == "overdue" else ""
+        world.client.overdue = "gave up run 1" if how == "overdue" else ""
         return True
 
     world.runs._ended = lambda everywhere=False: ended()  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match="gave up run 1"):
         world.runs.synchronize()
-    assert world.tenant.generation == 0
+    assert world.client.generation == 0
     assert "ends" not in world.log or how == "overdue"
 
 
 def test_a_run_that_has_ended_well_is_over() -> None:
     world = World(group=True)
     world.runs.synchronize()
-    assert (world.tenant.generation, world.tenant.over, world.runs._running) == (1, True, False)
+    assert (world.client.generation, world.client.over, world.runs._running) == (1, True, False)
     assert world.log == ["ends"]
-    assert not world.tenant.give_up("late", 0)
+    assert not world.client.give_up("late", 0)
 
 
 def test_a_run_that_does_not_end_is_given_up_at_its_limit() -> None:
@@ -553,19 +553,23 @@ def test_a_verdict_of_another_process_ends_what_nobody_waits_for() -> None:
 
 
 def test_devices_are_busy_with_runs_and_replays() -> None:
-    turns = Turns()
-    other, _ = tenant()
-    turns.flying[other] = None
-    for event, rooms, busy in (("under way", {0}, True), ("ended", {0}, False), ("under way", {1}, False)):
-        other.seen, other.passage, other.rooms = 0, Passage({}, {}, {0: (event, None)}), dict.fromkeys(rooms)  # type: ignore[arg-type]
-        assert turns.busy("made up", {0}) is busy
-    assert not turns.busy("another", {1})
-    turns.embed(other, Passage({}, {}, {0: ("under way", None), 1: ("ended", None)}))
+    order = IssueOrder()
+    other, _ = client()
+    order.in_flight[other] = None
+    for event, residencies, busy in (("under way", {0}, True), ("ended", {0}, False), ("under way", {1}, False)):
+        other.seen, other.submission, other.residencies = (
+            0,
+            Submission({}, {}, {0: (event, None)}),
+            dict.fromkeys(residencies),
+        )  # type: ignore[arg-type]
+        assert order.busy("made up", {0}) is busy
+    assert not order.busy("another", {1})
+    order.embed(other, Submission({}, {}, {0: ("under way", None), 1: ("ended", None)}))
     other.over = True
-    assert turns.busy("made up", {0, 1})
-    assert not turns.busy("made up", {1})
-    flying(other, "under way", error=True)  # calls tell that at once
-    assert not turns.busy("made up", {0})
+    assert order.busy("made up", {0, 1})
+    assert not order.busy("made up", {1})
+    in_flight(other, "under way", error=True)  # calls tell that at once
+    assert not order.busy("made up", {0})
 
 
 def test_an_error_of_a_device_is_published_and_loses_it() -> None:
@@ -628,7 +632,7 @@ def test_a_verdict_ends_the_wait_for_the_run_before(monkeypatch: pytest.MonkeyPa
 
 def test_what_is_told_while_a_run_is_issued_is_raised_then(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    monkeypatch.setattr(runs, "make", lambda gpus, steps: setattr(world.tenant, "overdue", "a call blocked"))
+    monkeypatch.setattr(runs, "make", lambda gpus, steps: setattr(world.client, "overdue", "a call blocked"))
     with pytest.raises(DeviceError, match="a call blocked"):
         world.issue()
 
@@ -639,7 +643,7 @@ def test_semaphores_are_cleared_once_before_the_next_run() -> None:
     world.log.clear()
     for _ in range(2):
         world.issue()
-        TURNS.leave(world.tenant)
+        ISSUE_ORDER.remove(world.client)
     assert world.log == ["ready", "clear", "put"]
 
 

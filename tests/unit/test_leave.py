@@ -11,7 +11,7 @@ from ficco_dsl.parser import parse
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
-from ficco_rt.device.fit_table import blocks_left, room_table, too_little_left
+from ficco_rt.device.fit_table import blocks_left, fit_table, too_little_left
 from ficco_rt.device.ir import DeviceLaunch, Placement
 from ficco_rt.device.text import to_text as device_text
 from ficco_rt.errors import ScheduleError
@@ -172,13 +172,13 @@ def test_beside_the_vendors_gemm_the_plan_keeps_what_a_gpu_has_to_check() -> Non
     device = made.target.device
     layout = layout_of(made, device, Placement((0, 1)), usual(device.arch))
     assert too_little_left(made, layout.launches, Limits.of(device), "NCCL 2.28") is None  # it is the driver's to say
-    asked = next(t for t in room_table(made, device, layout.launches).kernels if t.kernel == "vendor_gemm")
+    asked = next(t for t in fit_table(made, device, layout.launches).kernels if t.kernel == "vendor_gemm")
     assert asked.source == "leave = nccl: the driver is asked on a GPU, and a kernel that leaves less is refused"
     assert launch.leave is not None
     assert blocks_left(made, launch.leave, device.arch, "NCCL 2.28.9") == planned({"all_reduce"}, 256, device.arch)
     fewer = plan("leave = 8 sms  kernel = vendor", text=PRODUCT)
     layout = layout_of(fewer, device, Placement((0, 1)), usual(device.arch))
-    names = [t.kernel for t in room_table(fewer, device, layout.launches).kernels]
+    names = [t.kernel for t in fit_table(fewer, device, layout.launches).kernels]
     assert "vendor_gemm, asked for 124 multiprocessors" in names
 
 

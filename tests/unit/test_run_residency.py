@@ -12,7 +12,7 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DevicePlan, LaunchKernel, Mode, Placement, ResetSemaphores, RunEnds, StreamName
-from ficco_rt.device.run_residency import Held, Room, either, fit, gates, kept_back, rooms
+from ficco_rt.device.run_residency import Held, Residency, either, fit, kept_back, residencies, waiting_streams
 from ficco_rt.machine.profiles import profile
 from tests import cases
 
@@ -42,13 +42,13 @@ def device(name: str, mode: Mode = "streams", sms: int = 0) -> DevicePlan:
     return device_plan(layout_of(plan, machine.device, placement, usual(machine.device.arch)), mode)
 
 
-def room(holds: int = 0, needs: int = 1, cluster: int = 1) -> Room:
-    return Room({COMPUTE: frozenset({Held(holds, cluster)})} if holds else {}, needs, cluster)
+def residency(holds: int = 0, needs: int = 1, cluster: int = 1) -> Residency:
+    return Residency({COMPUTE: frozenset({Held(holds, cluster)})} if holds else {}, needs, cluster)
 
 
 def test_what_shipped_schedules_hold() -> None:
     """A streamed GEMM as large as the device holds all of it; a serial schedule holds nothing."""
-    streamed, serial = rooms(device("gemm_rs/streamed")), rooms(device("gemm_rs/serial"))
+    streamed, serial = residencies(device("gemm_rs/streamed")), residencies(device("gemm_rs/serial"))
     assert sorted(streamed) == [0, 1]
     for i in range(RANKS):
         assert 0 < streamed[i].held(1) <= SMS
@@ -59,45 +59,45 @@ def test_what_shipped_schedules_hold() -> None:
 @pytest.mark.parametrize(("sms", "together"), [(65, True), (66, False), (100, False)])
 def test_launches_that_leave_each_other_room_run_side_by_side(sms: int, together: bool) -> None:
     """Two shares and one block more: of a fill, or of a launch that does not wait."""
-    (found, *_) = rooms(device("narrow", sms=sms)).values()
+    (found, *_) = residencies(device("narrow", sms=sms)).values()
     assert (found.held(1), found.needs) == (sms, 1)
     assert kept_back(found, [found], SMS) == [not together]
 
 
 def test_the_latest_runs_that_fit_go_on() -> None:
-    assert kept_back(room(60), [room(60), room(60), room(10)], SMS) == [False, True, False]
-    assert kept_back(room(132), [room(0)], SMS) == [True]  # its kernels would find no room
-    assert kept_back(room(132), [room(0, needs=0)], 133) == [False]
+    assert kept_back(residency(60), [residency(60), residency(60), residency(10)], SMS) == [False, True, False]
+    assert kept_back(residency(132), [residency(0)], SMS) == [True]  # its kernels would find no room
+    assert kept_back(residency(132), [residency(0, needs=0)], 133) == [False]
 
 
 def test_who_holds_nothing_waits_for_nobody() -> None:
-    assert kept_back(room(0), [room(132), room(0)], SMS) == [False, False]
+    assert kept_back(residency(0), [residency(132), residency(0)], SMS) == [False, False]
 
 
 def test_single_blocks_may_spoil_the_place_of_a_cluster_each() -> None:
-    pairs, single = room(64, 2, 2), room(40)
+    pairs, single = residency(64, 2, 2), residency(40)
     assert Held(40, 1).least(2) == 80
     assert Held(5, 2).least(1) == 6
     assert not fit([pairs, single], SMS)
-    assert fit([pairs, room(32)], SMS)
+    assert fit([pairs, residency(32)], SMS)
 
 
 def test_launches_of_a_stream_hold_one_after_another() -> None:
-    stream = Room({COMPUTE: frozenset({Held(40, 1), Held(60, 1)}), COPIES: frozenset({Held(8, 1)})}, 1, 1)
+    stream = Residency({COMPUTE: frozenset({Held(40, 1), Held(60, 1)}), COPIES: frozenset({Held(8, 1)})}, 1, 1)
     assert stream.held(1) == 68
 
 
 def test_runs_of_one_executor_take_as_much_as_either() -> None:
-    found = either({0: room(40)}, {0: room(20, 2, 2), 1: room(8)})
+    found = either({0: residency(40)}, {0: residency(20, 2, 2), 1: residency(8)})
     assert found[0].held(1) == 40
     assert (found[0].needs, found[0].cluster) == (2, 2)
-    assert found[1] == room(8)
+    assert found[1] == residency(8)
 
 
 @pytest.mark.parametrize("name", [name for name in cases.SCHEDULES if "streamed" in name or "oneshot" in name])
 def test_one_run_alone_always_fits(name: str) -> None:
     """What it holds; the rest is for the check of the device plan."""
-    for found in rooms(device(name)).values():
+    for found in residencies(device(name)).values():
         assert found.held(found.cluster) <= SMS
 
 
@@ -105,15 +105,15 @@ def test_one_run_alone_always_fits(name: str) -> None:
 def test_all_streams_of_a_device_wait(mode: Mode) -> None:
     plan = device("gemm_rs/streamed", mode)
     for called in (False, True):
-        for i, names in gates(plan, called=called).items():
+        for i, names in waiting_streams(plan, called=called).items():
             begun = {s.name for s in plan.streams if s.device == i and s.name.kind not in ("caller", "signal", "gate")}
             assert set(names) == begun
 
 
 def test_a_graph_waits_where_it_is_launched() -> None:
     plan = device("gemm_rs/streamed", "graph")
-    assert gates(plan, called=False) == {i: (StreamName("control", i),) for i in range(RANKS)}
-    assert gates(plan, called=True) == {i: (StreamName("caller", i),) for i in range(RANKS)}
+    assert waiting_streams(plan, called=False) == {i: (StreamName("control", i),) for i in range(RANKS)}
+    assert waiting_streams(plan, called=True) == {i: (StreamName("caller", i),) for i in range(RANKS)}
 
 
 def test_a_fill_and_a_copy_inside_a_device_need_a_place() -> None:
@@ -122,6 +122,6 @@ def test_a_fill_and_a_copy_inside_a_device_need_a_place() -> None:
     body = tuple(action for action in plan.body if not isinstance(action, LaunchKernel))
     fills = RunEnds((), tuple(action for action in plan.own.epilogue if isinstance(action, ResetSemaphores)))
     none = RunEnds((), ())
-    assert rooms(replace(plan, body=(), own=none, called=none))[0].needs == 0
-    assert rooms(replace(plan, body=body, own=none, called=none))[0].needs == 1
-    assert rooms(replace(plan, body=(), own=fills, called=none))[0].needs == 1
+    assert residencies(replace(plan, body=(), own=none, called=none))[0].needs == 0
+    assert residencies(replace(plan, body=body, own=none, called=none))[0].needs == 1
+    assert residencies(replace(plan, body=(), own=fills, called=none))[0].needs == 1

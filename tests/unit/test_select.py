@@ -353,10 +353,10 @@ def time_of(
     return measurements.Time(candidate, mode, us, us - 1, us + 1, 30, date, "2 × NVIDIA H200, driver 580")
 
 
-def remembered(*times: Any, ranks: int = 2, version: str | None = None) -> measurements.Memory:
+def remembered(*times: Any, ranks: int = 2, version: str | None = None) -> measurements.Measurements:
     asked = question("ag_gemm", ranks, H200, None, SMALL)
     where = measurements.measured_case("ag_gemm", ranks, asked.sizes, H200)
-    return measurements.Memory({replace(where, version=version or where.version): tuple(times)})
+    return measurements.Measurements({replace(where, version=version or where.version): tuple(times)})
 
 
 def test_measured_times_decide_and_say_so(tmp_path: Path) -> None:

@@ -36,12 +36,12 @@ from ...device.run_plan import (
     CopyRun,
     CopySignal,
     Enter,
-    Gate,
     Issued,
     Launch,
     Marks,
     Place,
     RunPlan,
+    RunWait,
     Together,
     calls_of,
     outside,
@@ -49,7 +49,7 @@ from ...device.run_plan import (
     uploads,
 )
 from ...device.run_plan import Step as CallStep
-from ...device.run_residency import Rooms, gates, rooms
+from ...device.run_residency import Residencies, residencies, waiting_streams
 from ...errors import InternalError
 from ...geometry.cells import cells
 from ...geometry.region import Region
@@ -64,7 +64,7 @@ from ...types import TYPES
 from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
-from .issue_order import Passage
+from .issue_order import Submission
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
 from .refused import Closing, concerning, undo_on_error
 from .resources import RunResources
@@ -99,11 +99,11 @@ class RunManner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of a run. `enters`: some of them change the context. `passage` is what it tells other executors."""
+    """The calls of a run. `enters`: some of them change the context. `submission` is what it tells other executors."""
 
     steps: Sequence[DriverStep]
     enters: bool
-    passage: Passage
+    submission: Submission
 
 
 class Plans:
@@ -112,7 +112,7 @@ class Plans:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._made: dict[Mode, DevicePlan] = {}
-        self._rooms: dict[Mode, Rooms] = {}
+        self._residencies: dict[Mode, Residencies] = {}
 
     def of(self, mode: Mode) -> DevicePlan:
         """Raises DeviceError: the devices have too few hardware queues for it; PlanError: the device plan is wrong,
@@ -124,11 +124,11 @@ class Plans:
             self._made[mode] = made
         return self._made[mode]
 
-    def rooms(self, mode: Mode) -> Rooms:
+    def residencies(self, mode: Mode) -> Residencies:
         """What a run takes of each device."""
-        if mode not in self._rooms:
-            self._rooms[mode] = rooms(self.of(mode))
-        return self._rooms[mode]
+        if mode not in self._residencies:
+            self._residencies[mode] = residencies(self.of(mode))
+        return self._residencies[mode]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +250,7 @@ class Binder:
                 closing(self._drop, ordinal, self._gpus.vendor.destroy_captured, part)
 
     def _drop(self, ordinal: int, destroy: Callable[[Handle], None], graph: Handle) -> None:
-        with concerning(self._gpus.devices[ordinal]), self._gpus.turn():
+        with concerning(self._gpus.devices[ordinal]), self._gpus.issue_lock():
             destroy(graph)
 
     def _flags(self, binding: BoundPlan) -> Mapping[int, int]:
@@ -292,13 +292,13 @@ class Binder:
         begin, end = made(run_ends.prologue), made(run_ends.epilogue)
         body = () if manner.mode in GRAPHS else self._body(binding, manner.mode)
         steps = (*begin, *body, *end)
-        return Calls(steps, any(step.what is ENTERS for step in steps), self._passage(binding, manner, run_ends))
+        return Calls(steps, any(step.what is ENTERS for step in steps), self._submission(binding, manner, run_ends))
 
-    def _passage(self, binding: BoundPlan, manner: RunManner, run_ends: RunEnds) -> Passage:
+    def _submission(self, binding: BoundPlan, manner: RunManner, run_ends: RunEnds) -> Submission:
         plan = binding.plans.of(manner.mode)
         streams = {name: of for name, (_, of) in self._resources.streams_of(plan, manner.callers).items()}
         locals_ = {ordinal: device.local for ordinal, device in self._gpus.devices.items()}
-        waiting = gates(plan, called=bool(manner.callers))
+        waiting = waiting_streams(plan, called=bool(manner.callers))
         through = plan.body if manner.mode == "embedded" else run_ends.epilogue
         ends = {
             locals_[action.event.number]: (self._resources.recorded(action.event), streams[action.stream])
@@ -307,9 +307,9 @@ class Binder:
             and isinstance(action, RecordEvent)
             and action.event.kind in ("completion", "replayed")
         }
-        rooms = binding.plans.rooms(manner.mode)
-        return Passage(
-            {local: rooms[device] for device, local in locals_.items()},
+        residencies = binding.plans.residencies(manner.mode)
+        return Submission(
+            {local: residencies[device] for device, local in locals_.items()},
             {local: tuple(streams[name] for name in waiting[device]) for device, local in locals_.items()},
             ends,
         )
@@ -339,15 +339,17 @@ class Binder:
                 yield DriverStep(device, *made, action.cause.text, action.cause.origin)
 
     def run_plan(
-        self, binding: BoundPlan, manner: RunManner, run: int | None, gates: Sequence[tuple[int, Handle, str]]
+        self, binding: BoundPlan, manner: RunManner, run: int | None, waiting_streams: Sequence[tuple[int, Handle, str]]
     ) -> RunPlan:
-        """What the calls of a run are. `gates`: the waits for other executors' runs, each with a device of this
-        process, a stream, and whose run."""
+        """What the calls of a run are. `waiting_streams`: the waits for other executors' runs, each with a device of
+        this process, a stream, and whose run."""
         plan, devices = binding.plans.of(manner.mode), self._gpus.devices
         streams = self._resources.streams_of(plan, manner.callers)
         names = {(device.ordinal, id(handle)): name for name, (device, handle) in streams.items()}
         ordinals = {device.local: ordinal for ordinal, device in devices.items()}
-        waits = [Gate(ordinals[local], names[ordinals[local], id(stream)], of) for local, stream, of in gates]
+        waits = [
+            RunWait(ordinals[local], names[ordinals[local], id(stream)], of) for local, stream, of in waiting_streams
+        ]
         said = manner.said
         captured: tuple[CallStep, ...] = ()
         if manner.mode in GRAPHS:
@@ -355,7 +357,7 @@ class Binder:
         made = self._said(binding, plan, streams, run_end_actions(plan, said), self.calls(binding, manner).steps)
         return RunPlan(
             plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, said,
-            tuple(dict.fromkeys((gate.device, gate.of) for gate in waits)), tuple(waits), made, captured,
+            tuple(dict.fromkeys((wait.device, wait.of) for wait in waits)), tuple(waits), made, captured,
             tuple(devices) if uploads(plan) else (),
             self._resources.rescued,
             tuple((name, self._gpus.priority(name)) for name in get_args(Priority)),

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ...process.group import Group
 from ...trace.model import TraceSpan
 from .gpus import Gpus
-from .issue_order import TURNS
+from .issue_order import ISSUE_ORDER
 from .vendor import Gpu, Handle
 
 TRIES = 8
@@ -58,7 +58,7 @@ def begun(gpus: Gpus, device: Gpu, begin: Handle) -> Reading:
                 before = now()
                 vendor.record(event, stream)
                 while not vendor.ended(event):
-                    TURNS.seen()
+                    ISSUE_ORDER.seen()
                 after = now()
                 since = 1e3 * vendor.milliseconds(begin, event)
                 found.append(Reading((before + after) / 2 - since, (after - before) / 2))

@@ -43,7 +43,7 @@ from ...types import TYPES, Dtype
 from .collective_library import PENDING, CollectiveLibrary, Member, refused
 from .devices import inside
 from .gpus import Gpus
-from .issue_order import SPIN, TURNS, poll
+from .issue_order import ISSUE_ORDER, SPIN, poll
 from .owner import OWNER, Job
 from .refused import Closing, Refused, concerning, undo_on_error
 from .vendor import DriverCall, Gpu, Handle
@@ -129,7 +129,7 @@ class Communicators:
             what = f"the communicators of queue '{communicator.queue}'"
             with concerning(command=what):
                 unique = self._unique(what)
-                with self._gpus.turn(), self._gpus.uncaptured():
+                with self._gpus.issue_lock(), self._gpus.uncaptured():
                     made = self._make(communicator, unique, what)
                 with self._changing:
                     kept = self._generation == generation
@@ -168,7 +168,7 @@ class Communicators:
                 missing = self._missing(monotonic() - begun)
                 if missing:
                     raise DeviceError(f"{what}: {missing}")
-                TURNS.seen()
+                ISSUE_ORDER.seen()
                 sleep(LOOK / 10)
         return made
 
@@ -197,7 +197,7 @@ class Communicators:
         """Why what the library waits for will not come; nothing: it may."""
         gpus = self._gpus
         if gpus.peers is None:
-            limit = gpus.tenant.patience
+            limit = gpus.client.patience
             late = limit is not None and waited > limit
             return f"the library did not come to an end within {limit:g} s (--timeout)" if late else ""
         gone = gpus.peers.board.gone() if gpus.peers.board is not None else []
@@ -272,7 +272,7 @@ class Communicators:
         """Make each kind of call once that these communicators have not made. In several processes all do so at one
         step."""
         while self._cold:
-            with self._gpus.turn(), self._gpus.uncaptured():
+            with self._gpus.issue_lock(), self._gpus.uncaptured():
                 self._warm(self._cold.pop())
 
     def _warm(self, wanted: _Wanted) -> None:
@@ -323,7 +323,7 @@ class Communicators:
             why = f"{self._calls(number)}: {missing}" if missing else self.ill()
             if why:
                 raise DeviceError(f"a first call, {why}")
-            TURNS.seen()
+            ISSUE_ORDER.seen()
             sleep(LOOK / 10)
 
     # ---- errors

@@ -25,7 +25,7 @@ from ...errors import DeviceError
 from ...process.group import Group
 from .refused import undo_on_error
 
-Way: TypeAlias = Literal["abstract", "path"]
+SocketNames: TypeAlias = Literal["abstract", "path"]
 
 LONG = 86400.0  # seconds that stand for no limit
 _TOKEN = 16  # bytes that each message begins with: nobody else's message is taken for one of ours
@@ -54,7 +54,7 @@ class NotPassedError(DeviceError):
 
 
 def pass_around(
-    group: Group, mine: Sequence[int], counts: Sequence[int], way: Way, timeout: float | None
+    group: Group, mine: Sequence[int], counts: Sequence[int], way: SocketNames, timeout: float | None
 ) -> list[list[int]]:
     """Every process's descriptors, in order of processes; the own ones are left out. `counts`: how many each process
     has. The caller closes what comes. NotPassedError, in every process: somebody's did not come. Another DeviceError: a
@@ -68,7 +68,12 @@ def pass_around(
 
 
 def _passed(
-    group: Group, mine: Sequence[int], counts: Sequence[int], way: Way, timeout: float | None, came: list[list[int]]
+    group: Group,
+    mine: Sequence[int],
+    counts: Sequence[int],
+    way: SocketNames,
+    timeout: float | None,
+    came: list[list[int]],
 ) -> list[str]:
     """What has failed in any process. A process that fails goes on until all know."""
     failed = ""
@@ -139,7 +144,7 @@ def _send_and_take(
 class _Mailbox:
     """A socket with a name. What it is told by is its token and its name."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: SocketNames) -> None:
         self.token = secrets.token_bytes(_TOKEN)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._name = b"\0ficco-" + secrets.token_hex(_TOKEN).encode()

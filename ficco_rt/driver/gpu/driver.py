@@ -45,7 +45,7 @@ from .copy_trial import try_copies
 from .devices import own_devices, placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
-from .issue_order import TURNS
+from .issue_order import ISSUE_ORDER
 from .launches import LaunchBinder, fits
 from .peers import Peers, label, touched_by_others
 from .refused import Closing, Refused, concerning, undo_on_error
@@ -109,7 +109,7 @@ class GpuDriver:
         self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'", self._peers, locals_)
         self.ranks = self._gpus.ranks
         self._communicators = Communicators(self._gpus, None, ())
-        WATCHDOG.watch(self._gpus.tenant)
+        WATCHDOG.watch(self._gpus.client)
         try:
             facts = all_facts or [d.facts for d in self._gpus.devices.values()]
             self._device = machine_from(facts, plan.ranks).device
@@ -145,12 +145,12 @@ class GpuDriver:
             self._binder = Binder(self._gpus, self._resources, self._launches, self._communicators)
             self._runs = Runs(self._gpus, layout.plan, self._resources, self._binder, self._communicators)
             if layout.communicators or self._peers is not None:
-                self._gpus.tenant.ill = self._runs.ill
-                WATCHDOG.watch(self._gpus.tenant)
+                self._gpus.client.ill = self._runs.ill
+                WATCHDOG.watch(self._gpus.client)
         except BaseException as error:
             if self._peers is not None and isinstance(error, DeviceError | UsageError):
                 self._peers.leave(error)
-            if self._gpus.tenant.shut() and not self._gpus.hung:
+            if self._gpus.client.shut() and not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
                     self._communicators.close()
                 with suppress(DeviceError):
@@ -512,15 +512,15 @@ class GpuDriver:
         told = self._runs.lost
         closing = Closing()
         closing(self._runs.settle)
-        tenant = self._gpus.tenant
+        client = self._gpus.client
         if part and self._peers is not None and not (self._runs.lost or self._gpus.blocked):
-            with self._gpus.turn():
+            with self._gpus.issue_lock():
                 closing(self._peers.unmap)
             self._peers.part()
-        if not tenant.shut():
+        if not client.shut():
             self._gpus.hang()
-        with self._gpus.turn():
-            TURNS.leave(tenant)
+        with self._gpus.issue_lock():
+            ISSUE_ORDER.remove(client)
             if not self._gpus.calm():
                 return  # any call may block; the process's end gives everything back
             for binding in self._binder.bindings:
@@ -538,7 +538,7 @@ class GpuDriver:
             with suppress(DeviceError):
                 self.close(part=False)
 
-        TURNS.later(close)
+        ISSUE_ORDER.later(close)
 
 
 def library_for(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...device.ir import Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
-from .issue_order import SPIN, TURNS, Tenant, poll
+from .issue_order import ISSUE_ORDER, SPIN, Client, poll
 from .peers import Peers
 from .refused import Closing, Refused, concerning, concerns, undo_on_error
 from .vendor import Gpu, Handle, Vendor
@@ -40,7 +40,7 @@ class Gpus:
         locals_: Mapping[int, int] | None = None,
     ) -> None:
         self.vendor = vendor
-        self.tenant = Tenant(name, vendor, timeout)
+        self.client = Client(name, vendor, timeout)
         self.timeout = timeout
         self.placement = placement
         self.peers = peers
@@ -57,14 +57,14 @@ class Gpus:
         self._streams: list[tuple[Gpu, Handle]] = []
         self._events: dict[int, tuple[Gpu, Handle]] = {}
         self._memory: dict[int, tuple[Gpu, int]] = {}  # address → size, too
-        with self.turn():
+        with self.issue_lock():
             self._open()
 
     def _open(self) -> None:
         vendor = self.vendor
         self.devices = open_devices(vendor, self._locals)
         self.first = next(iter(self.devices.values()))
-        self.tenant.sms = {device.local: device.facts.sms for device in self.devices.values()}
+        self.client.sms = {device.local: device.facts.sms for device in self.devices.values()}
         with undo_on_error(self.close):
             with self.inside(self.first):
                 self._least, self._greatest = vendor.priorities()
@@ -91,15 +91,15 @@ class Gpus:
 
     # ---- contexts
 
-    def turn(self) -> AbstractContextManager[None]:
+    def issue_lock(self) -> AbstractContextManager[None]:
         """Inside, no other thread of the process uses GPUs: for what may wait for a device."""
-        return TURNS.turn(self.tenant)
+        return ISSUE_ORDER.lock(self.client)
 
     @contextmanager
     def inside(self, device: Gpu) -> Iterator[None]:
         """The issue lock is held, the device's context is current, and what is refused concerns it; afterwards the
         caller's context is current."""
-        with self.turn(), inside(self.vendor, device):
+        with self.issue_lock(), inside(self.vendor, device):
             yield
 
     @contextmanager
@@ -200,7 +200,7 @@ class Gpus:
         so that no call waits for them inside the vendor's driver. They get `timeout`, once."""
         mine = {device.local for device in self.devices.values()}
         limit = 0.0 if self._waited else self.timeout
-        over = poll(lambda: self.blocked or not TURNS.busy(self.vendor.name, mine), limit, 1e-4)
+        over = poll(lambda: self.blocked or not ISSUE_ORDER.busy(self.vendor.name, mine), limit, 1e-4)
         self._waited = self._waited or not over
         return over and not self.blocked
 

@@ -23,13 +23,13 @@ from time import monotonic, sleep
 from typing import Literal, NamedTuple, TypeAlias
 
 from ... import env
-from ...device.run_residency import Room, Rooms, either, kept_back
+from ...device.run_residency import Residencies, Residency, either, kept_back
 from ...errors import DeviceError
 from .vendor import Handle, Vendor
 
 LEAST = 5.0  # seconds for which a thread may hold the lock at any rate: a busy machine may hold a thread up, too
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
-ASKED = 0.5  # seconds to wait for another thread that asks the same tenant
+ASKED = 0.5  # seconds to wait for another thread that asks the same client
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
 _THREADS_OWN = 2  # the handle of each thread's own default stream, in CUDA and HIP
 _PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # set: that is what 0 means in cuda.bindings
@@ -39,7 +39,7 @@ Issued: TypeAlias = frozenset[int]  # the handles, by `id`, that are in calls th
 
 
 class Wait(NamedTuple):
-    """A stream of a device waits for an event of another tenant's run."""
+    """A stream of a device waits for an event of another client's run."""
 
     device: int
     stream: Handle
@@ -48,17 +48,17 @@ class Wait(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """What a run tells other executors. `gates`: on each device, the streams that wait if the run has to wait there.
-    `ends`: for each device, the event that its completion records, and the stream that records it."""
+class Submission:
+    """What a run tells other executors. `waiting_streams`: on each device, the streams that wait if the run has to wait
+    there. `ends`: for each device, the event that its completion records, and the stream that records it."""
 
-    rooms: Rooms
-    gates: Mapping[int, tuple[Handle, ...]]
+    residencies: Residencies
+    waiting_streams: Mapping[int, tuple[Handle, ...]]
     ends: Mapping[int, tuple[Handle, Handle]]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Tenant:
+class Client:
     """An executor's driver, as one of those that use the GPUs of a process.
 
     `timeout` is the seconds that a call under the issue lock, and the wait for this lock, may take. `report` says where
@@ -88,11 +88,11 @@ class Tenant:
     overdue: str = ""
     number: int = 0  # of its last run
     seen: int = 0  # of the last one that has been seen to end
-    awaited: int = 0  # of its run that another tenant has waited for
-    passage: Passage | None = None  # of its last run
-    replayed: Passage | None = None  # of its runs in callers' graphs, which may be under way at any time
-    rooms: Rooms = field(default_factory=dict)  # of what it has issued, until that is over
-    behind: dict[int, dict[Tenant, int]] = field(default_factory=dict)
+    awaited: int = 0  # of its run that another client has waited for
+    submission: Submission | None = None  # of its last run
+    replayed: Submission | None = None  # of its runs in callers' graphs, which may be under way at any time
+    residencies: Residencies = field(default_factory=dict)  # of what it has issued, until that is over
+    behind: dict[int, dict[Client, int]] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -141,12 +141,12 @@ class Tenant:
                 lock.release()
         return True
 
-    def depart(self, passage: Passage) -> None:
-        if self.over or self.passage is None:
-            self.rooms = passage.rooms
-        elif passage.rooms is not self.passage.rooms:
-            self.rooms = either(self.rooms, passage.rooms)
-        self.passage = passage
+    def submit(self, submission: Submission) -> None:
+        if self.over or self.submission is None:
+            self.residencies = submission.residencies
+        elif submission.residencies is not self.submission.residencies:
+            self.residencies = either(self.residencies, submission.residencies)
+        self.submission = submission
         self.number += 1
 
     def ended(self) -> bool:
@@ -154,8 +154,8 @@ class Tenant:
         number = (
             self.number
         )  # NOTE another run may be submitted meanwhile: what is seen then counts for those before it
-        passage = self.passage
-        events = [] if passage is None or self.seen == number else passage.ends.values()
+        submission = self.submission
+        events = [] if submission is None or self.seen == number else submission.ends.values()
         if events and all(self.vendor.ended(event) for event, _ in events):
             self.seen = number
         return self.over
@@ -164,7 +164,7 @@ class Tenant:
         """Whether a run or a replay of it is under way on these devices. None is on a device that failed: calls tell
         that at once."""
         try:
-            if not self.ended() and not devices.isdisjoint(self.rooms):
+            if not self.ended() and not devices.isdisjoint(self.residencies):
                 return True
             ends = {} if self.replayed is None else self.replayed.ends
             return not all(self.vendor.ended(event) for device, (event, _) in ends.items() if device in devices)
@@ -172,27 +172,27 @@ class Tenant:
             return False
 
 
-class Turns:
-    """See the module. NOTE each run takes a turn: what `take`, `depart` and `give` do costs every run."""
+class IssueOrder:
+    """See the module. NOTE each run takes the issue lock: what `acquire`, `submit` and `release` do costs every run."""
 
     def __init__(self) -> None:
-        self.held: tuple[Tenant, float, int] | None = None  # who holds the lock, when last in no call, in which thread
-        self.flying: dict[Tenant, None] = {}  # those whose runs may not be over, in the order of their last runs
+        self.held: tuple[Client, float, int] | None = None  # who holds the lock, when last in no call, in which thread
+        self.in_flight: dict[Client, None] = {}  # those whose runs may not be over, in the order of their last runs
         self._lock = threading.RLock()
         self._depth = 0
-        self._alone: Tenant | None = None  # the only one in `flying`, while none is in `_replayed`
-        self._replayed: dict[Tenant, None] = {}  # those with runs in callers' graphs
+        self._alone: Client | None = None  # the only one in `in_flight`, while none is in `_replayed`
+        self._replayed: dict[Client, None] = {}  # those with runs in callers' graphs
         self._left: deque[Callable[[], None]] = deque()  # to be done when nobody holds the lock
 
     # ---- the issue lock
 
-    def take(self, tenant: Tenant) -> None:
-        """Raises DeviceError: another thread has kept its turn for as long as `tenant` may wait."""
+    def acquire(self, client: Client) -> None:
+        """Raises DeviceError: another thread has held the lock for as long as `client` may wait."""
         if not self._lock.acquire(False):
-            self._wait_for(tenant.patience)
+            self._wait_for(client.patience)
         self._depth += 1
         if self._depth == 1:
-            self.held = (tenant, monotonic(), get_ident())
+            self.held = (client, monotonic(), get_ident())
 
     def _wait_for(self, limit: float | None) -> None:
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
@@ -200,7 +200,7 @@ class Turns:
             by = f" {held[0].name} has held them for {monotonic() - held[1]:.1f} s;" if held is not None else ""
             raise DeviceError(f"another thread uses the GPUs:{by} this one waited {limit:g} s (--timeout)")
 
-    def give(self) -> None:
+    def release(self) -> None:
         if self._depth == 1:
             while self._left:
                 self._left.popleft()()
@@ -221,12 +221,12 @@ class Turns:
             self.held = (held[0], monotonic(), held[2])
 
     @contextmanager
-    def turn(self, tenant: Tenant) -> Iterator[None]:
-        self.take(tenant)
+    def lock(self, client: Client) -> Iterator[None]:
+        self.acquire(client)
         try:
             yield
         finally:
-            self.give()
+            self.release()
 
     def later(self, work: Callable[[], None]) -> None:
         """Work under the lock: done at once, or, if somebody holds the lock, when it is released. For finalisers: NOTE
@@ -234,48 +234,48 @@ class Turns:
         self._left.append(work)
         if not self._depth and self._lock.acquire(False):
             self._depth += 1
-            self.give()
+            self.release()
 
     # ---- runs
 
-    def depart(self, tenant: Tenant, passage: Passage) -> list[Wait]:
+    def submit(self, client: Client, submission: Submission) -> list[Wait]:
         """Under the lock, a run is about to be issued: the waits that have to stand before it."""
-        if self._alone is tenant and tenant.passage is passage:
-            tenant.number += 1
+        if self._alone is client and client.submission is submission:
+            client.number += 1
             return []
-        waits = [*self._waits(tenant, passage), *self._behind_replays(tenant, passage)]
-        tenant.depart(passage)
-        self.flying.pop(tenant, None)
-        self.flying[tenant] = None
-        self._alone = tenant if len(self.flying) == 1 and not self._replayed else None
+        waits = [*self._waits(client, submission), *self._behind_replays(client, submission)]
+        client.submit(submission)
+        self.in_flight.pop(client, None)
+        self.in_flight[client] = None
+        self._alone = client if len(self.in_flight) == 1 and not self._replayed else None
         return waits
 
-    def embed(self, tenant: Tenant, passage: Passage) -> None:
-        """In a turn: from now on callers' graphs hold runs of the tenant. NOTE these wait for no other tenant's run:
-        what a graph waits for is fixed when it is captured."""
-        tenant.replayed = passage
-        self._replayed[tenant] = None
+    def embed(self, client: Client, submission: Submission) -> None:
+        """Under the lock: from now on callers' graphs hold runs of the client. NOTE these wait for no other client's
+        run: what a graph waits for is fixed when it is captured."""
+        client.replayed = submission
+        self._replayed[client] = None
         self._alone = None
 
-    def leave(self, tenant: Tenant) -> None:
-        """In a turn: the tenant is about to close."""
-        self.flying.pop(tenant, None)
-        self._replayed.pop(tenant, None)
+    def remove(self, client: Client) -> None:
+        """Under the lock: the client is about to close."""
+        self.in_flight.pop(client, None)
+        self._replayed.pop(client, None)
         self._alone = None
-        tenant.over, tenant.passage = True, None
-        tenant.behind.clear()
+        client.over, client.submission = True, None
+        client.behind.clear()
 
     def busy(self, vendor: str, devices: Set[int]) -> bool:
         """Under the lock: whether a run, or a replay of a caller's graph that holds one, is under way on these
         devices."""
         return any(
-            other.vendor.name == vendor and other.under_way(devices) for other in {**self.flying, **self._replayed}
+            other.vendor.name == vendor and other.under_way(devices) for other in {**self.in_flight, **self._replayed}
         )
 
-    def ahead(self, tenant: Tenant) -> list[Tenant]:
-        """Those behind whose runs the tenant's last one still stands."""
-        found: dict[Tenant, None] = {}
-        for behind in list(tenant.behind.values()):
+    def ahead(self, client: Client) -> list[Client]:
+        """Those behind whose runs the client's last one still stands."""
+        found: dict[Client, None] = {}
+        for behind in list(client.behind.values()):
             for other, number in list(behind.items()):
                 if other.number == number and not other.over:
                     with suppress(DeviceError), other.asked(ASKED) as there:
@@ -283,50 +283,54 @@ class Turns:
                             found[other] = None
         return list(found)
 
-    def _waits(self, tenant: Tenant, passage: Passage) -> list[Wait]:
-        for other in [other for other in self.flying if other.over]:
-            del self.flying[other]
-        name = tenant.vendor.name
-        others = [other for other in reversed(self.flying) if other is not tenant and other.vendor.name == name]
+    def _waits(self, client: Client, submission: Submission) -> list[Wait]:
+        for other in [other for other in self.in_flight if other.over]:
+            del self.in_flight[other]
+        name = client.vendor.name
+        others = [other for other in reversed(self.in_flight) if other is not client and other.vendor.name == name]
         for other in others:
             if other.awaited == other.number:  # nobody may have asked since
                 with suppress(DeviceError):
                     other.ended()
         found: list[Wait] = []
-        for device, room in passage.rooms.items():
-            earlier = [other for other in others if not other.over and device in other.rooms]
+        for device, residency in submission.residencies.items():
+            earlier = [other for other in others if not other.over and device in other.residencies]
             if earlier:
-                found += self._on(device, room, tenant, passage, earlier)
+                found += self._on(device, residency, client, submission, earlier)
         return found
 
-    def _behind_replays(self, tenant: Tenant, passage: Passage) -> Iterator[Wait]:
+    def _behind_replays(self, client: Client, submission: Submission) -> Iterator[Wait]:
         """Waits for the replays that have been launched so far of callers' graphs with runs of others."""
         for other in self._replayed:
             replayed = other.replayed
-            if other is tenant or replayed is None or other.vendor.name != tenant.vendor.name:
+            if other is client or replayed is None or other.vendor.name != client.vendor.name:
                 continue
             for device, (event, _) in replayed.ends.items():
-                room = passage.rooms.get(device)
-                if room is not None and any(kept_back(room, [replayed.rooms[device]], tenant.sms[device])):
+                residency = submission.residencies.get(device)
+                if residency is not None and any(
+                    kept_back(residency, [replayed.residencies[device]], client.sms[device])
+                ):
                     of = f"replays of {other.name}"
-                    yield from (Wait(device, stream, event, of) for stream in passage.gates[device])
+                    yield from (Wait(device, stream, event, of) for stream in submission.waiting_streams[device])
 
     @staticmethod
-    def _on(device: int, room: Room, tenant: Tenant, passage: Passage, earlier: list[Tenant]) -> Iterator[Wait]:
+    def _on(
+        device: int, residency: Residency, client: Client, submission: Submission, earlier: list[Client]
+    ) -> Iterator[Wait]:
         """NOTE when a run is over on a device, so is what it has awaited there: that is awaited no more."""
-        known = tenant.behind.get(device, {})
-        behind = tenant.behind[device] = {other: known[other] for other in earlier if other in known}
-        kept = kept_back(room, [other.rooms[device] for other in earlier], tenant.sms[device])
+        known = client.behind.get(device, {})
+        behind = client.behind[device] = {other: known[other] for other in earlier if other in known}
+        kept = kept_back(residency, [other.residencies[device] for other in earlier], client.sms[device])
         for other, waits in zip(earlier, kept, strict=True):
-            assert other.passage is not None
+            assert other.submission is not None
             if not waits or behind.get(other) == other.number:
                 continue
             other.awaited = other.number
             for ahead, number in (*other.behind.get(device, {}).items(), (other, other.number)):
-                if ahead is not tenant:
+                if ahead is not client:
                     behind[ahead] = max(number, behind.get(ahead, 0))
-            event, end = other.passage.ends[device]
-            for stream in passage.gates[device]:
+            event, end = other.submission.ends[device]
+            for stream in submission.waiting_streams[device]:
                 if not _same(stream, end):
                     yield Wait(device, stream, event, f"run {other.number} of {other.name}")
 
@@ -349,7 +353,7 @@ def _same(a: Handle, b: Handle) -> bool:
     return bool(a == b) and int(a) > _SHARED
 
 
-TURNS = Turns()
+ISSUE_ORDER = IssueOrder()
 
 
 def poll(over: Callable[[], bool], limit: float | None, pause: float = 1e-3, spin: float = 0.0) -> bool:
@@ -360,10 +364,10 @@ def poll(over: Callable[[], bool], limit: float | None, pause: float = 1e-3, spi
         waited = monotonic() - begun
         if limit is not None and waited > limit:
             return False
-        TURNS.seen()
+        ISSUE_ORDER.seen()
         if waited >= spin:
             sleep(pause)
     return True
 
 
-os.register_at_fork(after_in_child=TURNS.forked)
+os.register_at_fork(after_in_child=ISSUE_ORDER.forked)

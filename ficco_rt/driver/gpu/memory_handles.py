@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from ...process.group import Group
-from .descriptors import NotPassedError, Way, close_all, no_more_files, pass_around
+from .descriptors import NotPassedError, SocketNames, close_all, no_more_files, pass_around
 from .refused import Closing, Refused, undo_on_error
 from .sharing import Mapped, Sharing
 
@@ -27,9 +27,9 @@ IMEX = (
 _WHAT = "to see that memory passes as fabric handles"
 
 
-def descriptors_pass(node: Group, timeout: float | None) -> Way | None:
+def descriptors_pass(node: Group, timeout: float | None) -> SocketNames | None:
     """By which names of sockets file descriptors pass; None: by none."""
-    ways: tuple[Way, ...] = ("abstract", "path")
+    ways: tuple[SocketNames, ...] = ("abstract", "path")
     limit = TRY if timeout is None else min(TRY, timeout)
     with no_more_files():
         probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

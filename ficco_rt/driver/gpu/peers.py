@@ -32,7 +32,7 @@ from ...machine.discover import DeviceFacts
 from ...process.group import Group, processes
 from ...version import __version__
 from .board import MOST, Board, made
-from .descriptors import Way, close_all, no_more_files, pass_around
+from .descriptors import SocketNames, close_all, no_more_files, pass_around
 from .devices import facts_of, own_devices
 from .devices import inside as current_on
 from .issue_order import poll
@@ -78,7 +78,7 @@ class Peers:
         self.name = f"schedule '{schedule}'"
         self._vendor = vendor
         self._timeout = timeout
-        self._sockets: Way | None = None  # how those are named by which descriptors pass
+        self._sockets: SocketNames | None = None  # how those are named by which descriptors pass
         self._fabric = False  # memory passes as fabric handles
         self._no_fabric = ""  # why it does not, where it was tried
         self._reach: tuple[int, ...] = ()

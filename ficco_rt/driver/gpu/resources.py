@@ -42,7 +42,7 @@ class RunResources:
                     size,
                 )
                 self._rescue[ordinal] = gpus.new_stream(device)
-        with gpus.turn():
+        with gpus.issue_lock():
             for stream in streams:
                 if stream.device in gpus.devices:
                     self._stream(stream)
@@ -71,7 +71,7 @@ class RunResources:
         process, or none. NOTE they
         are made one after another: streams of other executors between them could make two of one plan share a queue."""
         found: dict[StreamName, tuple[Gpu, Handle]] = {}
-        with self._gpus.turn():
+        with self._gpus.issue_lock():
             for stream in plan.streams:
                 device = self._gpus.devices.get(stream.device)
                 if device is None:  # another process's

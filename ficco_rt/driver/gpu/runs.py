@@ -18,7 +18,7 @@ from . import board
 from .binding import Binder, BoundPlan, Callers, RunManner
 from .collectives import Communicators
 from .gpus import Gpus
-from .issue_order import LEAST, SPIN, TURNS, Issued, Tenant, Wait, is_threads_own, poll
+from .issue_order import ISSUE_ORDER, LEAST, SPIN, Client, Issued, Wait, is_threads_own, poll
 from .refused import concerning, undo_on_error
 from .resources import RunResources
 from .spans import HasPassed, stuck
@@ -41,9 +41,9 @@ class Runs:
         self._resources = resources
         self._binder = binder
         self._communicators = communicators
-        self._tenant = gpus.tenant
-        self._tenant.report, self._tenant.release = self._report, self._let_through
-        self._tenant.replaying = lambda: resources.under_way(resources.sets - 1)  # callers' graphs have the last set
+        self._client = gpus.client
+        self._client.report, self._client.release = self._report, self._let_through
+        self._client.replaying = lambda: resources.under_way(resources.sets - 1)  # callers' graphs have the last set
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: semaphores and counters may be up
@@ -80,7 +80,7 @@ class Runs:
     def run(self, binding: BoundPlan, callers: Callers, mode: Mode, timing: bool = False) -> bool:
         """Whether it has become a part of the graphs that the callers capture on their streams, to run when these are
         replayed. `timing`: on callers' streams it is timed, too; others always are."""
-        gpus, tenant = self._gpus, self._tenant
+        gpus, client = self._gpus, self._client
         if callers and gpus.vendor.capturing(callers):
             with gpus.uncaptured():
                 self._embed(binding.embedded, callers, mode)
@@ -91,10 +91,10 @@ class Runs:
             self._prepare()
             manner, latest = self._set(mode, callers, timing), binding.latest
             calls = latest[1] if latest is not None and latest[0] is manner else self._binder.calls(binding, manner)
-            TURNS.take(tenant)
+            ISSUE_ORDER.acquire(client)
             taken = True
-            waits = TURNS.depart(tenant, calls.passage)
-            steps = [*self._gates(waits), *calls.steps] if waits else calls.steps
+            waits = ISSUE_ORDER.submit(client, calls.submission)
+            steps = [*self._run_waits(waits), *calls.steps] if waits else calls.steps
             enters = calls.enters or waits
             if enters:
                 gpus.begin_issue()
@@ -106,14 +106,14 @@ class Runs:
                 gpus.end_issue()
             self._latest = binding, manner, self._issued, waits
             self._issued += 1
-            if tenant.overdue:
+            if client.overdue:
                 self._told()
         except BaseException as error:
             self._abandon(error, callers if mode == "graph" else ())
             raise
         finally:
             if taken:
-                TURNS.give()
+                ISSUE_ORDER.release()
         return False
 
     def _set(self, mode: Mode, callers: Callers, timing: bool) -> RunManner:
@@ -129,7 +129,7 @@ class Runs:
             return RunManner(mode, callers, behind, timed, others, replays)
         return before
 
-    def _gates(self, waits: Sequence[Wait]) -> Iterator[DriverStep]:
+    def _run_waits(self, waits: Sequence[Wait]) -> Iterator[DriverStep]:
         """The run waits on a device for another executor's."""
         devices = {device.local: device for device in self._gpus.devices.values()}
         wait = self._gpus.vendor.wait_action
@@ -144,14 +144,14 @@ class Runs:
     def _locked(self) -> Iterator[None]:
         """Inside, no other thread gives runs up, and none is in the midst of it. DeviceError: the vendor's driver does
         not come back from signalling semaphores."""
-        if not self._tenant.lock.acquire(timeout=LEAST):
+        if not self._client.lock.acquire(timeout=LEAST):
             self._gpus.hang()
             self._lose(f"another thread has signalled semaphores for {LEAST:g} s, and the driver does not come back")
             self.answers()
         try:
             yield
         finally:
-            self._tenant.lock.release()
+            self._client.lock.release()
 
     def ill(self) -> str:
         """From the watchdog's thread: a failure that no stream shows."""
@@ -165,7 +165,7 @@ class Runs:
     def _told(self) -> None:
         """DeviceError: what another thread has said of what was issued, which was let go then."""
         with self._locked():  # by then all is forced
-            text, self._tenant.overdue = self._tenant.overdue, ""
+            text, self._client.overdue = self._client.overdue, ""
         self._dirty = True
         self._release(text)
         raise DeviceError(text)
@@ -180,7 +180,7 @@ class Runs:
 
     def _let_through(self, why: str) -> None:
         """All processes are told that this one gives its runs up; then whatever waits for a semaphore, or in a
-        collective for other ranks, goes on. From any thread that has the tenant's lock."""
+        collective for other ranks, goes on. From any thread that has the client's lock."""
         peers = self._gpus.peers
         gone = peers.give_up(why.partition("\n")[0]) if peers is not None else ()
         try:
@@ -235,7 +235,7 @@ class Runs:
     def _prepare(self) -> None:
         """NOTE each run comes here, and there is mostly nothing to check: that is found out without a call."""
         gpus = self._gpus
-        if self.lost or gpus.hung or self._tenant.overdue or gpus.peers is not None or board.forks != self._forks:
+        if self.lost or gpus.hung or self._client.overdue or gpus.peers is not None or board.forks != self._forks:
             self.check(far=False)
         if self._dirty:
             self._clear()
@@ -254,7 +254,7 @@ class Runs:
         gpus = self._gpus
         self.quiet()
         steps = self._binder.captured(binding, mode)
-        with gpus.turn():
+        with gpus.issue_lock():
             try:
                 with gpus.issuing():
                     self._record(binding, mode, steps)
@@ -326,8 +326,8 @@ class Runs:
         manner = RunManner("embedded", callers, behind=True, timed=False, others=True, replays=True)
         calls = self._binder.calls(binding, manner)
         self._replays = self._communicators.lent = True
-        with gpus.turn():
-            TURNS.embed(self._tenant, calls.passage)
+        with gpus.issue_lock():
+            ISSUE_ORDER.embed(self._client, calls.submission)
             with gpus.issuing():
                 make(gpus, calls.steps)
         self._latest = binding, manner, None, ()
@@ -372,7 +372,7 @@ class Runs:
     def check(self, *, far: bool = True) -> None:
         """DeviceError: a run that was not checked yet was given up, here or by another process. Waits for nothing."""
         self.answers()
-        if self._tenant.overdue:
+        if self._client.overdue:
             self._told()
         if self._gpus.peers is not None:
             self._condemned(far=far)
@@ -405,12 +405,12 @@ class Runs:
                 self._look_for_others(waited)
         # NOTE only now: a verdict is published before anything is forced, so what has ended without one has ended well
         self._condemned()
-        tenant = self._tenant
+        client = self._client
         with self._locked():
-            fine = not tenant.overdue
+            fine = not client.overdue
             if fine:
-                tenant.generation += 1
-        self._running, tenant.over = False, True
+                client.generation += 1
+        self._running, client.over = False, True
         if not fine:
             self._told()
         if self._board is not None:
@@ -519,7 +519,7 @@ class Runs:
         replayed = self._manner is not None and self._manner.mode == "graph"
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._busy()]
         others = self._board.lines() if self._board is not None else []
-        ahead = TURNS.ahead(self._tenant)
+        ahead = ISSUE_ORDER.ahead(self._client)
         if ahead:
             report = self._report_on(ahead)
         self._dirty = True
@@ -532,13 +532,13 @@ class Runs:
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
         raise DeviceError("\n".join([why, *others, *report]) + state)
 
-    def _report_on(self, ahead: Sequence[Tenant]) -> list[str]:
+    def _report_on(self, ahead: Sequence[Client]) -> list[str]:
         """The executors whose runs this run stands behind. Those runs take too long as well, and are released."""
         report = []
         for other in ahead:
             generation = other.generation
             report += [f"it stands behind a run of {other.name}, which has not ended:", *told(other)]
-            why = f"{other.name}: its run was given up, because a run of {self._tenant.name} stood behind it"
+            why = f"{other.name}: its run was given up, because a run of {self._client.name} stood behind it"
             let_go(other, why, generation)
         return report
 
@@ -584,7 +584,7 @@ class Runs:
             self._lose(why)
             self._gpus.hang()
             return False
-        self._running, self._tenant.over = False, True
+        self._running, self._client.over = False, True
         self._spoiled()
         if self._replays and not self.lost:  # the caller may replay his graphs again, by no call of ours
             with suppress(DeviceError):
@@ -607,8 +607,8 @@ class Runs:
         """Semaphores and counters are 0, whatever a given-up run has left, and communicators are open. Nobody forces
         semaphores of what was under way before any more."""
         with self._locked():
-            self._tenant.generation += 1
-            self._tenant.overdue = ""  # of the run that was given up, which was told
+            self._client.generation += 1
+            self._client.overdue = ""  # of the run that was given up, which was told
         self._communicators.ready()
         self._resources.clear()
         for launch in (launch for binding in self._binder.bindings for launch in binding.launches.values()):

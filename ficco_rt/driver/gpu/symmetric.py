@@ -17,7 +17,7 @@ from ...types import TYPES, Dtype
 from ..dlpack import DLTensor
 from . import board
 from .devices import inside, open_devices
-from .issue_order import TURNS, Tenant
+from .issue_order import ISSUE_ORDER, Client
 from .refused import undo_on_error
 from .sharing import Mapped, Sharing
 from .vendor import Gpu, Vendor
@@ -67,8 +67,8 @@ class SymmetricTensor:
         size = max(16, TYPES[dtype].bytes * prod(shape))
         what = f"{list(shape)} of {dtype} that other processes map"
         sharing = vendor.sharing()
-        tenant = Tenant("ficco_rt.empty", vendor, None)
-        with TURNS.turn(tenant):
+        client = Client("ficco_rt.empty", vendor, None)
+        with ISSUE_ORDER.lock(client):
             gpu = open_devices(vendor, {ordinal: ordinal})[ordinal]
             with undo_on_error(vendor.release, ordinal), vendor.uncaptured(), inside(vendor, gpu):
                 able = sharing.descriptors(ordinal) or sharing.fabric(ordinal)
@@ -122,4 +122,4 @@ def _free_later(vendor: Vendor, gpu: Gpu, sharing: Sharing, made: Mapped | int, 
                     sharing.unmap(made)
             vendor.release(gpu.local)
 
-    TURNS.later(free)
+    ISSUE_ORDER.later(free)

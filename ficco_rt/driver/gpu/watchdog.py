@@ -4,7 +4,7 @@ then.
 A graph's launch blocks, for instance, while the device's queues are full of what does not end. `Runs.synchronize` has a
 time limit of its own: there the host asks, and no call blocks.
 
-A call that takes longer than its tenant's `timeout` is told on stderr, with the call that the host is in. Then a second
+A call that takes longer than its client's `timeout` is told on stderr, with the call that the host is in. Then a second
 thread tells where the streams stand, and whose runs are under way besides. A second one, because that asks the vendor's
 driver, which may not answer while another thread is inside it. It signals the semaphores of all these runs, so that
 waiting kernels and streams drain. No thread can raise an error in another one's call: each executor concerned raises it
@@ -12,8 +12,8 @@ when the call comes back, or when its run is waited for.
 
 A replay of a caller's graph that does not end is given up alike: its host may wait for it in no call of ours.
 
-It asks tenants with communicators, too, whether a library of collectives tells of an error: no call and no stream shows
-one. Such a tenant's run is told and let go like one whose call blocks.
+It asks clients with communicators, too, whether a library of collectives tells of an error: no call and no stream shows
+one. Such a client's run is told and let go like one whose call blocks.
 
 It costs a run nothing: the thread sleeps, and looks a few times in the shortest of the limits.
 """
@@ -32,10 +32,10 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 from ...errors import DeviceError
-from .issue_order import ASKED, TURNS, Issued, Tenant, Turns, free
+from .issue_order import ASKED, ISSUE_ORDER, Client, Issued, IssueOrder, free
 from .steps import make
 
-Held: TypeAlias = tuple[Tenant, float, int]  # a turn, as `Turns.held` has it
+Held: TypeAlias = tuple[Client, float, int]  # who holds the issue lock, as `IssueOrder.held` has it
 
 LOOKS = 8  # in a time limit
 HEALTH = 0.25  # seconds between two looks at communicators
@@ -45,20 +45,20 @@ ANSWER = 5.0  # seconds that the vendor's driver gets to say where streams stand
 class Watchdog:
     """See the module. One a process."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._tenants: WeakSet[Tenant] = WeakSet()
+    def __init__(self, order: IssueOrder) -> None:
+        self._order = order
+        self._clients: WeakSet[Client] = WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._told: Held | None = None  # the holder that was told of last
-        self._replays: WeakKeyDictionary[Tenant, tuple[tuple[int, ...], float]] = WeakKeyDictionary()  # since when
+        self._replays: WeakKeyDictionary[Client, tuple[tuple[int, ...], float]] = WeakKeyDictionary()  # since when
 
-    def watch(self, tenant: Tenant) -> None:
+    def watch(self, client: Client) -> None:
         """From now on, for as long as it lives; if it has a time limit, or may be ill."""
-        if tenant.timeout is None and tenant.ill is None:
+        if client.timeout is None and client.ill is None:
             return
         with self._changed:
-            self._tenants.add(tenant)
+            self._clients.add(client)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="ficco watchdog", daemon=True)
                 self._thread.start()
@@ -67,93 +67,93 @@ class Watchdog:
     def forked(self) -> None:
         """In a forked process, which has none of its threads: their locks are free, and nobody is watched."""
         self._changed, self._thread = threading.Condition(), None
-        for tenant in self._tenants:
-            tenant.lock, tenant.looks = free(tenant.lock), free(tenant.looks)
-        self._tenants.clear()
+        for client in self._clients:
+            client.lock, client.looks = free(client.lock), free(client.looks)
+        self._clients.clear()
 
     def _watch(self) -> None:
         while True:
             with self._changed:
-                naps = [tenant.patience / LOOKS for tenant in self._tenants if tenant.patience is not None]
-                naps += [HEALTH for tenant in self._tenants if tenant.ill is not None]
+                naps = [client.patience / LOOKS for client in self._clients if client.patience is not None]
+                naps += [HEALTH for client in self._clients if client.ill is not None]
                 self._changed.wait(min(naps, default=None))
-                asked = list(self._tenants)
+                asked = list(self._clients)
             self._look()
-            for tenant in asked:
-                self._ask_health(tenant)
-                self._look_at_replays(tenant)
+            for client in asked:
+                self._ask_health(client)
+                self._look_at_replays(client)
 
-    def _look_at_replays(self, tenant: Tenant) -> None:
+    def _look_at_replays(self, client: Client) -> None:
         """Nobody need wait for a replay in a call of ours: it has its time limit here."""
-        generation, limit = tenant.generation, tenant.timeout
-        if tenant.replayed is None or limit is None or tenant.overdue:
+        generation, limit = client.generation, client.timeout
+        if client.replayed is None or limit is None or client.overdue:
             return
-        if not tenant.lock.acquire(blocking=False):  # its own thread is at it, or closes it
+        if not client.lock.acquire(blocking=False):  # its own thread is at it, or closes it
             return
         try:
-            now = tenant.replaying()
+            now = client.replaying()
         except DeviceError:  # of a device that failed; the next call tells it
             return
         finally:
-            tenant.lock.release()
-        known, since = self._replays.get(tenant, ((), 0.0))
+            client.lock.release()
+        known, since = self._replays.get(client, ((), 0.0))
         if not now or now != known:
-            self._replays[tenant] = now, time.monotonic()
+            self._replays[client] = now, time.monotonic()
         elif time.monotonic() - since > limit:
-            text = f"{tenant.name}: a replay of a graph that holds its run did not end within {limit:g} s (--timeout)"
+            text = f"{client.name}: a replay of a graph that holds its run did not end within {limit:g} s (--timeout)"
             say(text)
-            let_go(tenant, text, generation)
+            let_go(client, text, generation)
 
-    def _ask_health(self, tenant: Tenant) -> None:
-        ill, generation = tenant.ill, tenant.generation
-        idle = tenant.over and tenant.replayed is None  # callers replay their graphs at any time
-        if ill is None or idle or tenant.overdue:
+    def _ask_health(self, client: Client) -> None:
+        ill, generation = client.ill, client.generation
+        idle = client.over and client.replayed is None  # callers replay their graphs at any time
+        if ill is None or idle or client.overdue:
             return
-        with tenant.asked() as there:
+        with client.asked() as there:
             try:
                 why = ill() if there else ""
             except DeviceError as error:
                 why = str(error)
         if why:
-            _answers(self._ails, tenant, why, generation)
+            _answers(self._ails, client, why, generation)
 
     @staticmethod
-    def _ails(tenant: Tenant, why: str, generation: int) -> None:
+    def _ails(client: Client, why: str, generation: int) -> None:
         with suppress(DeviceError):  # of a device that is lost; who waits for the run finds that, too
-            let_go(tenant, "\n".join([why, *told(tenant)]), generation, ill=True)
+            let_go(client, "\n".join([why, *told(client)]), generation, ill=True)
 
     def _look(self) -> None:
-        held = self._turns.held
+        held = self._order.held
         if held is None or held is self._told:
             return
-        tenant, since, _ = held
-        if tenant.patience is not None and time.monotonic() - since > tenant.patience:
+        client, since, _ = held
+        if client.patience is not None and time.monotonic() - since > client.patience:
             self._told = held
             self._tell(held)
 
     def _tell(self, held: Held) -> None:
-        tenant, since, thread = held
-        generation = tenant.generation
+        client, since, thread = held
+        generation = client.generation
         where, issued = place_of(thread)
-        tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.1f} s (--timeout)"
-        say(tenant.overdue)
+        client.overdue = f"{client.name}: the host has been in {where} for {time.monotonic() - since:.1f} s (--timeout)"
+        say(client.overdue)
         if not _answers(self._ask, held, issued, generation):
-            say(f"{tenant.name}: the driver does not say where the streams stand while the host is in that call")
+            say(f"{client.name}: the driver does not say where the streams stand while the host is in that call")
 
     def _ask(self, held: Held, issued: Issued | None, generation: int) -> None:
-        tenant, *_ = held
-        flying = {other: other.generation for other in list(self._turns.flying) if other is not tenant}
-        others = {other: known for other, known in flying.items() if _flying(other)}
-        lines = told(tenant, issued)
+        client, *_ = held
+        in_flight = {other: other.generation for other in list(self._order.in_flight) if other is not client}
+        others = {other: known for other, known in in_flight.items() if _in_flight(other)}
+        lines = told(client, issued)
         for other in others:
             lines += [f"a run of {other.name} is under way, too", *told(other)]
         for line in lines:
             say(line)
-        if self._turns.held is not held:  # the call has come back meanwhile
+        if self._order.held is not held:  # the call has come back meanwhile
             return
-        tenant.overdue = "\n".join([tenant.overdue, *lines])
-        for other, known in {tenant: generation, **others}.items():
-            let_go(other, f"{other.name}: its runs were given up when a call of {tenant.name} did not come back", known)
+        client.overdue = "\n".join([client.overdue, *lines])
+        for other, known in {client: generation, **others}.items():
+            let_go(other, f"{other.name}: its runs were given up when a call of {client.name} did not come back", known)
 
 
 def _answers(ask: Callable[..., None], *arguments: object) -> bool:
@@ -164,26 +164,26 @@ def _answers(ask: Callable[..., None], *arguments: object) -> bool:
     return not asked.is_alive()
 
 
-def told(tenant: Tenant, issued: Issued | None = None) -> list[str]:
-    """A report on where the streams of a tenant stand; `issued`: the issued part of its last run, if not all."""
-    with tenant.asked(ASKED) as there:
+def told(client: Client, issued: Issued | None = None) -> list[str]:
+    """A report on where the streams of a client stand; `issued`: the issued part of its last run, if not all."""
+    with client.asked(ASKED) as there:
         try:
-            return tenant.report(issued) if there else []
+            return client.report(issued) if there else []
         except DeviceError as error:
             return [str(error)]
 
 
-def let_go(tenant: Tenant, why: str, generation: int, *, ill: bool = False) -> None:
-    """Raise the semaphores of a tenant, so that its run ends; it is told why. Not of one that has no limit, nor of one
+def let_go(client: Client, why: str, generation: int, *, ill: bool = False) -> None:
+    """Signal all semaphores of a client, so that its run ends; it is told why. Not of one that has no limit, nor of one
     whose runs of this `generation` are over."""
-    if tenant.timeout is not None or ill:
-        tenant.give_up(why, generation)
+    if client.timeout is not None or ill:
+        client.give_up(why, generation)
 
 
-def _flying(tenant: Tenant) -> bool:
-    with tenant.asked(ASKED) as there:
+def _in_flight(client: Client) -> bool:
+    with client.asked(ASKED) as there:
         try:
-            return there and not tenant.ended()
+            return there and not client.ended()
         except DeviceError:
             return True
 
@@ -217,5 +217,5 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-WATCHDOG = Watchdog(TURNS)
+WATCHDOG = Watchdog(ISSUE_ORDER)
 os.register_at_fork(after_in_child=WATCHDOG.forked)
