@@ -1,4 +1,4 @@
-"""docs/glossary.md: each word stands once, and the classes that it names are there."""
+"""docs/glossary.md: few words, each stands once, and the classes that it names are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+ROWS = re.findall(
+    r"^\| (?!---|word )(.+?) \| (.+?) \|$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+MOST = 40  # entries: a term that the field has needs none
 
 
 def names() -> set[str]:
@@ -24,12 +27,12 @@ def names() -> set[str]:
 
 
 def test_each_word_stands_once() -> None:
-    words = Counter(word for row, _ in ROWS if row not in ("word", "---") for word in row.split(", "))
-    assert len(words) > 60
+    words = Counter(word for row, _ in ROWS for word in row.split(", "))
+    assert 0 < len(ROWS) <= MOST
     assert [word for word, count in words.items() if count > 1] == []
 
 
 def test_the_classes_are_there() -> None:
     named = {name.split(".")[-1] for _, text in ROWS for name in re.findall(r"`([\w.]*[A-Z]\w+)`", text)}
-    assert len(named) > 20
+    assert len(named) > 15
     assert named - names() == set()

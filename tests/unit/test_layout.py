@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from functools import cache
@@ -149,6 +149,23 @@ def test_a_circle_of_imports_is_seen() -> None:
     graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}
     assert circle(graph, "a") == ["a", "b", "c", "a"]
     assert circle(graph, "d") == []
+
+
+# Names of modules that may stand in several folders, and why. Any other name means one thing.
+TWINS = {
+    "each level has one": {"ir", "text", "codec", "check", "build", "prove", "model", "launches", "collectives"},
+    "each family of kernels has one": {"family", "variants", "cost", "tables"},
+    "each vendor of GPUs, and the part that vendors share": {"vendor", "call", "gemm_library", "sharing"},
+    "each driver has one": {"driver", "peers"},
+    "a command, and what it calls": {"check", "choose", "tune", "timeline", "run"},
+    "a value, and what asks for it or fills it": {"inside"},
+}
+
+
+def test_no_two_modules_share_a_name_with_different_meanings() -> None:
+    stems = Counter(path.stem for path in MODULES.values() if path.name not in ("__init__.py", "__main__.py"))
+    repeated = {stem for stem, count in stems.items() if count > 1}
+    assert repeated == set[str]().union(*TWINS.values())
 
 
 def test_no_source_is_longer_than_a_reader_holds() -> None:
