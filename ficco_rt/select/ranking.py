@@ -204,6 +204,8 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
         return found
     plain = [o.candidate for o in found.ranked if not streams_products(o.candidate)]
     baseline = [c for c in plain if c.schedule == asked.baseline]
+    if tuned(arch):  # a schedule that our kernels are too slow for may come first by the library
+        plain += [c for c in asked.candidates() if c not in plain and not streams_products(c)]
     best = plain[:VENDORED] if tuned(arch) else plain  # other GEMMs make others the best
     return found.joined(rank(asked, list(dict.fromkeys(map(by_vendor, (*baseline, *best)))), fewest=MORE).ranked)
 

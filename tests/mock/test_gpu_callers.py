@@ -46,7 +46,7 @@ def test_wrong_numbers_are_told(cuda: StandIn, capsys: pytest.CaptureFixture[str
     assert "wrong numbers: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("block_fit", "sms"), [(0, None), (32, 100)])
+@pytest.mark.parametrize(("room", "sms"), [(0, None), (32, 100)])
 def test_streamed_stages_leave_room(room: int, sms: int | None) -> None:
     plan = callers.plan_for("gemm_rs/streamed", profile("h200-switch", 2), 2, room)
     launches = [command for _, command in plan.commands() if isinstance(command, Launch)]

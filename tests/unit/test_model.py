@@ -114,7 +114,7 @@ def test_a_graph_takes_a_little_longer_than_streams() -> None:
 
 def test_a_plan_for_amd_has_no_price_on_hopper() -> None:
     plan = ficco_rt.compile("ag_gemm/streamed", 2, machine="mi300x-mesh", M=1024, N=1024, K=1024)
-    with pytest.raises(UsageError, match=r"compile the schedule for the machine that it is simulated on"):
+    with pytest.raises(UsageError, match=r"compile the schedule for the machine that it runs on"):
         ficco_rt.simulate(plan, profile("h200-switch", 2))
 
 
