@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO, cast
@@ -49,8 +51,9 @@ def execute(program: str, arguments: Sequence[str]) -> int:
     if env.get("FICCO_DEBUG"):
         logging.basicConfig(level=logging.DEBUG, format="%(name)s: %(message)s")
     as_json = "--json" in arguments
-    stdout = sys.stdout
+    stdout, unraisable = sys.stdout, sys.unraisablehook
     sys.stdout = cast(TextIO, _Output(stdout))
+    sys.unraisablehook = lambda caught: _repeat_interrupt(caught) or unraisable(caught)
     try:
         code = _invoke(run if program == "ficco-run" else verbs, program, list(arguments), as_json)
         sys.stdout.flush()
@@ -67,11 +70,22 @@ def execute(program: str, arguments: Sequence[str]) -> int:
         sys.stderr.write(f"\n{program}: interrupted\n")
         return INTERRUPTED
     finally:
-        sys.stdout = stdout
+        sys.stdout, sys.unraisablehook = stdout, unraisable
         try:
             sys.stderr.flush()
         except OSError:
             _forget(sys.stderr)
+
+
+def _repeat_interrupt(caught: sys.UnraisableHookArgs) -> bool:
+    """NOTE Python drops a Ctrl-C that arrives in a destructor or in the callback of a weak reference. It is sent to the
+    main thread again, once that is over. Whether it was one."""
+    if caught.exc_type is not KeyboardInterrupt:
+        return False
+    again = threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    again.daemon = True
+    again.start()
+    return True
 
 
 class _OutputError(Exception):

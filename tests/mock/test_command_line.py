@@ -101,7 +101,11 @@ class Machine:
         return process
 
     def end(self, process: subprocess.Popen[str]) -> Ended:
-        out, err = process.communicate(timeout=LONG)
+        try:
+            out, err = process.communicate(timeout=LONG)
+        except subprocess.TimeoutExpired:
+            process.kill()  # it would hold a core for the tests behind it
+            raise AssertionError(process.communicate()[1]) from None
         lines = self.report.read_text().splitlines() if self.report.exists() else []
         counts = {name: int(n) for name, n in (line.split() for line in lines[: len(standin.KINDS)])}
         violations = "\n".join(lines[len(standin.KINDS) + 1 :])

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,21 @@ def test_packages_to_install_are_those_of_the_extras() -> None:
 def test_ctrl_c(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ficco_rt.files.shipped.entries", lambda: _raise(KeyboardInterrupt()))
     assert run("ficco", "list") == Ending(130, "", "\nficco: interrupted\n")
+
+
+def test_ctrl_c_in_a_destructor_is_not_lost(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def works(*_: object) -> None:
+        Dropped()
+        time.sleep(60)
+
+    monkeypatch.setattr("ficco_rt.cli.main._invoke", works)
+    begun = time.monotonic()
+    assert run("ficco", "list") == Ending(130, "", "\nficco: interrupted\n")
+    assert time.monotonic() - begun < 30
 
 
 def test_ctrl_c_in_a_process_leaves_nothing_half_written(here: Path) -> None:
