@@ -1,13 +1,13 @@
 """ficco_rt: schedules of communication and matrix products, written as text, proven, compiled to a plan, and run.
 
-This is a tour. It runs without a GPU, as it stands here.
+This is a tour. Its code runs as printed here, without a GPU.
 
     import numpy as np
     import ficco_rt as ficco
 
 A schedule says which rank copies and multiplies what, and in which order. `compile` proves that its outputs hold what
 it claims, and makes a plan: streams of commands for each rank. `ficco list` names the schedules that come with the
-package; a path of your own file does as well.
+package; the path of your own file works as well.
 
     plan = ficco.compile("ag_gemm/streamed", ranks=4, M=256, N=128, K=64, T="fp32")
 
@@ -16,7 +16,7 @@ package; a path of your own file does as well.
     choice = ficco.choose("ag_gemm", ranks=4, M=8192, N=8192, K=8192)
     choice.schedule, choice.why
 
-`simulate` says when everything of a run would happen on a machine, in microseconds. No data is moved.
+`simulate` models the times of a run on a machine, in microseconds. No data is moved.
 
     trace = ficco.simulate(plan, "h200-switch")
     trace.duration
@@ -31,30 +31,31 @@ list of arrays for each input and output, one a rank, and writes outputs in plac
         executor.run(A=A, B=B, C=C)
         executor.duration
 
-A `Group` is the processes that run one plan together, as torchrun or mpirun starts them: `Executor(plan, group=…)`
-runs this process's ranks. `empty` makes a tensor on a GPU that other processes of a group may read and write. A process
-that nothing has started with others is a group of one.
+A `Group` is the set of processes that run one plan together, as started by torchrun or mpirun: `Executor(plan,
+group=…)` runs this process's ranks. `empty` makes a tensor on a GPU that other processes of a group may read and write.
+A process that was started alone is a group of one.
 
     group = ficco.Group.from_env()
     group.rank, group.size
 
 A `Machine` is plain data: a `Device`, `Links` between ranks, and where each number comes from. `load_machine` reads a
-stored one or a file, `discover` looks at the GPUs that are there, `save_machine` writes a file.
+stored one or a file, `discover` reads the GPUs of this computer, `save_machine` writes a file.
 
     machine = ficco.load_machine("h200-switch")
     machine.device.sms, machine.links.rate
 
-`save_plan` and `load_plan` keep a plan as JSON. A plan that is read is checked and proven again. `plan_hash` tells
-plans apart by what they do.
+`save_plan` and `load_plan` keep a plan as JSON. A plan that is read is checked and proven again. `plan_hash` is equal
+for plans that do the same.
 
     ficco.save_plan(plan, "plan.json")
     same = ficco.plan_hash(ficco.load_plan("plan.json")) == ficco.plan_hash(plan)
 
 Every error of this package is one of `ficco_rt.errors`: ScheduleError (the text is wrong), PlanError (a plan is wrong),
 UsageError (the call is wrong), DeviceError (a device or its driver failed), NumbersError (a verified run gave wrong
-numbers), InternalError (a mistake of this package). The text of an error says where, what, and what would do.
+numbers), InternalError (a bug in this package). The message of an error gives the place, the mistake and a way to fix
+it.
 
-The pages of docs/ go on from here: start, language, choose, embed (PyTorch, streams, graphs), machines.
+Next, read the pages of docs/: start, language, choose, embed (PyTorch, streams, graphs), machines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stages in one place: text → Schedule → Graph → proof → Plan → check."""
+"""Runs the stages of the compiler in order: text → Schedule → Graph → proof → Plan → check."""
 
 from __future__ import annotations
 
@@ -71,13 +71,14 @@ def plan_of(graph: graph_ir.Graph, machine: Machine, *, trusted: bool = False) -
 
 @contextmanager
 def compilation(ranks: int = 1) -> Iterator[None]:
-    """What stands inside is one compilation: it costs no more than one may (`graph.budget`)."""
+    """Context manager: the work inside counts as one compilation, and must stay within the budget of one
+    (`graph.budget`)."""
     with without_collection(), one_meter(ranks):
         yield
 
 
 def lint(graph: graph_ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
-    """What is legal and probably slow."""
+    """Warnings on what is legal but probably slow."""
     return plan_lint.lint(graph, machine)
 
 
@@ -98,7 +99,7 @@ def compile_schedule(
 
 
 def compiled(schedule: Schedule, ranks: int, params: Mapping[str, object] | None, machine: Machine) -> plan_ir.Plan:
-    """A proven, checked plan that holds the kernel files of its user."""
+    """A proven, checked plan with the hashes of its user kernels' files."""
     with compilation(ranks):
         return kernel_files.sealed(plan_of(build(schedule, ranks, params), machine))
 
@@ -138,5 +139,5 @@ def stored(plan: plan_ir.Plan, folder: Path) -> str:
 
 
 def a_plan(value: object) -> plan_ir.Plan:
-    """The value, if it is a plan."""
+    """The value, checked to be a plan."""
     return of_kind(value, plan_ir.Plan, "a plan is needed, as compile() or load_plan() gives it")

@@ -1,4 +1,4 @@
-"""Every environment switch, in one table."""
+"""Every environment variable that the package reads, in one table."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _DEFAULTS = {s.name: s.default for s in SWITCHES}
 
 
 def get(name: str) -> str:
-    """The value of a switch of the table."""
+    """The value of a variable in the table."""
     return os.environ.get(name, _DEFAULTS[name])
 
 
 def others(name: str) -> str | None:
-    """What a switch says that is not ours: a vendor's, a library's."""
+    """The value of an environment variable that is not ours, such as a vendor's or a library's."""
     return os.environ.get(name)
 
 
 def ask(name: str, value: str) -> bool:
-    """Set a vendor's switch for this process, unless the user has set it. Whether it was set here."""
+    """Sets a vendor's variable for this process, unless the user has set it. Returns whether it was set here."""
     asked = name not in os.environ
     os.environ.setdefault(name, value)
     return asked
 
 
 def withdraw(name: str) -> None:
-    """Take back what `ask` has set."""
+    """Unsets a variable that `ask` has set."""
     os.environ.pop(name, None)
 
 

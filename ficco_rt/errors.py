@@ -1,4 +1,4 @@
-"""The one error family: whose mistake it is decides the class, and the class decides the exit code.
+"""The exceptions of the package: the class says whose mistake it is, and sets the exit code of a command.
 
 ScheduleError  1  the text is wrong (syntax, names, proof); from the language package
 SizesError     1  a schedule does not take these sizes, or this number of ranks
@@ -8,8 +8,8 @@ DeviceError    3  a device or driver failed
 NumbersError   4  the run ended and its numbers are wrong
 InternalError  5  our bug
 
-The number is the exit code of a command; 130 is for one that Ctrl-C interrupted. Whatever a function of this package
-raises is one of these, and its docstring says which.
+The number is the exit code of a command; a command that Ctrl-C interrupts exits with 130. Functions of this package
+raise only these exceptions; the docstring of a function says which.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DeviceError(Exception):
 
 
 class LeftError(DeviceError):
-    """Another process of the group goes on no more, or has given a run up. The text has its number and the cause."""
+    """Another process of the group has stopped or has given up a run. The text has its number and the cause."""
 
 
 class NumbersError(Exception):
@@ -59,7 +59,7 @@ class NumbersError(Exception):
 
 
 class InternalError(Exception):
-    """A rule of ours was broken by ourselves. Carries what is needed to report it."""
+    """A bug in this package: it broke a rule of its own. The error carries what is needed to report it."""
 
 
 def cause_words(error: BaseException) -> str:
@@ -80,7 +80,7 @@ _EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
 
 
 def exit_code(error: BaseException) -> int:
-    """The process's exit code for an error; whatever is not in the family is our bug."""
+    """The process's exit code for an error; an exception of any other class counts as our bug."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 5)
 
 

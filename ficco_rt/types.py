@@ -1,4 +1,5 @@
-"""Element types: one row each, which every other place reads. What a type holds follows from its format."""
+"""The table of element types, one row each; all other modules read it. The properties of a type follow from its
+format."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class ElementType:
 
     @property
     def exact(self) -> int:
-        """Integers up to here are stored without rounding."""
+        """Integers up to this one are stored without rounding."""
         return 1 << (self.mantissa + 1)
 
     @property
@@ -86,8 +87,8 @@ TYPES: Mapping[str, ElementType] = {t.name: t for t in ELEMENT_TYPES}
 
 
 def holds(wide: Dtype, narrow: Dtype) -> bool:
-    """Does `wide` hold every number of `narrow`? bf16 and fp16 do not hold each other: one is coarser, the other ends
-    at 65504."""
+    """Whether `wide` can represent every number of `narrow`. bf16 and fp16 cannot represent each other: one is coarser,
+    the other ends at 65504."""
     a, b = TYPES[wide], TYPES[narrow]
     return a.mantissa >= b.mantissa and a.largest >= b.largest and a.smallest <= b.smallest
 

@@ -1,4 +1,4 @@
-"""The schedule language: text in, a checked syntax tree out. Importing it loads no grammar."""
+"""The schedule language: parses text into a checked syntax tree. Importing the package does not load the grammar."""
 
 from .diagnostics import Diagnostic, Note, ScheduleError, Span
 from .format import format_text

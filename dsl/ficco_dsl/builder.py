@@ -1,4 +1,4 @@
-"""Nodes from the rules of the grammar: lark calls one method of `builder` a rule, bottom-up."""
+"""Builds the nodes of the syntax tree: lark calls one method of `Builder` for each grammar rule, bottom-up."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Builder(threading.local):
     """One method for each grammar rule: it takes the children of the rule and returns its node.
 
     lark ties these methods to the parser, which all threads share. So the state of one parse is thread-local. Methods
-    never raise: they note mistakes and go on.
+    never raise: they record mistakes and continue.
     """
 
     def begin(self, path: str, text: str, first_line: int) -> None:
@@ -236,7 +236,7 @@ class Builder(threading.local):
         return _Block(tuple(c[:-1]), c[-1])
 
     def operation(self, c: list[Any]) -> Operation:
-        """A verb whose regions stand one after another."""
+        """Builds the node of a verb whose regions follow one another."""
         keyword, *regions, attributes = c
         node, span = NODE_OF[keyword.type], self.span(keyword, attributes[-1] if attributes else regions[-1])
         kind = (keyword.value,) if node is Collective else ()

@@ -1,4 +1,4 @@
-"""Places in a schedule's text, and what is said about them."""
+"""Source locations (`Span`), and the errors and warnings (`Diagnostic`) that point to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One mistake (or one warning): where it is, what is the case, and the way out."""
+    """One mistake (or one warning): its place, what is wrong, and a way to fix it."""
 
     span: Span
     message: str

@@ -1,8 +1,8 @@
-"""The one layout of `.ficco` text, made from its tokens as gofmt does.
+"""Formats `.ficco` text: one fixed layout, made from the tokens as gofmt does.
 
-The author's line breaks, comments and blank lines (one at most) stay. Indentation, the spaces within a
-line, and the columns of tensors, queues and trailing comments are ours. Nothing here depends on how the
-blanks of the input stood, except for its line breaks: so a second pass changes nothing.
+The author's line breaks, comments and blank lines (at most one in a row) are kept. The formatter decides the
+indentation, the spaces within a line, and the alignment of tensors, queues and trailing comments. Apart from line
+breaks, the result does not depend on the whitespace of the input, so formatting twice changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VALUE_ENDS = _OPERAND_ENDS | {"COPY", "SMS"}
 
 
 def format_text(text: str, path: str) -> str:
-    """`text` in the one layout; ends with one newline.
+    """`text` in the fixed layout; the result ends with one newline.
 
     Raises ScheduleError for mistakes of syntax, as `parse` does; names are not checked.
 

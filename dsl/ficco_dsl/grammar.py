@@ -1,4 +1,4 @@
-"""The grammar as lark loads it: the parser with its tables (grammar.json), and the words and signs it knows."""
+"""Loads the grammar: lark's parser from its stored tables (grammar.json), and the words and signs of the language."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ ITEM_WORDS = (
 
 
 def build_parser() -> Lark:
-    """The parser from its grammar: slow (100 ms), for development and for writing grammar.json."""
+    """Builds the parser from its grammar. This takes 100 ms, so it is only for development and for writing
+    grammar.json."""
     import lark
 
     return lark.Lark(_read(_GRAMMAR), parser="lalr", lexer="basic", transformer=builder)
@@ -60,7 +61,8 @@ def write_tables() -> None:
 
 @functools.cache
 def load_parser() -> Lark:
-    """The parser from grammar.json, or from the grammar if the file belongs to another grammar or lark."""
+    """Loads the parser from grammar.json, or builds it from the grammar if the file was made for another grammar or
+    lark."""
     import lark
 
     tables: dict[str, Any] = json.loads(_read(_TABLES)) if os.path.exists(_TABLES) else {}
@@ -86,5 +88,5 @@ def tokens(text: str) -> list[Token]:
 
 @functools.cache
 def terminal_texts() -> dict[str, str]:
-    """The text of every terminal that has only one."""
+    """The text of every terminal that matches only one text."""
     return {t.name: t.pattern.value for t in load_parser().terminals if t.pattern.type == "str"}

@@ -1,4 +1,4 @@
-"""What can be said against a schedule before any size is known: names, words, places, numbers of arguments."""
+"""Checks a schedule before sizes are known: names, words of attributes, positions and numbers of arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The syntax tree of a `.ficco` file: syntax and names only, no sizes.
 
-Every node keeps the span of the text it came from. Spans take no part in equality, so that a
-formatted file parses to an equal tree.
+Every node keeps the span of the text it came from. Comparisons ignore spans, so a formatted file parses to an equal
+tree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from .diagnostics import Span
 
 
 class Word(str):
-    """A name as written, which knows its place: declarations and calls are longer than the name that is wrong."""
+    """A name as written, with its place: the span of a declaration or call is longer than that of a wrong name in
+    it."""
 
     __slots__ = ("span",)
     span: Span
@@ -309,7 +310,7 @@ ClaimExpr: TypeAlias = RegionRef | ClaimProduct | ClaimCollective
 class Computes:
     """`computes C = all_gather(A, rows) * B`, or for each of several: `computes C[i] = ... for i in 0..2`.
 
-    `within bf16` behind the value admits that what C is made of is rounded to bf16 on its way."""
+    `within bf16` after the value allows intermediate values of C to be rounded to bf16."""
 
     target: RegionRef
     value: ClaimExpr
@@ -328,7 +329,7 @@ class QueueDecl:
 
     @property
     def engine(self) -> str:
-        """The word that it says of its engine; empty if there is none, which the parser refuses."""
+        """The engine as written; empty if the queue names none, which the parser refuses."""
         return next((a.value.id for a in self.attributes if a.name == "engine" and isinstance(a.value, Name)), "")
 
 
@@ -417,14 +418,14 @@ def children(node: Any) -> Iterator[Any]:
 
 
 def walk(node: Any) -> Iterator[Any]:
-    """A node and all nodes inside it, each before those inside it."""
+    """Yields a node and all nodes inside it, each before the nodes inside it."""
     yield node
     for child in children(node):
         yield from walk(child)
 
 
 def names_in(node: Any) -> dict[str, None]:
-    """The names that an expression uses, in order, without its own loop variables."""
+    """The names that an expression uses, in order, without the loop variables that it binds itself."""
     if isinstance(node, Name):
         return {node.id: None}
     if isinstance(node, Comprehension):

@@ -1,8 +1,8 @@
-"""Text to syntax tree: `parse(text, path) -> Schedule`.
+"""Parses text into a syntax tree: `parse(text, path) -> Schedule`.
 
 lark's LALR(1) parser (`grammar`) drives `builder`, which makes the nodes bottom-up. A parse stops at its first mistake.
-`syntax_errors` words that mistake; then `parse_syntax` looks for the next declaration and parses on from there, so that
-several mistakes are reported at once.
+`syntax_errors` writes the message for this mistake. `parse_syntax` then looks for the next declaration and continues
+there, so that several mistakes are reported at once.
 """
 
 from __future__ import annotations

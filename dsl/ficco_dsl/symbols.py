@@ -1,4 +1,4 @@
-"""Where names of a schedule are declared and used: what an editor asks for. Names are resolved as in `names`."""
+"""Declarations and uses of names, for editors. Uses the scoping rules of `names.py`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .verbs import Launch
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A declared name. `what`: param, type, input, output, scratch, queue, kernel, argument (of a kernel), stage,
-    loop variable or let. `lives`: the stretch of the text in which the name means this."""
+    """A declared name. `what`: param, type, input, output, scratch, queue, kernel, argument (of a kernel), stage, loop
+    variable or let. `lives`: the part of the text in which the name refers to this symbol."""
 
     name: str
     what: str
@@ -40,7 +40,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """A place where a name stands; `span` is the name's own."""
+    """An occurrence of a name in the text; `span` is that of the name itself."""
 
     span: Span
     symbol: Symbol
@@ -51,7 +51,8 @@ class Occurrence:
 
 
 def occurrences(schedule: Schedule) -> tuple[Occurrence, ...]:
-    """All of a schedule whose syntax is right, in the order of the text. Names that nothing declares have none."""
+    """All occurrences of names in a schedule without syntax errors, in the order of the text. Undeclared names have
+    none."""
     found = {(o.span.line, o.span.column): o for o in _Walk(schedule).run()}
     return tuple(found[place] for place in sorted(found))
 

@@ -1,4 +1,4 @@
-"""A parse error in the words of the language: `explain` turns what lark says into a place, a fact and a way out."""
+"""Messages for syntax errors: `explain` turns lark's exception into a place, the mistake and a way to fix it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _CLOSES = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
 
 
 def explain(error: UnexpectedInput, text: str, at: int, path: str, before: int) -> Diagnostic:
-    """A parse error in the words of the language: place, fact, way out."""
+    """Explains a parse error in the terms of the language: place, mistake, and a way to fix it."""
     token: Token | None = getattr(error, "token", None)
     if token is None:
         span = Span(path, error.line + before, error.column, error.line + before, error.column + 1)

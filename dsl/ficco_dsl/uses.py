@@ -1,4 +1,4 @@
-"""Names where they are used: the mistakes of regions and expressions that show before any size is known."""
+"""Checks names where they are used: mistakes in regions and expressions that can be found before sizes are known."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Declared:
 
 
 class Uses:
-    """The declared names of a schedule, and the local names at the place of the walk. Mistakes go into `mistakes`."""
+    """The declared names of a schedule, and the local names that are in scope at the current node. Adds mistakes to
+    `mistakes`."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.mistakes: list[Diagnostic] = []
@@ -52,7 +53,7 @@ class Uses:
         self.mistakes.append(Diagnostic(span, message, notes, help))
 
     def like(self, name: str, known: Collection[str]) -> str | None:
-        """The help text for an unknown name: the known name that looks most like it."""
+        """The help text for an unknown name: the most similar known name."""
         if len(known) > _MAX_CANDIDATES or len(self.mistakes) > MAX_MISTAKES:
             return None
         by_lower = {k.lower(): k for k in known}  # `c` for `C` is the likeliest slip
@@ -76,7 +77,7 @@ class Uses:
         self, r: RegionRef, place: str = "a claim", *, at: bool = False, transposed: bool | None = None,
         writes: bool = False,
     ) -> None:  # fmt: skip
-        """Check a region; `at` and `transposed` say whether it may have `@` and `.T` where it stands."""
+        """Checks a region; `at` and `transposed` say whether `@` and `.T` are allowed here."""
         tensor = self.tensors.get(r.tensor)
         if tensor is None:
             declared = self.scope.get(r.tensor) or self.values.get(r.tensor)
@@ -104,7 +105,7 @@ class Uses:
         self.bind(b.name, "loop variable", spot(b.name, b.span))
 
     def expr(self, e: Expr | Part | Pieces | Subscript) -> None:
-        """Check all that stands in an expression, or in what cuts a region."""
+        """Checks everything in an expression, or in an accessor of a region."""
         if isinstance(e, Name):
             self._name(e)
         elif isinstance(e, Call):
@@ -190,7 +191,7 @@ class Uses:
 
 
 def spot(name: str, span: Span) -> Span:
-    """The place of a name inside of what has `span`."""
+    """The span of a name inside of a node that has `span`."""
     return name.span if isinstance(name, Word) else span
 
 

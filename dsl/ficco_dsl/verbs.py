@@ -1,7 +1,7 @@
-"""The verbs of the language: the node of each statement that moves or computes, and what the language knows of it.
+"""The verbs of the language, which are statements that move or compute: for each a node and a record of its properties.
 
-A new verb has its rule in `grammar.lark`, and here its node and its record. Names, messages, the formatter and editors
-read the records. What a verb means is in `ficco_rt/graph/ops`.
+To add a verb, add its rule to `grammar.lark`, and its node and record here. The name checks, the messages, the
+formatter and the editors read the records. `ficco_rt/graph/ops` defines what a verb does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Copy(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Gemm(Operation):
-    """`gemm OUT = LEFT * RIGHT + sum(R, ...)`, the sum as in `reduce` or left out; with `+=` the product is added, and
-    the first writer starts from zero."""
+    """`gemm OUT = LEFT * RIGHT + sum(R, ...)`, the sum as in `reduce` or left out; with `+=` the product is added to
+    OUT, and the first `+=` on an element starts from zero."""
 
     out: RegionRef
     left: RegionRef
@@ -70,7 +70,7 @@ class Launch(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field of a node that holds regions: what messages call it, and whether `@` and `.T` may stand on it."""
+    """A field of a node that holds regions: its name in messages, and whether `@` and `.T` are allowed on it."""
 
     field: str
     called: str  # of a statement with several keywords, "{}" is the one that is written
@@ -81,7 +81,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What the language knows of a verb beyond its syntax."""
+    """The properties of a verb beyond its syntax."""
 
     node: type[Operation]
     keywords: Mapping[str, str]  # and what each means, for hovers and completion

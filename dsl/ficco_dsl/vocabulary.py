@@ -1,4 +1,4 @@
-"""The words of the language that are no keywords: built-in names, functions, types, engines, words of attributes."""
+"""Words of the language that are not keywords: built-in names, functions, types, engines, words of attributes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Where a run's time went, read from its trace: what each rank and each stage did, and what stands between the run and
+"""Breaks down the time of a run, from its trace: what each rank and each stage did, and why the run takes longer than
 its ideal.
 
-A run cannot be faster than computing alone or moving alone, whichever is longer: that is the ideal. The account takes
-the rank that ends last, and of computing and moving the side that it was busy with for longer. Each moment of the rank
-is told by that side: busy, only the other side busy, waiting, or none of these. So the parts add up to the trace's
-duration.
+A run cannot be faster than its computing alone or its data movement alone; the longer of these is the ideal. The
+account covers the rank that ends last. Its *side* is computing or moving, whichever kept this rank busy for longer.
+Each moment of the rank is put into one class: the side busy, only the other side busy, waiting, or none of these. The
+parts therefore add up to the duration of the trace.
 """
 
 from __future__ import annotations
@@ -215,14 +215,14 @@ def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
 
 
 def placed_launches(plan: Plan, machine: Machine) -> tuple[DeviceLaunch, ...]:
-    """The plan's launches as they are configured where each rank has a device of the machine."""
+    """The plan's launches, configured for one device of the machine for each rank."""
     placement = Placement(tuple(range(plan.ranks)))
     return LaunchPlanner(plan, machine.device, placement, usual(machine.device.arch), frozenset()).all()
 
 
 def idle(launch: DeviceLaunch) -> float:
-    """The share of a GEMM launch in which groups of blocks have no tile: full waves, and one that is not. Works
-    that are made as one, along K, have their tiles once; the tiles of the last wave may be made in parts of K."""
+    """The share of a GEMM launch's time in which groups of blocks have no tile, because the last wave is not full.
+    Works that are merged along K count their tiles once; the tiles of the last wave may be split along K."""
     config, tiles = launch.config, 0
     for first, *_ in config.merged or tuple((i,) for i in range(len(launch.works))):
         rows, columns = launch.works[first].tiles or (0, 0)
@@ -242,7 +242,7 @@ def _times(spans: Iterable[TraceSpan], kinds: frozenset[str]) -> Intervals:
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-    """Intervals that overlap put together, in order."""
+    """Merges overlapping intervals; the result is in order."""
     merged: Intervals = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -253,5 +253,5 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def length(intervals: Iterable[tuple[float, float]]) -> float:
-    """The sum of their lengths."""
+    """The sum of the lengths of the intervals."""
     return sum(stop - start for start, stop in intervals)

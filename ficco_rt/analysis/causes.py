@@ -1,7 +1,7 @@
-"""Which span of a trace waited for which: the events and flags of a plan, laid over the spans of one of its runs. And
-the critical path: the chain of spans that set the run's time.
+"""Finds which span of a trace waited for which, from the events and flags of the plan. Also finds the critical path:
+the chain of spans that set the run's time.
 
-Order within a stream needs no arrow: it is the order of the lane.
+The order within a stream gets no arrow, because the lane of the stream shows it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Raiser: TypeAlias = tuple[tuple[Key, ...], tuple[Signal, ...]]  # what a signal 
 
 
 def arrows(plan: Plan, trace: Trace) -> tuple[Arrow, ...]:
-    """The arrows of a run of the plan, by place of the waiting span. A wait or a signal whose work the trace does not
-    show gives none."""
+    """The arrows of a run of the plan, by place of the waiting span. Waits and signals whose work is not in the trace
+    get none."""
     raisers: dict[Signal, Raiser] = {}
     waits: list[tuple[Signal, Key]] = []
     for stream in plan.streams:
@@ -89,12 +89,12 @@ _SAME = 1e-3  # microseconds: a work that begins so much before another one ends
 
 
 def critical_path(trace: Trace) -> tuple[int, ...]:
-    """The places of its spans in the trace, the first one first.
+    """The critical path, as places of spans in the trace, the first one first.
 
-    The last span of the run is on the path. Before each span stands one of those that it needs, or of those that had
-    ended on its stream: the one that ended last. If the span waited after what its stream did before, it is one of
-    those that it needs, even if that one ended earlier: its signal came later. Only works are on the path, no waits and
-    no launches as a whole whose works are told.
+    The last span of the run is on the path. The predecessor of a span is a span that it needs, or one that ended before
+    it on its stream: of these the one that ended last. If the span waited after the previous span of its stream had
+    ended, the predecessor is one that it needs, even if that one ended earlier, because its signal came later. Only
+    works are on the path: no waits, and no whole launches whose works are in the trace.
     """
     spans = trace.spans
     works = [n for n, span in enumerate(spans) if span.kind not in NO_WORK]
@@ -136,8 +136,8 @@ def _waited(ends: Sequence[float], after: float, before: float) -> bool:
 
 
 def path_times(trace: Trace) -> dict[str, float]:
-    """How much of the critical path is each stage's, in microseconds: of each span, what is after the span before it.
-    What is missing to the run's duration is between spans."""
+    """Microseconds of the critical path by stage; each span counts from the end of the span before it. Gaps between
+    spans make up the rest of the run's duration."""
     times: dict[str, float] = {}
     until = 0.0
     for span in (trace.spans[number] for number in critical_path(trace)):

@@ -1,8 +1,8 @@
-"""What a run has of doing products and their collectives at the same time, as Cui and Pericàs (arXiv 2606.09200)
-measure it: time ratio, normalised time, overlap rate, and the share of the ideal saving.
+"""Metrics of runs that overlap products with collectives, as Cui and Pericàs (arXiv 2606.09200) define them: time
+ratio, normalised time, overlap rate, and the share of the ideal saving.
 
-Such a run makes many iterations, each a product and the vendor's collective of it. It is compared with the same
-iterations one after the other, and with the longer of all products alone and all collectives alone.
+Such a run has many iterations, each a product and the vendor's collective of its result. The run is compared with the
+same iterations one after the other, and with the longer of all products alone and all collectives alone.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def concurrent(
 
 
 def overlap_rate(uses: Iterable[RankUse]) -> float | None:
-    """Of the time in which the shorter side, computing or moving, was busy: the share with the other side beside it.
-    All ranks count together."""
+    """The share of the shorter side's busy time (computing or moving) in which the other side is busy, too. All ranks
+    count together."""
     listed = list(uses)
     shorter = sum(min(use.compute, use.moving) for use in listed)
     return sum(use.moving - use.exposed for use in listed) / shorter if shorter > 0 else None

@@ -1,1 +1,2 @@
-"""Measure a machine: small schedules that each cost one thing, their times, and the constants that explain them."""
+"""Measures a machine: runs probes, which are small schedules that each measure one cost, and fits constants to their
+times."""

@@ -1,4 +1,4 @@
-"""From the times of probes to what a machine is described by. Pure."""
+"""Fits the constants of a machine to the times of probes. Pure functions."""
 
 from __future__ import annotations
 
@@ -309,8 +309,8 @@ class _Fit:
 
 
 def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constant]:
-    """By name, as many as the probes tell. Times in microseconds, rates in bytes or operations a microsecond. `machine`
-    is what the plans were made for."""
+    """The fitted constants by name, as many as the probes determine. Times in microseconds, rates in bytes or
+    operations a microsecond. `machine` is what the plans were made for."""
     fit = _Fit(measured, machine)
     for step in (fit.launches, fit.copies, fit.waits, fit.products, fit.vendor, fit.shares):
         step()

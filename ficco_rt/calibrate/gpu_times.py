@@ -1,4 +1,4 @@
-"""Takes times on GPUs, by the executor that users' schedules run by."""
+"""Takes the times of probes on GPUs, with the same executor that runs users' schedules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OnGpus:
         self.spent: dict[str, float] = {}  # seconds, by what they went to
 
     def open(self, ranks: int) -> AbstractContextManager[None]:
-        """Inside, the GPUs of so many ranks stay open from one plan to the next."""
+        """Context manager: the GPUs of `ranks` ranks stay open from one plan to the next."""
         return devices_open(self._backend, ranks)
 
     def times(self, plan: Plan, mode: Mode) -> Times:

@@ -1,4 +1,4 @@
-"""What was measured, as a machine's file keeps it."""
+"""Converts measurements into the tables that a machine's file stores."""
 
 from __future__ import annotations
 

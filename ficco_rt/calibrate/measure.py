@@ -1,4 +1,4 @@
-"""Run probes: each point's plan is made, run a few times, and its median kept."""
+"""Runs probes: compiles the plan of each point, runs it a few times, and keeps the median."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .probes import Mode, Params, Probe
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Microseconds of each of a few runs. `ahead`: each began when the host had issued all of it. Where that is not so,
-    the time of a short run is the host's."""
+    """Microseconds of each of a few runs. `ahead`: each run began only after the host had issued all of it. Otherwise
+    the time of a short run is that of the host."""
 
     micros: tuple[float, ...]
     ahead: bool
@@ -64,10 +64,10 @@ class Series:
 
 
 class Clock(Protocol):
-    """Takes the time of a plan's runs."""
+    """The interface that times the runs of a plan."""
 
     def times(self, plan: Plan, mode: Mode) -> Times:
-        """Of a few runs. DeviceError: the plan cannot be run."""
+        """The times of a few runs. DeviceError: the plan cannot be run."""
 
 
 OnProgress = Callable[[Probe, int, int], None]  # a probe's points so far, of all
@@ -76,8 +76,8 @@ OnProgress = Callable[[Probe, int, int], None]  # a probe's points so far, of al
 def measure(
     probes: Iterable[Probe], machine: Machine, clock: Clock, seconds: float, progress: OnProgress = lambda *_: None
 ) -> tuple[Series, ...]:
-    """The probes, one after another, until the time is over; what is left then has no points. `machine` is what plans
-    are made for. A probe that fails is told in its series, and the next one goes on."""
+    """Measures the probes one after another until the time is over; the remaining ones then have no points. Plans are
+    made for `machine`. The series of a failed probe says why it failed, and measuring continues with the next probe."""
     begun = time.monotonic()
     found = []
     for probe in probes:

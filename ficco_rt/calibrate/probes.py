@@ -1,6 +1,6 @@
-"""The probes: small schedules, each of which costs one thing, and the sizes at which they are run.
+"""The probes, which are small schedules that each measure one cost, and the sizes at which they are run.
 
-Each is a text of the language, so that it goes the way that users' schedules go: compiled, checked, and run by the same
+Each probe is text in the schedule language, so it is compiled, checked and run like users' schedules, by the same
 driver calls and kernels.
 """
 
@@ -21,8 +21,8 @@ Mode: TypeAlias = Literal["streams", "graph"]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`measures` says what, for people. `points`: the params of each run, those that tell most first. `ranks`: how many
-    it needs at least."""
+    """`measures` says in words what the probe measures. `points`: the params of each run, the most informative first.
+    `ranks`: the least number of ranks."""
 
     name: str
     measures: str
@@ -230,7 +230,8 @@ stage add on compute { reduce Y = sum(X[[i for i in 0..terms]]) }
 
 
 def probes(smaller: int = 1) -> Iterator[Probe]:
-    """All, in the order in which they are run. `smaller` divides all sizes, for machines that are modelled or slow."""
+    """All probes, in the order in which they run. `smaller` divides all sizes, for machines that are modelled or
+    slow."""
     sizes = [size // smaller for size in (64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)]
     middle = sizes[4]
     whole = tuple({"height": _height(size), "pieces": 1} for size in sizes)

@@ -1,4 +1,4 @@
-"""The command line as click sees it: names, options, help. What the commands do is imported when they run."""
+"""Declares the command line for click: names, options, help. The code of a command is imported when it runs."""
 
 from __future__ import annotations
 

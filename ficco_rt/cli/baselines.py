@@ -1,11 +1,12 @@
-"""The yardsticks of an operation, measured on GPUs in turn with the runs of a schedule of it.
+"""Baselines of an operation, measured on GPUs in turn with the runs of a schedule.
 
-Three plans of the operation run besides the schedule: its `serial` one in the library, its products alone, and its
-copies alone. The last two are schedules that are written here, for the way of the operation that takes least by the
-model. A turn runs each once, between two runs of the schedule, so that clocks and power meet all alike.
+Three more plans of the operation are run: its `serial` schedule in the library, its products alone, and its copies
+alone. This module writes the schedules of the last two. They compute the operation in the way that takes least time by
+the model. A turn runs each plan once, between two runs of the schedule, so that clock rates and power limits affect all
+of them alike.
 
-Of a schedule that repeats a product and its collective (`concurrent/…`), serial is the same iterations one after the
-other, by the vendor's libraries where they are there, and those collectives alone are run as well.
+For a schedule that repeats a product and its collective (`concurrent/…`), serial means the same iterations one after
+the other, by the vendor's libraries if these are installed. The collectives alone are then run as well.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class BaselinePlans:
         return {key: plan for key, plan in found.items() if plan is not None}
 
     def overfill(self, pools: tuple[Pool, ...]) -> str:
-        """Why they do not fit into the free memory; empty if they fit."""
+        """Why the baselines do not fit into the free memory; empty if they fit."""
         for pool in pools:
             needed = sum(_bytes(plan, rank) for plan in self.there.values() for rank in pool.ranks)
             if needed > FILLED * pool.free:
@@ -147,7 +148,7 @@ class Baselines:
             executor.run()
 
     def turn(self) -> None:
-        """A run of each."""
+        """Runs each baseline once."""
         for key, executor in self._executors.items():
             executor.run()
             self._times[key].append(executor.duration)
@@ -269,8 +270,8 @@ def repeated_text(
 
 
 def copies_text(counts: list[list[int]], times: int = 1) -> str:
-    """A schedule of the copies alone, so many times: `counts[s][d]` elements of two bytes go from rank s to rank d.
-    Each rank sends to the next one first, so that no two send to one."""
+    """A schedule of the copies alone, repeated: `counts[s][d]` elements of two bytes go from rank s to rank d. Each
+    rank sends to the next one first, so that no two ranks send to the same one."""
     inbound = [list(column) for column in zip(*counts, strict=True)]
     return f"""schedule copies_alone
 param counts = {counts}

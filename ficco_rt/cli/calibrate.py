@@ -1,4 +1,4 @@
-"""`ficco calibrate`: measure this machine's GPUs, and write what they are as a machine's file."""
+"""`ficco calibrate`: measure this machine's GPUs, and write the results as a machine's file."""
 
 from __future__ import annotations
 

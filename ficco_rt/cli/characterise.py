@@ -1,4 +1,5 @@
-"""`ficco characterise`: a machine's two losses by the size of a GPU's GEMM."""
+"""`ficco characterise`: what cutting and overlapping work cost on a machine (its two losses), by the size of a GPU's
+GEMM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ficco check`."""
+"""`ficco check`: prove schedules, and check plans and device plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`ficco choose`, and an operation in place of a schedule."""
+"""`ficco choose`: choose a schedule for an operation. Commands that take an operation in place of a schedule use it,
+too."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _MEASURE = {
 
 
 def is_operation(target: str) -> bool:
-    """Whether a target is an operation, such as ag_gemm, and no file's name."""
+    """Whether a target is an operation, such as ag_gemm, and not the name of a file."""
     return target in shipped.operations() and not Path(target).is_file()
 
 
@@ -82,7 +83,7 @@ def chosen(
 
 
 def default_of(operation: str, settings: tuple[str, ...], machine: Machine) -> str:
-    """What chooses for a command line without --by."""
+    """The chooser (rules or model) for a command line without --by."""
     from ..select.choose import default, question
 
     return default(question(operation, machine.ranks, machine, sizes=parse_settings(settings)))
@@ -190,7 +191,7 @@ _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}
 
 
 def headline(choice: Choice) -> str:
-    """The choice in a line."""
+    """The choice in one line."""
     return f"{choice.options[0].label}, {how_words(choice.mode)}"
 
 

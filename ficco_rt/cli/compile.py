@@ -1,4 +1,4 @@
-"""`ficco compile`."""
+"""`ficco compile`: write the plan of a schedule as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words on a terminal: colours where they are wanted, diagnostics with their source line, progress, tables."""
+"""Output on a terminal: colours if wanted, diagnostics with their source line, progress, tables."""
 
 from __future__ import annotations
 

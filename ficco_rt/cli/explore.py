@@ -1,4 +1,4 @@
-"""`ficco explore`: a sweep into a table, and what a table says."""
+"""`ficco explore`: sweep schedules into a table, or summarise an existing table."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def explore(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Sweep, or read a table; then say and draw what it shows."""
+    """Run a sweep, or read a table; then print a summary and draw pictures."""
     inputs = [name for name in (scenarios, measured) if name is not None]
     check_outputs([(TABLE, output)], inputs)
     if plot is not None:

@@ -1,4 +1,4 @@
-"""`ficco fmt`."""
+"""`ficco fmt`: format schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ficco init`."""
+"""`ficco init`: write a first schedule, or a copy of a shipped one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ficco list`."""
+"""`ficco list`: list the shipped schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ficco lsp`."""
+"""`ficco lsp`: run the language server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ficco machine`: a machine's numbers with the source of each, and what was not measured."""
+"""`ficco machine`: show the numbers of a machine with their sources, and what was not measured."""
 
 from __future__ import annotations
 

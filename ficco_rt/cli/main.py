@@ -1,4 +1,4 @@
-"""The two commands' outermost layer: every ending becomes an exit code, and every error clean words.
+"""The entry points of both commands: every outcome becomes an exit code, and every error a readable message.
 
 0 ok · 1 the schedule is wrong · 2 usage · 3 device · 4 the numbers are wrong · 5 our bug · 130 Ctrl-C
 """

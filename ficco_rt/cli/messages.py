@@ -1,4 +1,4 @@
-"""How an error is told: diagnostics with their source lines for people, one object on stdout with --json."""
+"""Prints errors: diagnostics with their source lines for people, or one object on stdout with --json."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def report_error(error: Exception, program: str, as_json: bool) -> int:
 
 
 def as_ours(error: Exception) -> Exception:
-    """What the operating system says of a file or of memory is no bug of ours."""
+    """Converts errors of the operating system about files or memory into errors that are not reported as our bugs."""
     if isinstance(error, OSError) and error.filename is not None:
         return UsageError(f"{error.filename}: {error.strerror}")
     if isinstance(error, MemoryError):
@@ -118,7 +118,7 @@ def warn(diagnostics: Iterable[Diagnostic], texts: Mapping[str, str]) -> None:
 
 
 def tell(as_json: bool, record: Callable[[], object], words: Callable[[Style], str]) -> int:
-    """A command's result on stdout: as one object, or in words. Its exit code, 0."""
+    """Prints a command's result on stdout: as one JSON object, or in words. Returns its exit code, 0."""
     if as_json:
         print_json(record())
     else:
@@ -127,7 +127,7 @@ def tell(as_json: bool, record: Callable[[], object], words: Callable[[Style], s
 
 
 def print_json(value: object) -> None:
-    """One object on stdout, on one line; numbers that JSON does not have become null."""
+    """Prints one object on stdout, on one line; numbers that JSON cannot represent become null."""
     sys.stdout.write(json_text(value) + "\n")
 
 
@@ -145,7 +145,8 @@ def _bug(error: Exception) -> str:
 
 
 def say(text: str) -> None:
-    """A line on stderr, after what stdout has so far. Where nobody can listen, the exit code has to do."""
+    """Prints a line on stderr, after everything written to stdout so far. If nobody can read it, the exit code must
+    suffice."""
     sys.stdout.flush()
     with suppress(OSError):
         sys.stderr.write(text + "\n")

@@ -1,4 +1,4 @@
-"""The command line of `ficco-run` as one value."""
+"""The options of `ficco-run` as one value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the files that a run is asked for: its trace, its picture, its report page."""
+"""Writes the files that the options of a run name: its trace, its picture, its report page."""
 
 from __future__ import annotations
 

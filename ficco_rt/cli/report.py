@@ -1,4 +1,4 @@
-"""`ficco report`: a page on runs that have ended."""
+"""`ficco report`: write a report page on finished runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run has shown: for people, a line a fact, and as JSON."""
+"""The results of a run: for people, one line a fact; or as JSON."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def exposed_copies(self) -> float:
-        """Of the trace: copies and collectives with no computation at the same time, on the rank with most of it."""
+        """From the trace: copies and collectives with no computation at the same time, on the rank with most of it."""
         return max((use.exposed for use in rank_uses(self.trace)), default=0.0)
 
     @property
@@ -94,7 +94,7 @@ class Result:
 
     @property
     def concurrent(self) -> Concurrent | None:
-        """Of a run that repeats a product and its collective: what it has of making both at once."""
+        """For a run that repeats a product and its collective: what it gains by running both at once."""
         y = self.yardsticks
         if not y.iterations:
             return None

@@ -1,4 +1,4 @@
-"""`ficco-run`: compile, run, verify, and say how right and how fast it is."""
+"""`ficco-run`: compile, run and verify a schedule, and report its correctness and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ficco schema`: the JSON Schemas of what commands print with --json, made of the records that they print."""
+"""`ficco schema`: print the JSON Schemas of what commands print with --json, generated from the record classes."""
 
 from __future__ import annotations
 

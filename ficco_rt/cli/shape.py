@@ -1,4 +1,4 @@
-"""`ficco shape`: how much a schedule's products should leave to what runs beside them, found by trying."""
+"""`ficco shape`: find, by trying, how much the products of a schedule should leave to concurrent work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Settings of `ficco shape` that need a process of their own: NCCL and RCCL read the threads of their blocks once a
-process, so that settings with other threads than this process has are measured in another one.
+"""Measures settings of `ficco shape` in a process of their own. NCCL and RCCL read the number of threads of their
+blocks once a process, so settings with another number than this process has need another process.
 
-The process has baselines of its own, by collectives of as many threads. It sends each row as soon as it is there.
+That process runs its own baselines, whose collectives have the same number of threads. It sends each row as soon as the
+row is measured.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def measured(rows: Connection, made: Callable[[], Sweep], settings: Sequence[Set
 def by_threads(
     said: Mapping[str, object], settings: Sequence[Setting]
 ) -> dict[tuple[tuple[str, object], ...], list[Setting]]:
-    """The settings by what they say of threads, together with what all settings say; those that say no more than that
-    are first."""
+    """Groups settings by the numbers of threads that they set, together with what all settings have in common; settings
+    that set no more than that come first."""
     found: dict[tuple[tuple[str, object], ...], list[Setting]] = {threads_said(said): []}
     for one in settings:
         found.setdefault(threads_said({**said, **one}), []).append(one)
@@ -80,7 +81,7 @@ def by_threads(
 
 
 def threads_said(setting: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
-    """What a setting says of threads of the library's blocks, by queue."""
+    """The threads of the library's blocks that a setting sets, by queue."""
     return tuple(
         sorted((name, value) for name, value in setting.items() if name.endswith(".threads") and value != NOTHING)
     )

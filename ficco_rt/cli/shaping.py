@@ -1,8 +1,9 @@
-"""The settings that `ficco shape` tries of a schedule, and a row for each: how long it takes, what it leaves free.
+"""The settings that `ficco shape` tries for a schedule, and a row for each: how long the run takes, and what it leaves
+free.
 
-A setting is what queues say (`compute.sms = 100`), and perhaps params. Without a sweep of the caller's own, each
-control that the schedule has is tried alone, with priority and without; multiprocessors are left to as many blocks of
-collectives as may take them.
+A setting consists of attributes of queues (`compute.sms = 100`), and sometimes params. Unless the caller gives a sweep,
+each control of the schedule is tried alone, with and without priority; multiprocessors are left free for as many blocks
+of collectives as may use them.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _multiplies(schedule: n.Schedule, queue: str) -> bool:
 
 
 def told(error: Exception) -> str:
-    """Why a setting has no time, in a line."""
+    """Why a setting has no time, in one line."""
     found = getattr(error, "diagnostics", ())
     words = found[0].message if found else str(error)
     return " ".join(words.split())[:300]
@@ -156,7 +157,7 @@ def left_free(plan: Plan, machine: Machine) -> tuple[int | None, int | None]:
 
 
 def modelled_row(setting: Setting, plan: Plan, machine: Machine, made: str) -> Row:
-    """By the virtual clock."""
+    """The row of a setting, modelled on the virtual clock."""
     from ..compiler import compilation
     from ..exec.ideal import ideal
     from ..sim.simulate import simulate
@@ -186,7 +187,8 @@ class Effort:
 def measured_row(
     setting: Setting, plan: Plan, machine: Machine, made: str, backend: GpuName, baselines: Baselines, effort: Effort
 ) -> Row:
-    """On GPUs: the numbers verified on integers, then the runs, in turn with the baselines."""
+    """The row of a setting, measured on GPUs: its numbers are verified on integers, then it is timed in turn with the
+    baselines."""
     from ..errors import NumbersError
     from ..exec.executor import Executor
     from ..exec.verify import verified_run

@@ -1,4 +1,5 @@
-"""Options of commands: how they are declared, what shells complete them to, and those that commands share."""
+"""Options of commands: how options are declared, their shell completion, and the options that several commands
+share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ficco timeline`: a trace file as a picture, or as a sketch of a few lines on the terminal."""
+"""`ficco timeline`: draw a trace file as a picture, or as a sketch of a few lines on the terminal."""
 
 from __future__ import annotations
 

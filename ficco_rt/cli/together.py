@@ -1,7 +1,7 @@
 """`ficco-run` in several processes, as torchrun, mpirun or Slurm starts them: one command, one report, one exit code.
 
-Process 0 prints and writes files. It tells errors of the others with their places. Only where the processes cannot come
-together any more does each tell its own.
+Process 0 prints and writes files. It also reports the errors of the other processes, with their places. Each process
+reports its own errors only if the processes can no longer communicate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GOODBYE = 5.0  # seconds that processes wait for each other at the end
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a process's part of the command has ended. `derived`: by what has ended another's."""
+    """How a process's part of the command has ended. `derived`: its error was caused by that of another process."""
 
     code: int
     text: str = ""

@@ -1,4 +1,4 @@
-"""`ficco tune`: measure an operation's best schedules, and remember their times."""
+"""`ficco tune`: measure the best schedules of an operation, and store their times."""
 
 from __future__ import annotations
 

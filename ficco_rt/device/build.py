@@ -1,4 +1,4 @@
-"""Plan → device plan: which calls a run is, and in what order."""
+"""Plan → device plan: the driver calls of a run, in the order of issue."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ from .start_gate import StartGate, short
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What the device plans of all modes share: semaphores, and launches by the place of their commands in the plan.
-    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `early_begin`: which
-    streams begin before other devices are through the run before; None: no stream does. `sets`: number of sets of
-    semaphores and scratch between which runs alternate; those in callers' graphs have one of their own then.
-    `communicators`: what the vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
+    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `early_begin`: the streams
+    that begin before other devices have ended the previous run; None: no stream does. `sets`: number of sets of
+    semaphores and scratch between which runs alternate; with several, runs in callers' graphs have one of their own.
+    `communicators`: those that the vendor's library of collectives opens; `own_way`: why the library makes none of the
+    collectives."""
 
     plan: Plan
     plan_hash: str
@@ -85,8 +86,8 @@ class Layout:
 
     @property
     def kept_sets(self) -> int:
-        """Sets of semaphores and scratch in all modes: those that runs use alternately, and behind them, if there are
-        several, one for runs in callers' graphs, where there are such."""
+        """Number of sets of semaphores and scratch in all modes: those between which runs alternate and, if there are
+        several, one more for runs in callers' graphs, if the plan may have such runs."""
         return self.sets + (self.sets > 1 and self.features.embeds)
 
 
@@ -98,8 +99,8 @@ def layout_of(
     plan_hash: str = "",
     unaligned: frozenset[tuple[int, int]] = frozenset(),
 ) -> Layout:
-    """`plan_hash` stands in the device plans, which say so what they were made of. `unaligned`: the launches (stream,
-    command) that plain kernels do, because tuned ones cannot take the memory that the tensors lie in."""
+    """`plan_hash` is stored in the device plans to identify the source plan. `unaligned`: the launches (stream,
+    command) that use plain kernels, because the tensors' memory is not aligned for tuned kernels."""
     short = bool(crowded(placement, streams_of(plan, placement), features))
     if short:
         plan, features = parted(plan), replace(features, early_starts=False)
@@ -146,7 +147,7 @@ def modelled(layout: Layout, mode: Mode) -> DevicePlan:
 
 
 def timestamps(command: Command) -> int:
-    """How many timestamps a traced command has: before its first piece, and behind each."""
+    """Number of timestamps of a traced command: one before its first piece, and one after each piece."""
     return 1 + (len(command.transfers) if isinstance(command, CopyAsync) else 1)
 
 
@@ -448,7 +449,7 @@ class _Builder:
 def streams_of(
     plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, gated: bool = False
 ) -> Iterator[DeviceStream]:
-    """All streams of the devices, the callers' too."""
+    """All streams of the devices, including the callers'."""
     for stream in plan.streams:
         device = placement.devices[stream.rank]
         for kind in ("plan", *(side_streams.of(stream.id) if side_streams is not None else ())):

@@ -1,16 +1,17 @@
-"""A crowded device has fewer hardware queues than streams. This module makes device plans safe there.
+"""Makes device plans safe on crowded devices, which have fewer hardware queues than streams.
 
-Streams then share queues, and the driver chooses which ones do. A kernel's launch leaves its queue when it begins; any
-other action leaves it when it has ended. The next action of that queue begins no sooner. So on a crowded device
+On a crowded device streams share queues, and the driver chooses which ones do. A kernel launch leaves its queue when
+the kernel begins; any other action leaves its queue when the action has ended. The next action of the queue cannot
+begin before that. Therefore, on a crowded device,
 
 - a launch of several streamed stages becomes one launch for each stage (`parted`), and a launch that waits is issued
-  only when nothing else can be (`plan.issue`): then everything that the kernel waits for stands before it in the queue;
+  only when nothing else can be (`plan.issue`): then everything that the kernel waits for precedes it in the queue;
 - a timestamp is issued as late as its stream allows (`postponed`);
-- a graph is a chain of nodes (`chained`). A graph says which node waits for which; the driver orders the rest as it
-  likes, and might put a wait before the action that ends this wait.
+- a graph is a chain of nodes (`chained`). A graph says which node waits for which; the driver is free to order the
+  rest, and might put a wait before the action that ends this wait.
 
-A kernel that can end only after later work of its device has begun cannot run there: the check of the device plan
-reports it as a deadlock.
+A kernel that can end only after later work of its device has begun cannot run on a crowded device: the check of the
+device plan reports a deadlock.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _parts(command: Command) -> Iterator[Command]:
 
 
 def chained(body: Iterable[Action], device_of: Callable[[StreamName], int], crowded: Iterable[int]) -> Iterator[Action]:
-    """The actions, with an event wherever the chain of a crowded device goes on to another stream."""
+    """The actions, with an event wherever the chain of a crowded device continues on another stream."""
     last: dict[int, StreamName | None] = dict.fromkeys(crowded)  # the stream of each chain's end
     events = 0
     for action in body:
@@ -57,8 +58,8 @@ def chained(body: Iterable[Action], device_of: Callable[[StreamName], int], crow
 
 
 def postponed(body: Iterable[Action]) -> Iterator[Action]:
-    """The actions, each timestamp as late as its stream allows: while a kernel runs, the timestamp behind the kernel
-    would block everything behind that timestamp in the same hardware queue."""
+    """The actions, each timestamp as late as its stream allows: while a kernel runs, the timestamp after the kernel
+    would block everything that follows it in the same hardware queue."""
     waiting: dict[StreamName, list[Action]] = {}
     for action in body:
         if isinstance(action, RecordEvent) and action.event.kind == "timestamp":

@@ -1,19 +1,20 @@
-"""The check of a device plan, from it alone: well-formed (`rules`), no deadlock, no race, runs apart from each other.
+"""Checks a device plan from the plan alone: it is well-formed (`device_plan_rules`), has no deadlock and no race, and
+consecutive runs do not interfere.
 
-Several runs in a row are walked through, as callers may make them: on nobody's streams, until the host has seen the end
-and uses the tensors; among callers' streams, behind a run of the same callers, behind one of others, behind a run of
-another mode; and before and behind replays of callers' graphs.
+The check walks through several runs in a row, as callers may make them: without callers' streams, until the host has
+seen the end and uses the tensors; among callers' streams, after a run of the same callers, after a run of others, after
+a run of another mode; and before and after replays of callers' graphs.
 
-The first walk is abstract and finds deadlocks. The second has vector clocks and finds races: each access of memory, of
-a semaphore as of a tensor, must know the end of the conflicting accesses before it, in the same run or in the one
-before. Callers take part: they use a rank's inputs and outputs before a run and after it. The third walk is the first
-once more, on devices where kernels that wait hold their shares of the multiprocessors: what needs more than they leave
-does not begin.
+The first walk is abstract and finds deadlocks. The second walk uses vector clocks and finds races: each access to a
+tensor or a semaphore must know the end of the conflicting accesses before it, in the same run or in the previous one.
+Callers take part: they use a rank's inputs and outputs before and after a run. The third walk repeats the first on
+devices where waiting kernels hold their shares of the multiprocessors: a kernel that needs more than they leave does
+not begin.
 
-A device with fewer hardware queues than streams (`crowded`) is walked through as if it had one: an action leaves the
-queue when it begins if it is a kernel's launch, else when it has ended, and nothing begins before all that was issued
-to the device before it has left. What comes to an end so does it with any number of queues, whichever streams share
-them. A graph has its chain instead.
+A device with fewer hardware queues than streams (`crowded`) is checked as if it had one queue. A kernel launch leaves
+the queue when the kernel begins, any other action when it has ended, and nothing begins before everything that was
+issued to the device earlier has left. A run that completes with one queue completes with any number of queues,
+whichever streams share them. Graphs are checked with their chain instead.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _otherwise_timed(plan: DevicePlan) -> Iterator[Step]:
 
 
 def checked(plan: DevicePlan) -> DevicePlan:
-    """The device plan, if it holds. DeviceError: it has no order that the hardware queues of its devices can take."""
+    """The device plan, if it is valid. DeviceError: no order of it works with the hardware queues of its devices."""
     try:
         check(plan)
     except PlanError as error:

@@ -1,5 +1,5 @@
-"""Device plans as versioned JSON with a content hash, and back to the same value; the form is that of `plan.codec`.
-The plan that a device plan was made of stands in the same document, so that a reader can make the device plan again."""
+"""Device plans as versioned JSON with a content hash, and back to the same value, in the form of `plan.codec`. The
+document also holds the plan that the device plan was made from, so a reader can make the device plan again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _BY_LINE = ("streams", "semaphores", "launches", "body")
 
 
 def to_json(plan: DevicePlan, source: Plan | None = None) -> str:
-    """The device plan as JSON text, with the plan that it was made of. `from_json` gives an equal one."""
+    """The device plan as JSON text, together with the plan that it was made from. `from_json` gives an equal device
+    plan."""
     path = plan.tensors[0].origin.path if plan.tensors else "device plan"
     head = {"ficco_device_plan": VERSION, "hash": content_hash(plan), "path": path}
     text = layout({**head, **encode(plan, spans=True, unions=_UNIONS)}, _BY_LINE)
@@ -40,6 +41,6 @@ def from_json(text: str, path: str = "device-plan.json") -> DevicePlan:
 
 
 def source_of(text: str) -> str | None:
-    """The text of the plan that a document, which `from_json` reads, holds beside its device plan."""
+    """The text of the plan that a document of a device plan also holds."""
     data = json.loads(text).get(_SOURCE)
     return None if data is None else json.dumps(data)

@@ -1,5 +1,5 @@
-"""Collectives of all ranks: calls of the vendor's library, or copies and sums, which run wherever plans run: for ranks
-that share a GPU, too."""
+"""Collectives of all ranks: calls of the vendor's library, or copies and sums. Copies and sums work wherever plans run,
+even for ranks that share a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class CollectivePart:
-    """What a rank does: the sum, if any, then the copies in order."""
+    """The part of a rank: the sum, if any, then the copies in order."""
 
     sum: Reduce | None
     copies: tuple[Pair, ...] = ()
@@ -48,7 +48,7 @@ USUAL_CTAS = 32  # blocks of a library's kernel if nothing is asked (NCCL API, n
 
 
 def own_way(plan: Plan, device: Device, placement: Placement, features: Features, crowded: bool) -> str:
-    """Why the plan's collectives are copies and sums. Nothing: the vendor's library makes them."""
+    """Why the plan's collectives are copies and sums; empty if the vendor's library makes them."""
     if not features.collectives:
         return "no library of collectives is in use"
     if len(set(placement.devices)) < len(placement.devices):
@@ -66,7 +66,8 @@ def own_way(plan: Plan, device: Device, placement: Placement, features: Features
 
 
 def alone_reaches_other_nodes(plan: Plan, reason: str) -> None:
-    """DeviceError: `reason` keeps the library from the plan's collectives, and nothing else leads to other nodes."""
+    """Raises DeviceError if the plan has collectives: `reason` says why the library cannot make them, and only the
+    library reaches other nodes."""
     for _, command in plan.commands():
         if isinstance(command, CollectiveCall):
             raise DeviceError(

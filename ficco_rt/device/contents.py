@@ -1,5 +1,6 @@
-"""What a device plan says of tensors and launches: that all it names is there, and that launches are those which their
-works ask for. And where two device plans differ: a stored one, and the one that its plan gives."""
+"""Checks the tensors and launches of a device plan: everything that it names exists, and its launches are those that
+their works need. Also lists the differences between two device plans, such as a stored one and the one made from its
+plan."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
 
 
 def all_is_there(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Every number that names something names what there is: ranks, devices, streams, tensors, works."""
+    """Every number that refers to a rank, device, stream, tensor or work refers to an existing one."""
     ranks, devices = len(plan.placement.devices), plan.placement.ordinals
     if not ranks or min(devices, default=-1) < 0:
         yield _wrong(f"the devices of the ranks are {plan.placement.devices}; each rank has one, from 0 on")

@@ -1,6 +1,6 @@
-"""What a well-formed device plan is: rules that hold before order is looked at. Each gives the mistakes that it finds.
+"""Rules of a well-formed device plan that do not depend on order. Each rule yields the mistakes that it finds.
 
-What passes them all, and then `check`, a driver can issue as it stands.
+A driver can issue any device plan that passes all rules and then `check`.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """The semaphores of a device have places of their own, from 0 on, and every action changes semaphores that there
-    are."""
+    """The semaphores of a device have distinct indices from 0 on, and every action changes existing semaphores."""
     devices = plan.device_of
     places = Counter((w.device, w.index) for w in plan.semaphores)
     sizes = Counter(w.device for w in plan.semaphores)
@@ -131,8 +130,8 @@ def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Whoever waits for an event is issued behind its record, in every run that takes part; of the run before there are
-    completions alone. A graph's events stay inside it."""
+    """A wait for an event is issued after the event's record, in every run in which the wait takes part; of the
+    previous run only completions can be awaited. A graph's events stay inside it."""
     graph = plan.mode in GRAPHS
     completions = {EventName("completion", device) for device in plan.placement.ordinals}
     replayed = {EventName("replayed", device) for device in plan.placement.ordinals}
@@ -165,7 +164,8 @@ def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> I
 
 
 def run_ends_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A run on nobody's streams uses no caller's. What completes a run is recorded by a stream of its device."""
+    """A run without callers' streams uses no caller's stream. The completion of a run is recorded by a stream of its
+    device."""
     devices = plan.device_of
     for action in (*plan.own.prologue, *plan.own.epilogue):
         if action.stream.kind == "caller":
@@ -246,7 +246,8 @@ def launches_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A block fits a multiprocessor of the device; blocks come in whole clusters; what spins keeps to its share."""
+    """A block fits a multiprocessor of the device; blocks come in whole clusters; launches that spin stay within their
+    share."""
     device = plan.device
     for launch in plan.launches:
         c = launch.config
@@ -338,7 +339,7 @@ def copied_semaphores_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Di
 
 
 def semaphores_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A semaphore that is waited for is signalled once and reset once in a run. No other semaphore is signalled or
+    """A semaphore that is awaited is signalled once and reset once in a run. No other semaphore is signalled or
     reset."""
     signalled: Counter[int] = Counter()
     awaited: set[int] = set()

@@ -1,16 +1,17 @@
 """Double buffering: whether runs alternate between two sets of scratch and semaphores.
 
-Devices of different processes synchronise by semaphores. The plain way is a barrier at the end of each run, before the
-run counts as complete: then nobody touches what another one still uses. Two sets of all that they share do without,
-where each two devices that share something hear of each other in every run. A device that has ended run k has heard
-what those made in run k with which it shares something; so they had begun run k, and had ended run k - 1 before. Run k
-+ 1 takes the set of run k - 1, which they are through with, and whose semaphores they have reset.
+Devices of different processes synchronise through semaphores. The simple method is a barrier at the end of each run,
+before the run counts as complete: after it no device touches what another one still uses. With two sets of all shared
+memory no barrier is needed, if in every run any two devices that share memory signal each other. A device that has
+ended run k has received signals that the devices with which it shares memory sent in run k. So these devices had begun
+run k, and had ended run k - 1 before that. Run k + 1 uses the set of run k - 1, which these devices no longer use, and
+whose semaphores they have reset.
 
-The end of a run says nothing of the others then: they may still read what the run has made. So memory that a process
-gives back must last until the others have unmapped it.
+The end of a run then says nothing about other processes: they may still read what the run has produced. So memory that
+a process releases must last until the others have unmapped it.
 
-Runs in callers' graphs, whose addresses do not change, have a set of their own, and tell each other their ends. So a
-run is in callers' graphs of all processes, or of none.
+Runs in callers' graphs, whose addresses do not change, have a set of their own, and their devices signal the ends of
+runs to each other. So a run is in callers' graphs of all processes, or of none.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _NOBODY = -1
 
 
 def double_buffered(plan: Plan, placement: Placement, features: Features) -> bool:
-    """Whether devices share nothing but scratch of this size, and each two that share some read what the other makes in
-    the run. Whatever reads what another device has made waits for it: so it hears of that device."""
+    """Whether devices share nothing but scratch of this size, and any two that share some read each other's results in
+    the run. A device that reads another one's result waits for it, and so is signalled by that device."""
     if len(set(placement.processes)) < 2 or len(set(placement.nodes)) > 1 or not features.keeps_shared:
         return False
     if _most_scratch(plan, placement) > LARGEST:

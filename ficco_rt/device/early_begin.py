@@ -1,15 +1,15 @@
-"""Early begin: which of a device's streams need not wait, at the begin of a run, until the other devices have ended the
-run before.
+"""Early begin: which streams of a device need not wait, at the beginning of a run, until the other devices have ended
+the previous run.
 
-Devices of different processes synchronise by semaphores. The plain way is a barrier at the end of each run, before the
-run counts as complete: then every run is as long as that of the slowest device, and a round trip of semaphores stands
-between two runs. Where others do no more to a device's memory than write once what the device itself reads later in the
-run, its own end says that they are through with it. Then a device tells at the begin of a run that it is `ready`, and
-only those streams of others wait for this that write its memory or signal its semaphores. What touches the own device
-alone begins at once.
+Devices of different processes synchronise through semaphores. The simple method is a barrier at the end of each run,
+before the run counts as complete. Every run then takes as long as on the slowest device, and a round trip of semaphores
+separates two runs. An early begin is possible where other devices do no more to a device's memory than write once what
+this device reads later in the run: the end of the run on this device then shows that the others have finished with its
+memory. At the beginning of the next run the device signals that it is `ready`. Only streams of other devices that write
+its memory or signal its semaphores wait for that signal. Streams that touch only their own device begin at once.
 
-No device can be ready twice before another one has taken notice: it ends a run behind what the other one has sent, and
-the other one has sent nothing before it took notice.
+No device can signal `ready` twice before another device has received the first signal: a device ends a run only after
+it has received what the other one sent, and the other one sends nothing before it has received `ready`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _Place = tuple[str, int]  # a tensor and a rank
 
 @dataclass(frozen=True, slots=True)
 class EarlyBegin:
-    """`sends`: by device the others whose memory its streams write: it waits until these are ready. `local_streams`:
-    the streams of the plan that touch their own device alone, and do not wait. They signal no semaphores of others,
-    either: nobody there awaits what was not sent."""
+    """`sends`: for each device, the other devices whose memory its streams write: it waits until these are ready.
+    `local_streams`: the streams of the plan that touch only their own device, and so do not wait. They signal no
+    semaphores of other devices either."""
 
     sends: Mapping[int, frozenset[int]]
     local_streams: frozenset[int]
@@ -40,10 +40,10 @@ class EarlyBegin:
 
 
 def early_begin_of(plan: Plan, placement: Placement, features: Features) -> EarlyBegin | None:
-    """None: all devices tell each other the end of each run, since others do more than to write what is read here, or
-    since no multiplication could begin earlier. So it is, too, where a semaphore cannot change without a
-    multiprocessor, for these may all be held by what waits; and in one process, whose devices share events in most
-    modes."""
+    """None: no early begin, and all devices signal the end of each run to each other. The reason is one of these: other
+    devices do more than write what is read here; no multiplication could begin earlier; a semaphore cannot change
+    without a multiprocessor, and waiting kernels may hold all of these; or there is one process, whose devices share
+    events in most modes."""
     if len(set(placement.processes)) < 2 or not features.batched_mem_ops:
         return None
     if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):

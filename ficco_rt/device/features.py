@@ -1,4 +1,4 @@
-"""What the drivers of a vendor do for runs, by the architecture of the devices."""
+"""What the drivers of each vendor can do for runs (`Features`), by the architecture of the devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def queue_switch(arch: str) -> QueueSwitch:
 
 
 def usual(arch: str) -> Features:
-    """As the vendor's present drivers have it; a driver that is older, or has fewer queues, says so.
+    """The features of the vendor's present drivers; a driver that is older, or has fewer queues, reports that.
 
     NVIDIA: `cuMemcpyBatchAsync` since CUDA 13.0, `cuStreamBatchMemOp`, up to 32 connections of a device. AMD: none of
     these calls; whether an event of a side stream delays a copy less than a word, and what callers' graphs can hold, is
@@ -62,7 +62,7 @@ def here(arch: str, switch: str | None) -> Features:
 
 
 def library_of(arch: str) -> Library:
-    """The vendor's library of collectives, which a process may have or not."""
+    """The vendor's library of collectives, whether or not it is installed."""
     return "RCCL" if compute_capability(arch) is None else "NCCL"
 
 
@@ -78,7 +78,7 @@ def too_few_queues(plan: DevicePlan) -> str:
 
 
 def chain_warning(plan: DevicePlan) -> str:
-    """That a crowded device plan is slow."""
+    """The warning that a crowded device plan is slow."""
     return f"{_shortage(plan)} its graph runs one action after another{_way_out(plan)}"
 
 

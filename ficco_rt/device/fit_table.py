@@ -1,4 +1,4 @@
-"""Which kernels of a plan may be on a multiprocessor at once, what their blocks take, and which fit beside which."""
+"""A table of the kernels of a plan that may share a multiprocessor: what their blocks need, and which fit together."""
 
 from __future__ import annotations
 

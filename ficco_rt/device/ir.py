@@ -1,21 +1,21 @@
-"""The device plan: all that a run gives to the devices, call by call, in the order of issue. Nothing is left to decide.
+"""The device plan: every call that a run makes on the devices, in the order of issue. Nothing is left to decide.
 
-`device.build` makes it of a plan, a device, a placement and a mode, before any memory exists; `device.check` judges it
-from the device plan alone; a driver binds addresses to it and issues its actions.
+`device.build` makes it from a plan, a device, a placement and a mode, before any memory exists. `device.check` checks
+it without other input. A driver binds addresses to it and issues its actions.
 
-What orders what:
+Ordering rules:
 - actions of one stream happen one after another; the launch of a kernel with `early` may begin while the kernel before
   it on its stream still runs, and waits itself for that kernel's end before it touches what is not read-only;
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
 - a semaphore is 0 when a run begins; a stream or kernel that waits for it continues once it is 1; it is reset once a
   run;
 - a stream that acquires a semaphore (`SemaphoreOp.acquires`) waits for it and resets it itself;
-- consecutive runs alternate between `sets` sets of semaphores and scratch: what a run leaves in a set, no run sees
-  before the next one that uses this set;
-- a semaphore that tells of runs (`Semaphore.tells_runs`) is never reset: a device counts the runs in one of its
-  semaphores, and writes its count to semaphores of others; a device that waits for such a semaphore continues once the
-  semaphore has reached its own count;
-- members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
+- consecutive runs alternate between `sets` sets of semaphores and scratch: what a run leaves in a set is visible to no
+  run before the next one that uses this set;
+- a semaphore that counts runs (`Semaphore.tells_runs`) is never reset: a device counts its runs in one of its
+  semaphores, and writes the count to semaphores of other devices; a device that waits for such a semaphore continues
+  once the semaphore has reached its own count;
+- the copies of a batch are not ordered among themselves; they begin when everything before the batch has ended;
 - a call of a collective (`CallCollective`) ends on any rank only after it has begun on all; a `send_recv` only after it
   has begun on the rank that it receives from;
 - the works of a kernel are taken in their order; `merged` works of a product are made as one, in registers.
@@ -133,7 +133,7 @@ def _each_once(devices: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a vendor's driver does for a run."""
+    """What a vendor's driver can do for a run."""
 
     copy_batches: bool  # several copies in one call, without order among them; not in graphs
     batched_mem_ops: bool  # several signals and waits of semaphores in one call, without a multiprocessor
@@ -272,7 +272,7 @@ class Semaphore:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What an action is for, in words, and the line of the schedule that it comes from."""
+    """The purpose of an action in words, and the line of the schedule that it comes from."""
 
     text: str
     origin: Span | None = field(default=None, compare=False)
@@ -384,7 +384,7 @@ class CopyMemory(_Action):
 
 @dataclass(frozen=True, slots=True)
 class LaunchKernel(_Action):
-    """The launch at this place of the device plan's table."""
+    """Launches the entry at this index of the device plan's table of launches."""
 
     stream: StreamName
     launch: int
@@ -569,12 +569,13 @@ class DevicePlan:
         return next(s for s in self.streams if s.name == name)
 
     def marks(self, launch: DeviceLaunch) -> bool:
-        """Whether the launch is made by its kernel's twin that marks when its tiles waited, began and ended."""
+        """Whether the launch uses the instrumented variant of its kernel, which records when tiles waited, began and
+        ended."""
         return self.mode == "traced" and launch.spins
 
     @property
     def actions(self) -> Iterator[Action]:
-        """All of them: prologues, body and epilogues."""
+        """All actions: prologues, body and epilogues."""
         yield from (*self.own.prologue, *self.called.prologue, *self.body, *self.own.epilogue, *self.called.epilogue)
         yield from (*self.between.prologue, *self.between.epilogue)
 
@@ -598,28 +599,30 @@ class DevicePlan:
         return {semaphore.flag: i for i, semaphore in enumerate(self.semaphores) if semaphore.flag is not None}
 
     def run_ends(self, manner: Manner) -> RunEnds:
-        """What a run of a manner issues before the body and after it."""
+        """The actions that a run of a manner issues before the body and after it."""
         run_ends = self.called if manner.called else self.own
         return RunEnds(manner.of(run_ends.prologue), manner.of(run_ends.epilogue))
 
     @property
     def has_start_gate(self) -> bool:
-        """Whether a run begins when the host has issued all of it."""
+        """Whether a run begins only after the host has issued all of it."""
         return any(semaphore.used == "gated" for semaphore in self.semaphores)
 
     @property
     def queues(self) -> dict[int, int]:
-        """Hardware queues that each device's streams need so that none stands behind another's wait."""
+        """Number of hardware queues that each device's streams need so that no stream is delayed by a wait of
+        another."""
         return queues(self.placement, [s for s in self.streams if s.name.kind != "caller"])
 
     @property
     def crowded(self) -> dict[int, int]:
-        """The devices that have fewer hardware queues than streams, the callers' counted, and how many they need."""
+        """The devices with fewer hardware queues than streams, including the callers' streams, and the number of queues
+        that each needs."""
         return crowded(self.placement, self.streams, self.features)
 
 
 def queues(placement: Placement, streams: Iterable[DeviceStream]) -> dict[int, int]:
-    """How many of the streams each device has."""
+    """Number of the streams on each device."""
     found = dict.fromkeys(placement.ordinals, 0)
     for stream in streams:
         found[stream.device] += 1

@@ -1,4 +1,5 @@
-"""How the launches of a plan are made: kernels configured, multiprocessors shared out, early starts."""
+"""Builds the launches of a plan: configures kernels, divides multiprocessors among launches, and decides early
+starts."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class LaunchPlanner:
             )
 
     def all(self, rank: int | None = None) -> tuple[DeviceLaunch, ...]:
-        """In the order of the plan's streams and their commands; of one rank, or of all."""
+        """The launches in the order of the plan's streams and their commands; of one rank, or of all."""
         found: list[DeviceLaunch] = []
         for stream in self.plan.streams:
             if rank is not None and stream.rank != rank:

@@ -1,10 +1,10 @@
-"""Several nodes: which ranks are on one, and that nothing but messages leads from one to another.
+"""Plans on several nodes: which ranks are on which node, and the check that nothing but messages crosses nodes.
 
 A process is on one machine, and so on one node. The machine that a plan was made for says how many ranks a node has.
-Devices of different nodes share neither events nor semaphores, and none touches another's memory: the calls of the
-vendor's library alone reach the other node. Each of these calls reads and writes memory of its own rank, and the calls
-of a communicator find each other by their order. So a run begins and ends on each node by itself. No device of a node
-is ahead by a message that its partner has not come to: the message ends when both sides have begun.
+Devices of different nodes share neither events nor semaphores, and none accesses another's memory: only calls of the
+vendor's library reach the other node. Each of these calls reads and writes memory of its own rank, and the calls of a
+communicator are matched by their order. So a run begins and ends on each node independently. No device can complete a
+message before its partner on the other node has reached it: a message ends only after both sides have begun.
 """
 
 from __future__ import annotations

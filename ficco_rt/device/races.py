@@ -1,4 +1,4 @@
-"""Races in runs of a device plan: accesses, of a semaphore as of a tensor, that nothing orders."""
+"""Finds races in runs of a device plan: conflicting accesses to a tensor or a semaphore that nothing orders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .sequence import Footprint, Group, Node, RunSequence
 
 
 class Races(Clocks[Node]):
-    """Accesses of memory, and of semaphores as of memory."""
+    """Checks accesses to memory, and treats semaphores like memory."""
 
     def __init__(self, runs: RunSequence) -> None:
         super().__init__(len(runs.queues))
@@ -140,7 +140,7 @@ class Races(Clocks[Node]):
     # ---- semaphores
 
     def see(self, signal: Signal, clock: Clock, me: Toucher, before: Clock) -> Clock:
-        """Who knows nothing of a semaphore's reset may see what the run before left up."""
+        """A waiter that is not ordered after a semaphore's reset may see the value that the previous run left."""
         tells = super().see(signal, clock, me, before)
         if isinstance(signal, int):
             down = self.reset.get(signal)

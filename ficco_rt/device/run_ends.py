@@ -1,27 +1,28 @@
-"""The prologue and epilogue of a run on all devices: after the run before, and among the callers' streams.
+"""The prologue and epilogue of a run on all devices: how the run is ordered after the previous run and among the
+callers' streams.
 
-Each device begins behind the completion of the run before on every device, unless the host has seen that run's end, and
-behind the streams of those callers whose tensors the device touches. A caller's stream goes on behind the streams that
-touch the caller's tensors: those of its own rank, and those of others that read or write them. So no device waits for
-one that it has nothing to do with: an event of another device takes ten microseconds to arrive, one of the same device
-two. Where timestamps are taken, or nobody calls, all devices begin together: they wait for one start on the first
+Each device begins a run after the previous run has completed on every device, unless the host has already seen that run
+end, and after the streams of those callers whose tensors the device touches. A caller's stream continues after the
+streams that touch the caller's tensors: those of its own rank, and those of other ranks that read or write them. So no
+device waits for an unrelated one: an event of another device takes ten microseconds to arrive, one of the same device
+two. In runs with timestamps or without callers, all devices begin together: they wait for one start on the first
 device.
 
 A run in the mode `traced` or `gated` begins when the host has issued all of it, if it has a start gate (`start_gate`).
 
-Each device completes a run behind all of its streams, when its semaphores are reset.
+Each device completes a run after all of its streams have ended and its semaphores are reset.
 
-Devices that share no events (`eventless_peers`) have barriers by semaphores. At the end of a run each device signals
-all others that its part is over and its semaphores are reset, and completes the run when all others have signalled
-this. So no device signals a semaphore of the next run before this semaphore is reset, no device touches what another
-one still uses, and no device is ever a whole run ahead. Where an early begin is possible (`early_begin`), there is no
-barrier at the end: at the begin each device signals those that write its memory that it is ready, and waits for those
-whose memory it writes; its local streams do not wait. Runs that alternate between two sets of semaphores and scratch
-(`double_buffering`) need none of this, except runs in callers' graphs.
+Devices that share no events (`eventless_peers`) have barriers made of semaphores. At the end of a run each device
+signals all others that its part is over and its semaphores are reset, and completes the run when all others have
+signalled this. So no device signals a semaphore of the next run before this semaphore is reset, no device touches what
+another one still uses, and no device is ever a whole run ahead. Where an early begin is possible (`early_begin`), there
+is no barrier at the end: at the beginning each device signals the devices that write its memory that it is ready, and
+waits for those whose memory it writes; its local streams do not wait. Runs that alternate between two sets of
+semaphores and scratch (`double_buffering`) need none of this, except runs in callers' graphs.
 
-At the begin, a device also waits for those whose callers' tensors it touches, and only for these: each of them tells
-that its callers have come. In a traced run it waits for all others of its node, so that they begin together. These
-semaphores, and those of ends, tell of runs by their number, so that none of them is ever reset.
+At the beginning, a device also waits for the devices whose callers' tensors it touches, and for no others: each of them
+signals that its callers are ready. In a traced run a device waits for all others of its node, so that they begin
+together. These semaphores, and those that signal ends, count runs, so none of them is ever reset.
 """
 
 from __future__ import annotations
@@ -96,8 +97,7 @@ class RunEndsBuilder:
                 self.touching[rank].append(number)
 
     def run_ends(self, *, called: bool) -> RunEnds:
-        """The prologue and epilogue of a run; The prologue and epilogue of a run; `called`: among the callers' streams,
-        one a rank."""
+        """The prologue and epilogue of a run; `called`: the run is among the callers' streams, one a rank."""
         if self.mode == "graph":
             return self._paid(self._launch_graphs(called), self._behind_graphs(called))
         if self.mode == "embedded":
@@ -105,7 +105,7 @@ class RunEndsBuilder:
         return self._paid(self._begin(called), self._end(called))
 
     def between(self) -> RunEnds:
-        """How plain runs stand among replays; of the mode `embedded`."""
+        """The actions that order runs of other modes before and after replays; used by the mode `embedded`."""
         if self.mode != "embedded":
             return RunEnds((), ())
         begin = (

@@ -1,8 +1,8 @@
-"""The run plan: the driver calls by which a process makes a run of a device plan, in the order of the calls.
+"""The run plan: the driver calls by which a process makes one run of a device plan, in the order of the calls.
 
-A device plan says what happens; this says what depends on the run: which set it takes, which conditions hold, which
-streams wait for other executors' runs first, where the context changes, and into which calls an action goes (`split`).
-The driver makes its calls of the same calls. Operands are symbolic: no address, no handle.
+The run plan adds to the device plan what depends on the single run: which set the run uses, which conditions hold,
+which streams first wait for runs of other executors, where the context changes, and which calls an action becomes
+(`split`). The driver makes the same calls. Operands are symbolic: no address, no handle.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """The calls of a collective by all ranks; the process makes those of its own, in one call."""
+    """The calls of a collective by all ranks; the process makes those of its own ranks in one call."""
 
     calls: tuple[CallCollective, ...]
 
@@ -147,7 +147,7 @@ def calls_of(
 
 
 def split(plan: DevicePlan, action: Action, marks: Marks) -> Iterator[Call]:
-    """The calls that an action is made by, one behind the other."""
+    """The driver calls of an action, in order."""
     match action:
         case StreamMemOps(stream, changes) if not plan.features.batched_mem_ops:
             yield from (replace(action, changes=(change,)) for change in changes)
@@ -195,8 +195,8 @@ def _place(region: Region, cell: Cell, side: int, item: int) -> Place:
 
 
 def uploads(plan: DevicePlan) -> bool:
-    """Whether graphs are uploaded when they are made: a first launch that blocks would do so behind a kernel that waits
-    for a GPU whose graph is not launched yet."""
+    """Whether graphs are uploaded when they are created. Otherwise a first launch that blocks might block after a
+    kernel that waits for a GPU whose graph has not been launched yet."""
     return plan.mode == "graph" and bool(plan.communicators)
 
 
@@ -230,7 +230,7 @@ def outside(record: RecordEvent) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunWait:
-    """A stream waits first for another executor's run on its device."""
+    """A stream first waits for another executor's run on its device."""
 
     device: int
     stream: StreamName

@@ -1,20 +1,20 @@
 """Run residency: which runs may be on a device at the same time, decided from their device plans alone.
 
-A launch that spins holds multiprocessors until the semaphores that it waits for are signalled. So two runs, of
-different executors, can hold each other out: on one device the blocks of the first run keep out those of the second, on
-another device it is the other way round, and each run waits for what the other keeps out. The launches of one plan
-leave each other room (`launches`), and the check of the device plan sees to it. The launches of different plans know
-nothing of each other.
+A launch that spins holds multiprocessors until the semaphores that it waits for are signalled. So two runs of different
+executors can deadlock: on one device the blocks of the first run leave no room for those of the second, on another
+device the blocks of the second leave no room for those of the first, and each run waits for blocks that cannot start.
+Within one plan, launches leave each other room (`launches`), and the check of the device plan verifies this. Launches
+of different plans are not coordinated in this way.
 
-So runs have an order: the order of their issue, the same on all devices. A run may be on a device beside earlier ones
-if all blocks that may wait there fit, and enough is left for any launch that does not wait. Where that is not so, the
-later run begins when the earlier one has completed on that device. Then the earliest run that has not ended always goes
-on: what it waits for is its own or has ended, and the runs beside it have left it room. So every run ends.
+Runs are therefore ordered: by their issue, in the same order on all devices. A run may be on a device beside earlier
+ones if all blocks that may wait there fit, and enough is left for any launch that does not wait. Otherwise the later
+run begins when the earlier one has completed on that device. Then the earliest run that has not ended can always
+continue: what it waits for is its own or has ended, and the concurrent runs have left it room. So every run ends.
 
-NOTE all blocks that may wait must fit, not only enough of them for each run to go on. The blocks of a kernel divide its
-works among them before they begin, so that each block is needed. And while a kernel's blocks find no room, a GPU may
-not begin the kernel behind it, even if that one would fit.
-NOTE a run that holds nothing keeps nobody out, since its kernels end by themselves. It waits for no other run.
+NOTE all blocks that may wait must fit, not only enough of them for each run to continue. The blocks of a kernel divide
+its works among them before they begin, so each block is needed. And while a kernel's blocks have no room, a GPU may not
+begin the next kernel, even if that kernel would fit. NOTE a run without launches that spin blocks no other run, since
+its kernels end by themselves. It waits for no other run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Residencies = Mapping[int, Residency]  # by device
 
 
 def residencies(plan: DevicePlan) -> Residencies:
-    """What a run takes, on each of its devices."""
+    """The residency of a run on each of its devices."""
     holds: dict[int, dict[StreamName, set[Held]]] = {device: {} for device in plan.placement.ordinals}
     needs = dict.fromkeys(holds, 0)
     clusters = dict.fromkeys(holds, 1)
@@ -87,7 +87,7 @@ def residencies(plan: DevicePlan) -> Residencies:
 
 
 def either(a: Residencies, b: Residencies) -> Residencies:
-    """What takes as much as each of two runs that are never on a device at the same time."""
+    """A residency that covers two runs that are never on a device at the same time."""
     found = {}
     for device in {*a, *b}:
         of = [each[device] for each in (a, b) if device in each]
@@ -98,13 +98,13 @@ def either(a: Residencies, b: Residencies) -> Residencies:
 
 
 def fit(residency: Sequence[Residency], sms: int) -> bool:
-    """Whether such runs may be on a device of so many multiprocessors at the same time."""
+    """Whether runs with these residencies may be on a device with this number of multiprocessors at the same time."""
     cluster = max(r.cluster for r in residency)
     return sum(r.held(cluster) for r in residency) + max(r.needs for r in residency) <= sms
 
 
 def kept_back(residency: Residency, earlier: Iterable[Residency], sms: int) -> list[bool]:
-    """For each run that is under way on a device, the latest first: whether a new run waits for it there."""
+    """For each run under way on a device, the latest first: whether a new run must wait for it there."""
     if not residency.holds:
         return [False for _ in earlier]
     beside, found = [residency], []
@@ -116,7 +116,7 @@ def kept_back(residency: Residency, earlier: Iterable[Residency], sms: int) -> l
 
 
 def waiting_streams(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[StreamName, ...]]:
-    """The streams of each device that wait where a run has to wait. All else on the device stands behind them."""
+    """The streams of each device that wait when a run has to wait. Everything else on the device comes after them."""
     if plan.mode in GRAPHS:
         run_ends = plan.called if called else plan.own
         return {a.device: (a.stream,) for a in run_ends.prologue if isinstance(a, LaunchGraph)}

@@ -1,8 +1,9 @@
-"""The semaphores of a device plan: which there are, where they lie, and who resets them.
+"""The semaphores of a device plan: which ones exist, where they are in memory, and who resets them.
 
 The layout is the same in every mode, so that one set of semaphores serves all runs of an executor. On each device the
-semaphores that the completion of a run resets come first, in one piece: flags, then points, those of every mode before
-those of graphs; then those that their waiter resets; then those that tell of runs. The start gate is the last of all.
+semaphores that the completion of a run resets come first, in one contiguous piece: flags, then points, those of every
+mode before those of graphs. Next come the semaphores that their waiter resets, then those that count runs. The start
+gate is last.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "acquired": 1, "never": 2}
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreLayout:
-    """The semaphores of a plan on a placement, and where they lie."""
+    """The semaphores of a plan on a placement, and their indices in memory."""
 
     table: tuple[Semaphore, ...]
     flags: tuple[int, ...]  # flag → semaphore; -1: it has none
@@ -47,7 +48,7 @@ class SemaphoreLayout:
         return min(mine, default=0), len(mine)
 
     def of_points(self, mode: Mode) -> PointSemaphores:
-        """Those of a mode."""
+        """The semaphores of points in a mode."""
         found: dict[EventName, dict[int, int]] = {}
         for number, semaphore in enumerate(self.table):
             if semaphore.point is not None and semaphore.used_in(mode):
@@ -56,7 +57,8 @@ class SemaphoreLayout:
 
 
 class PointSemaphores:
-    """The semaphores that take the place of events, by the point of which they tell."""
+    """The semaphores that replace events between devices without common events, by the point of the run that they
+    signal."""
 
     def __init__(self, semaphores: Mapping[EventName, Mapping[int, int]]) -> None:
         self._semaphores = semaphores  # point → device that waits for it → semaphore
@@ -66,7 +68,7 @@ class PointSemaphores:
         return list(self._semaphores.get(point, {}).values()) if self._semaphores else []
 
     def awaited(self, point: EventName, device: int) -> int | None:
-        """The semaphore by which a device waits for a point; None: an event leads there."""
+        """The semaphore by which a device waits for a point; None: an event can be used."""
         return self._semaphores.get(point, {}).get(device) if self._semaphores else None
 
 

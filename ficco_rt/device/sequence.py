@@ -1,11 +1,11 @@
-"""Runs of a device plan, one behind the other, as queues of nodes: what the check of a device plan walks through.
+"""Consecutive runs of a device plan as queues of nodes, which the check of a device plan walks through.
 
-A device plan is one mode's, and a driver mixes modes. So the runs of other modes, and replays of callers' graphs, are
-walked through too, each as an `Other`: nothing is known of it but what it may touch, and what the prologue and epilogue
-of every mode promise. It begins on a device when it knows the completions of all devices of its process and the callers
-whose tensors the device touches; a replay knows its callers' streams alone. It is over on a device when that device is
-through, and those are whose writes the device reads; where devices tell their exits, when all these are. What holds
-before and behind an `Other` holds before and behind a run of any mode.
+A device plan is for one mode, but a driver mixes modes. So the check also walks through runs of other modes and replays
+of callers' graphs, each represented by an `Other`. Of an `Other` the check knows only what it may touch, and what the
+prologue and epilogue of every mode guarantee. An `Other` begins on a device after all devices of its process have
+completed, and after the callers whose tensors the device touches; a replay begins after its callers' streams only. It
+is over on a device when that device has ended and so have the devices whose writes it reads; where devices signal their
+exits, when all of these have ended. What holds before and after an `Other` holds before and after a run of any mode.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The host of each process waits for the end of all its devices. Then it uses every tensor, and may give memory
-    back. `replays`: it waits for replays, too."""
+    """The host of each process waits for the end of all its devices. Then it uses every tensor, and may release memory.
+    `replays`: it waits for replays, too."""
 
     replays: bool = False
 
@@ -134,7 +134,7 @@ class _Device:
 
 
 class RunSequence:
-    """Runs of a device plan, one behind the other, as queues of nodes."""
+    """Consecutive runs of a device plan as queues of nodes."""
 
     def __init__(self, plan: DevicePlan, steps: Sequence[Step]) -> None:
         self.plan = plan
@@ -179,11 +179,11 @@ class RunSequence:
     # ---- semaphores: those of later sets are numbered behind those of the first
 
     def set_of(self, node: Node) -> int:
-        """The number of the set that the node's run takes."""
+        """The number of the set that the node's run uses."""
         return self._turns[node.run] % self.plan.sets
 
     def semaphore(self, node: Node, number: int) -> int:
-        """A semaphore of the plan, in the set that the node's run takes."""
+        """A semaphore of the plan, in the set that the node's run uses."""
         return number + self.set_of(node) * len(self.plan.semaphores)
 
     def _in_set(self, node: Node, numbers: Iterable[int]) -> tuple[int, ...]:
@@ -552,7 +552,7 @@ class Group:
 
 
 def groups_of(launch: DeviceLaunch) -> list[Group]:
-    """A launch's works as its kernel takes them, in order."""
+    """A launch's works as its kernel executes them, in order."""
     found = []
     for members in launch.config.merged or tuple((i,) for i in range(len(launch.works))):
         works = tuple(launch.works[i] for i in members)

@@ -1,14 +1,14 @@
 """The start gate of a run: a semaphore that delays the run until the host has issued all of it. Runs in the modes
-`traced` and `gated` have one.
+`traced` and `gated` have a start gate.
 
 Without a start gate, actions that the host issues late would begin late, and the trace, or the time of a short run,
 would show the delay of the host as a delay of the plan. The start of the run waits for the gate, on the first device. A
 stream that waits for nothing else of the run opens the gate, by the last call of the run.
 
-NOTE the actions that are issued meanwhile fill the hardware queues. A call that finds its queue full blocks the host,
-which has not opened the gate yet. So a run of more than `MOST` actions on a stream has no start gate. On a crowded
-device the gate's stream might share a queue with an action that waits for the gate, so there is none either. Devices
-that share no events have none, because they do not begin together.
+NOTE the actions that are issued before the gate opens fill the hardware queues. A call that finds its queue full blocks
+the host, which has not opened the gate yet. So a run of more than `MOST` actions on a stream has no start gate. On a
+crowded device the gate's stream might share a queue with an action that waits for the gate, so runs there have no start
+gate either. Nor do runs on devices that share no events, because these devices do not begin together.
 
 If issuing fails, or the watchdog finds a call that blocks, all semaphores are signalled, the start gate included.
 """
@@ -47,23 +47,23 @@ def short(body: Iterable[Action]) -> bool:
 
 
 class StartGate:
-    """The actions of the start gate whose semaphore stands at this place in the table."""
+    """The actions of the start gate; its semaphore has this index in the table."""
 
     def __init__(self, number: int, semaphore: Semaphore) -> None:
         self.number, self.semaphore = number, semaphore
         self.stream, self.control = StreamName("gate", semaphore.device), StreamName("control", semaphore.device)
 
     def awaited(self) -> Iterator[Action]:
-        """Before the start. The gate is not opened before the run before has reset it."""
+        """The wait before the start of the run. The gate cannot open before the previous run has reset it."""
         yield AwaitEvent(self.stream, EventName("completion", self.semaphore.device), START_GATE, "behind")
         yield StreamMemOps(self.control, (SemaphoreOp(self.number, False),), START_GATE)
 
     def reset(self) -> Action:
-        """Before the completion of its device."""
+        """The reset of the gate, before the completion of its device."""
         return ResetSemaphores(self.control, self.semaphore.index, 1, START_GATE)
 
     def opened(self) -> Action:
-        """The last action of the run."""
+        """The action that opens the gate, the last one of the run."""
         return StreamMemOps(self.stream, (SemaphoreOp(self.number, True),), START_GATE)
 
 

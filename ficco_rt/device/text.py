@@ -1,4 +1,4 @@
-"""A device plan as stable text: for reading, for golden tests, for diffs."""
+"""Prints a device plan as stable text, for reading, golden tests and diffs."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What a driver does for the executor: one Protocol, filled by `host`, and by `cuda` and `hip`.
+"""The interface between the executor and drivers: one Protocol, implemented by `host`, `cuda` and `hip`.
 
-A driver serves one plan. It *binds* the plan to buffers: views or addresses are resolved, arguments packed, and what
-comes back is a `Binding` that needs nothing more. A run is then
+A driver serves one plan. It *binds* the plan to buffers: it resolves views or addresses, packs arguments, and returns a
+`Binding` that is ready to run. A run is then
 
     driver.run(binding)     # puts all commands on their streams, and returns at once
-    driver.synchronize()    # until all streams are through, or an error names what is in the way
+    driver.synchronize()    # until all streams have ended, or an error names what blocks them
 
-with no decision in it. A plan may be bound several times, to other buffers. Events and flags hold for one run: they are
-down when the next begins.
+and contains no decision. A plan may be bound several times, to other buffers. Events and flags are valid for one run:
+they are reset before the next run begins.
 
-Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver refuses is a
+Errors: a request that cannot be met raises a UsageError; a call that the device or its driver refuses raises a
 DeviceError with call, device, code, and the place in the schedule.
 """
 
@@ -52,7 +52,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a driver has made and not given back."""
+    """The resources that a driver holds: created and not yet released."""
 
     streams: int
     events: int
@@ -82,7 +82,7 @@ class Driver(Protocol):
 
     @property
     def on_device(self) -> bool:
-        """Whether buffers lie in devices' memory: callers then give DeviceArrays, else numpy arrays."""
+        """Whether buffers are in devices' memory: callers then give DeviceArrays, else numpy arrays."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Driver(Protocol):
 
     @property
     def collectives(self) -> str:
-        """What makes the plan's collectives, for people, and why; nothing where there are none."""
+        """What makes the plan's collectives, and why, for people; empty if the plan has none."""
 
     # ---- memory
 
@@ -107,17 +107,17 @@ class Driver(Protocol):
         """A caller's array as a buffer, by reference; the executor has checked shape and dtype."""
 
     def reuse(self, memory: Memory) -> bool:
-        """Buffers that were adopted and bound before are to be run again, at the addresses that they have had. False:
-        what is there has been allocated anew, and has to be bound again."""
+        """Prepares buffers that were adopted and bound before for another run, at the same addresses. False: their
+        memory has been reallocated, so they must be bound again."""
 
     def free(self, buffer: Buffer) -> None:
-        """Give a buffer back (a caller's: forget it). Calls bound to it must not be issued any more."""
+        """Releases a buffer; a caller's buffer is only forgotten. Calls bound to it must not be issued any more."""
 
     def poison(self, buffer: Buffer) -> None:
         """Fill with NaN."""
 
     def write(self, buffer: Buffer, array: Array) -> None:
-        """Copy an array of the buffer's shape and dtype in; done on return."""
+        """Copies an array of the buffer's shape and dtype into the buffer; complete on return."""
 
     def read(self, buffer: Buffer) -> Array:
         """A copy of the content, in host memory."""
@@ -129,7 +129,7 @@ class Driver(Protocol):
         driver has not."""
 
     def unbind(self, binding: Binding) -> None:
-        """Forget it; it is not run any more."""
+        """Forgets a binding, which must not run any more."""
 
     def capture(self, binding: Binding) -> None:
         """Make the graphs of a binding, one a device, for `run` with `graph`. UsageError: the driver has none."""
@@ -148,7 +148,7 @@ class Driver(Protocol):
         that names who waits for what."""
 
     def check(self) -> None:
-        """Return if nothing that was issued was given up, here or by another process. Waits for nothing."""
+        """Returns if no issued run was given up, here or by another process. Does not wait."""
 
     def run_plan(self) -> RunPlan:
         """The calls of the run that was issued last. UsageError: there was none, or the driver makes no such calls."""
@@ -163,21 +163,22 @@ class Driver(Protocol):
         processes, which ask for it at the same step."""
 
     def leave(self, error: BaseException) -> None:
-        """This process runs no more, because of an error: tell the others of the group. Raises nothing."""
+        """Tells the other processes of the group that this process runs no more, because of an error. Raises
+        nothing."""
 
     def holdings(self) -> Holdings:
-        """What is held now; running a plan again and again adds nothing to it."""
+        """The resources held now. Running a plan again and again adds nothing to them."""
 
     def close(self) -> None:
-        """Give everything back. May be called twice."""
+        """Releases everything. May be called twice."""
 
     def drop(self) -> None:
-        """As `close`, for finalisers: no thread is in the midst of a run then, and no error shows."""
+        """Like `close`, for finalisers: no thread is inside a run then, and errors are not raised."""
 
 
 @runtime_checkable
 class Stepped(Protocol):
-    """A driver whose steps are ours to order: host. See `host.order` for what can be asked."""
+    """A driver whose steps we order: the host driver. `host.order` lists the orders."""
 
     order: str
 
@@ -196,4 +197,5 @@ class Traceable(Protocol):
 
     @property
     def within(self) -> float:
-        """Microseconds by which the spans of different processes that were given last may be off against each other."""
+        """Microseconds by which spans of different processes, as returned last, may be inaccurate relative to each
+        other."""

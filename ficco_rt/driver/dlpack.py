@@ -1,4 +1,5 @@
-"""The tensor of DLPack, as its header lays it out (https://dmlc.github.io/dlpack): what libraries lend each other."""
+"""DLPack's tensor structures, by which libraries exchange tensors, as its header defines them
+(https://dmlc.github.io/dlpack)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drivers by name. A vendor's bindings are imported when its driver is asked for, and not before."""
+"""Finds drivers by name. A vendor's bindings are imported only when its driver is requested."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def symmetric(
 
 
 def device_count(name: DriverName) -> int:
-    """GPUs that the driver `name` finds; 0 where anything that it needs is missing."""
+    """Number of GPUs that the driver `name` finds; 0 if anything that it needs is missing."""
     try:
         return _vendor(name).count() if name in VENDORS else 0
     except DeviceError:
@@ -98,7 +98,7 @@ def device_count(name: DriverName) -> int:
 
 
 def first_gpus() -> GpuName | None:
-    """The driver of the GPUs of this machine; None: there are none."""
+    """The name of the driver for this machine's GPUs; None: there are none."""
     return next((name for name in GPUS if device_count(name)), None)
 
 
@@ -113,7 +113,7 @@ def discover(
 
 
 def devices_open(name: DriverName, ranks: int) -> AbstractContextManager[None]:
-    """Inside, the GPUs of so many ranks stay open from one executor to the next."""
+    """Context manager: the GPUs of `ranks` ranks stay open from one executor to the next."""
     vendor = _vendor(name)
     return kept_open(vendor, placed(vendor, ranks, 1).ordinals)
 

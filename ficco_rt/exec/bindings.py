@@ -1,4 +1,4 @@
-"""What a caller may bind to a plan's tensors."""
+"""Checks the tensors that a caller binds to a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan bound to buffers, and the sets of arrays for which that is kept."""
+"""A plan bound to buffers, and a cache of the bindings for the sets of arrays that were used before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bound:
 
 
 class Bindings:
-    """Binds a plan on a driver, and keeps what it bound for the last few sets of arrays."""
+    """Binds a plan on a driver, and caches the bindings of the last few sets of arrays."""
 
     def __init__(self, driver: Driver, plan: Plan) -> None:
         self._driver = driver
@@ -37,7 +37,7 @@ class Bindings:
         self._kept: dict[_Key, Bound] = {}  # the last used one last
 
     def get(self, given: Given, owned: Memory) -> Bound:
-        """The plan on these arrays, and on `owned` buffers for what is not given."""
+        """The plan bound to these arrays, and to `owned` buffers for tensors that are not given."""
         key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
         found = self._kept.get(key)
         if found is not None and not self._driver.reuse(found.memory):
@@ -59,7 +59,7 @@ class Bindings:
         return self._kept.get(bound.key) is bound
 
     def release(self, bound: Bound) -> None:
-        """Give back all that it holds; the last run must not be of it, or be over."""
+        """Releases what a binding holds; the last run must not use it, or must have ended."""
         self._kept.pop(bound.key, None)
         if bound.binding is not None:
             self._driver.unbind(bound.binding)
@@ -68,7 +68,7 @@ class Bindings:
                 self._driver.free(bound.memory[at])
 
     def clear(self) -> None:
-        """Forget all: the driver is closed."""
+        """Forgets all bindings, because the driver is closed."""
         self._kept.clear()
 
     def _make_room(self) -> None:

@@ -1,7 +1,7 @@
-"""Tensors of other libraries, on GPUs and in host memory, looked at without importing any of them.
+"""Reads tensors of other libraries, on GPUs and in host memory, without importing these libraries.
 
-DLPack is asked first: it knows bf16. The capsule is read and dropped; the caller keeps the tensor alive, as one does
-who puts work on a stream.
+DLPack is tried first, because it has bf16. The capsule is read and dropped; the caller must keep the tensor alive, as
+with any work on a stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a tensor says of itself."""
+    """The properties that a tensor reports."""
 
     address: int
     shape: tuple[int, ...]

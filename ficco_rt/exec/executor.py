@@ -1,13 +1,13 @@
-"""Runs a plan on a driver: buffers, binding of the caller's arrays, issue.
+"""Runs a plan on a driver: allocates buffers, binds the caller's arrays, issues runs.
 
     with Executor(plan) as executor:
         executor.run(A=[...], B=[...], C=[...])   # one array a rank; C is written in place
         executor.trace                            # what happened when
 
-On GPUs arrays are tensors of any library that speaks DLPack or has `__cuda_array_interface__`, and with
-`streams=[…]`, the caller's, one a rank, `run` returns at once.
+On GPUs arrays are tensors of any library that supports DLPack or `__cuda_array_interface__`. With `streams=[…]`, the
+caller's streams, one a rank, `run` returns at once.
 
-All that can be decided is decided when arrays are bound; a run then is a walk of ready calls.
+All decisions are made when arrays are bound; a run only makes the prepared calls.
 """
 
 from __future__ import annotations
@@ -70,27 +70,27 @@ def _alone(method: Callable[Concatenate[Executor, P], T]) -> Callable[Concatenat
 
 
 class Executor:
-    """Owns what a plan needs to run, many times.
+    """Runs a plan any number of times, and owns what the plan needs for it.
 
     `driver` is a name ("host", the default, or "cuda") or a Driver made for this plan, which the executor then owns.
-    `machine` (a Machine, a file, or a stored one's name) prices virtual time, where the driver has no clock of
-    devices; by default it is the one that the plan was made for, or the GPUs found. `order` is how the host
-    driver steps: fifo, random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line
-    has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a
-    GPU, and a run that takes more than `timeout` seconds is given up with a report of who waits for what. Where a call
-    of the vendor's driver takes so long, a thread tells the same on stderr, and `run` raises it when the call comes
-    back. None: no limit. `collectives` makes those of the plan on GPUs: "library", which is NCCL or RCCL; "copies",
-    which are our own, with sums; "auto", the library where it is installed and each rank has a GPU of its own.
+    `machine` (a Machine, a file, or a stored one's name) prices virtual time, where the driver has no clock of devices;
+    by default it is the one that the plan was made for, or the GPUs found. `order` is how the host driver steps: fifo,
+    random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line has it, are the same.
+    On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a GPU, and a run that takes
+    more than `timeout` seconds is given up with a report of who waits for what. If a call of the vendor's driver takes
+    that long, a thread prints the same report on stderr, and `run` raises the error when the call returns. None: no
+    limit. `collectives` says what makes the plan's collectives on GPUs: "library", which is NCCL or RCCL; "copies",
+    which are our own copies and sums; "auto", the library if it is installed and each rank has a GPU of its own.
 
     `group`: the processes that run the plan together, each its own `ranks`: a torch.distributed process group, an
     mpi4py communicator, or a `ficco.Group`. Every process makes an executor of the same plan; tensors, streams, `write`
     and `read` are of its own ranks. All processes make the same calls in the same order. A run on the host is then
     given up, too, when no process moves for `timeout` seconds.
 
-    Executors of a process may be used in different threads, each by one thread at a time: a second one that enters
-    meanwhile gets a UsageError. Their runs have one order,
-    the same on all GPUs, and are on a GPU at the same time as far as they leave each other room. An executor on GPUs
-    that nobody closed is closed when Python frees it, with a ResourceWarning.
+    Executors of a process may be used in different threads, each by one thread at a time: a second thread that enters
+    meanwhile gets a UsageError. Their runs have one order, the same on all GPUs, and share a GPU at the same time if
+    they leave each other room. An executor on GPUs that was not closed is closed when Python frees it, with a
+    ResourceWarning.
 
     Raises UsageError (a user kernel without host function, no such machine or stream), DeviceError (memory).
     """
@@ -174,9 +174,9 @@ class Executor:
 
     @_alone
     def close(self) -> None:
-        """Give everything back; may be called twice. The caller's arrays stay as they are. A caller's graph that holds
+        """Release everything; may be called twice. The caller's arrays stay as they are. A caller's graph that holds
         runs of the executor must not be replayed any more. In a group, where it is closed because of an error or of
-        Ctrl-C, in a `with` or a `finally`, the other processes are told, and hear of it in their next run.
+        Ctrl-C, in a `with` or a `finally`, the other processes are notified, and raise an error in their next run.
 
         Raises DeviceError (the devices still run something that does not end, or refuse to give something back).
         """
@@ -220,7 +220,7 @@ class Executor:
 
     @_alone
     def release(self, bound: Bound) -> None:
-        """Give back what `bind` made, when its last run is over. What is given back already is passed over.
+        """Release what `bind` made, when its last run has ended. What was released before is ignored.
 
         Raises UsageError (the executor is closed), DeviceError (the last run failed).
         """
@@ -242,23 +242,22 @@ class Executor:
         """Run the plan once: to its end, or, given the callers' `streams`, to be run on the devices.
 
         `streams`: one a rank of this process, of the rank's GPU, as an int handle or an object of PyTorch, CuPy or any
-        library with `__cuda_stream__`. The run touches a rank's inputs and outputs when what stands on the rank's
-        stream is done, and what is put there later begins when the run touches them no more; other ranks' parts may
-        then still run. `synchronize` waits for all of it, and only then its errors show.
+        library with `__cuda_stream__`. The run touches a rank's inputs and outputs after earlier work on the rank's
+        stream has ended, and later work on that stream begins when the run no longer touches them; other ranks' parts
+        may then still run. `synchronize` waits for the whole run, and only then raises its errors.
 
-        While the caller captures the streams into graphs of his own (CUDA), the run becomes a part of them: it runs
-        whenever they are replayed, on the tensors that it was given now. One graph may hold the streams of all GPUs,
-        joined by events, or each GPU may have a graph; then each run needs a replay of every one. The executor keeps
-        what such graphs need until it is closed, and stays alive until then. Replays and plain runs of an executor may
-        follow each other; a replay comes after the runs and the replays that stand before it on its streams.
+        If the caller is capturing the streams into graphs (CUDA), the run becomes a part of these graphs: it runs
+        whenever they are replayed, on the tensors given now. One graph may hold the streams of all GPUs, joined by
+        events, or each GPU may have a graph; then each run needs a replay of every one. The executor keeps what such
+        graphs need until it is closed, and stays alive until then. Replays and plain runs of an executor may follow
+        each other; a replay comes after the runs and replays that precede it on its streams.
 
         `tensors`: for each input and output that is bound a sequence of one array a rank of this process, of exactly
         the plan's shape and dtype, contiguous, bound by reference and written in place: a numpy array, or a tensor in
-        host memory that gives DLPack; on GPUs a tensor there. Or `bound`, what `bind` made of
-        them. An input that is not given must have been set with `write`; an output that is not given is read with
-        `read`.
-        Binding other arrays takes milliseconds and waits for the last run; on GPUs it is kept, so that giving
-        tensors at the addresses of one of the last few runs costs nothing but to look at them.
+        host memory that gives DLPack; on GPUs a tensor there. Or `bound`, what `bind` made of them. An input that is
+        not given must have been set with `write`; an output that is not given is read with `read`. Binding other arrays
+        takes milliseconds and waits for the last run; on GPUs bindings are cached, so that tensors at the addresses of
+        one of the last few runs cost only a look-up.
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock, a failing user kernel).
         """
@@ -308,13 +307,13 @@ class Executor:
 
     @_alone
     def check(self) -> None:
-        """Return if no run has been given up since the last `synchronize` or `check`; without waiting for anything.
+        """Return if no run has been given up since the last `synchronize` or `check`, without waiting.
 
-        It tells of runs that the caller has waited for otherwise: on his streams, or of replays of his graphs. They are
-        right if they have ended and this returns.
+        Use it for runs that the caller has waited for in another way: on the caller's streams, or as replays of the
+        caller's graphs. Their results are valid if they have ended and this method returns.
 
-        Raises UsageError (the executor is closed), DeviceError (a run was given up, here or by another process: what
-        ran behind it may have read wrong numbers).
+        Raises UsageError (the executor is closed), DeviceError (a run was given up, here or by another process: later
+        work may have read wrong numbers).
         """
         self._open()
         self.driver.check()
@@ -351,8 +350,8 @@ class Executor:
 
     @property
     def timed(self) -> bool:
-        """Whether GPUs take the time of runs on callers' streams, too, for `duration`; it costs the host two calls a
-        GPU and run. Other runs are always timed. Raises nothing."""
+        """Whether GPUs also measure the time of runs on callers' streams, for `duration`; this costs the host two calls
+        a GPU and run. Other runs are always timed. Raises nothing."""
         return self._recorder is None or self._recorder.timing
 
     @timed.setter
@@ -362,9 +361,9 @@ class Executor:
 
     @property
     def gated(self) -> bool:
-        """Whether a run on streams begins when the host has issued all of it, so that `duration` of a short run is time
-        of the GPUs alone; a traced run always does. A caller's stream is then held up as long as the host issues.
-        Raises nothing."""
+        """Whether a run on streams begins only after the host has issued all of it, so that the `duration` of a short
+        run is the time of the GPUs alone. A traced run always begins so. A caller's stream is delayed until the host
+        has issued the run. Raises nothing."""
         return self._recorder is not None and self._recorder.gated
 
     @gated.setter
@@ -374,8 +373,8 @@ class Executor:
 
     @property
     def held(self) -> bool:
-        """Whether the last run began when the host had issued all of it. Graphs do not, nor do long runs and runs on
-        devices with few hardware queues (docs/gpus.md). Raises nothing."""
+        """Whether the last run began only after the host had issued all of it. Graphs never do, nor do long runs and
+        runs on devices with few hardware queues (docs/gpus.md). Raises nothing."""
         return self._recorder is not None and self._recorder.held
 
     @property
@@ -466,8 +465,8 @@ class Executor:
     @property
     @_alone
     def holdings(self) -> Holdings:
-        """What the executor has made and not given back: the same after any number of runs on the same tensors, once
-        there have been two of each kind.
+        """The resources that the executor holds: the same after any number of runs on the same tensors, once there have
+        been two runs of each kind.
 
         Raises UsageError (the executor is closed).
         """

@@ -1,10 +1,10 @@
-"""The yardsticks that a run is measured with: `serial`, what it would take with no overlap, and `ideal`, what it would
-take if nothing stood in its way.
+"""The yardsticks with which a run is compared: `serial`, the time without overlap, and `ideal`, the time with perfect
+overlap.
 
-They are those of the plan's operation (`exec.operation`), so that all its schedules are measured with the same two: one
-is better than another if its share of the ideal is greater. They are pure functions of the operation, of how many ranks
-share a GPU, and of the machine. A plan that does not claim all of its outputs has no operation. Its yardsticks are of
-the work that it does, and say nothing of other plans.
+The yardsticks belong to the plan's operation (`exec.operation`), so all schedules of an operation are compared with the
+same two: a schedule is better than another if its share of the ideal is greater. They are pure functions of the
+operation, of the number of ranks that share a GPU, and of the machine. A plan that does not claim all of its outputs
+has no operation. Its yardsticks are computed from the work that it does, and do not apply to other plans.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> 
 
 
 def best_way(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> Way:
-    """The way whose ideal is least; of equal ones the first."""
+    """The way of computing the operation whose ideal is least; of equal ones the first."""
     shared = replace(machine, ranks=-(-operation.ranks // ranks_per_gpu))
 
     def time(way: Way) -> float:

@@ -1,4 +1,4 @@
-"""Inputs for a run that is to be compared: random, the same for the same seed."""
+"""Random inputs for runs that are compared. The same seed gives the same inputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def deviation(elements: int) -> float:
 
 
 def scale(plan: Plan) -> float:
-    """The standard deviation of normal inputs. It makes claimed products come out of the order of 1."""
+    """The standard deviation of normal inputs. It makes the values of claimed products about 1 in size."""
     return float(max((extent(c.value).terms for c in plan.claims), default=1) ** -0.25)
 
 
@@ -78,7 +78,7 @@ def largest_one_signed(plan: Plan) -> float:
 
 
 def factors(value: ClaimValue) -> int:
-    """How many inputs are multiplied in a term."""
+    """Number of inputs that are multiplied in a term."""
     return sum(1 for _ in operands(value))
 
 
@@ -134,8 +134,8 @@ def _size(operand: Operand) -> int:
 
 
 def noise(plan: Plan) -> Iterator[tuple[str, int, Array]]:
-    """Inputs (name, rank, array) for runs whose result nobody looks at: normal values, of which a million is repeated.
-    The time of a run hangs on its data: a GPU that multiplies zeros needs less power."""
+    """Inputs (name, rank, array) for runs whose results are not checked: normal values, a million of them repeated.
+    Zeros would not do, because a GPU that multiplies zeros needs less power, which changes the time of a run."""
     values = np.random.default_rng(0).standard_normal(NOISE, np.float32)
     for tensor in plan.tensors:
         if tensor.kind == "input":

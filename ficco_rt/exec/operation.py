@@ -1,12 +1,13 @@
-"""What a plan computes, apart from how: its operation, told by its claims.
+"""The operation of a plan: what the plan computes, apart from how, derived from its claims.
 
-All schedules with the same claims on tensors of the same sizes and types are schedules of one operation, a user's own
-too: names do not count. An operation is what stands in the claims: matrix products, and collectives over their operands
-or results. `gemm_rs` is a product on each rank and a reduce-scatter of the results; so is any schedule that claims it.
+All schedules with the same claims on tensors of the same sizes and types are schedules of one operation, users' own
+schedules included; names do not matter. An operation is what the claims contain: matrix products, and collectives over
+their operands or results. `gemm_rs` is a product on each rank and a reduce-scatter of the results; so is any schedule
+that claims it.
 
-The claims say one way to compute it, the usual one. Products whose operands are cut have another one: instead of what
-the claim gathers or reduces, the other operand goes round (`ag_gemm/stationary_a`, `gemm_rs/stationary_c`). Which way
-takes less depends on the sizes, so an operation holds both.
+The claims name the usual way to compute it. Products whose operands are sharded can also be computed in another way,
+which sends the other operand from rank to rank instead of the tensor that the claim gathers or reduces
+(`ag_gemm/stationary_a`, `gemm_rs/stationary_c`). Which way is faster depends on the sizes, so an operation holds both.
 
 A schedule of iterations (`concurrent/…`) writes its outputs many times over: it carries out its operation that often.
 """
@@ -53,7 +54,7 @@ class Exchange:
 
     @property
     def even(self) -> bool:
-        """Whether all ranks give, or are left with, as much: what a vendor's collective takes."""
+        """Whether all ranks give, or keep, equally much, as a vendor's collective requires."""
         return len({x for part in self.parts for x in ((part,) if isinstance(part, int) else part)}) == 1
 
     def pairs(self, ranks_per_gpu: int = 1) -> Pairs:
@@ -83,8 +84,8 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to compute an operation: its steps, in an order that can be. `by`: what it sends in place of what the
-    claims send, in words; empty for the usual way. Words name tensors, so they do not count when ways are compared."""
+    """One way to compute an operation: its steps, in a possible order. `by`: what it sends in place of what the claims
+    send, in words; empty for the usual way. Words name tensors, so they do not count when ways are compared."""
 
     steps: tuple[Multiplication | Exchange, ...]
     by: str = field(default="", compare=False)

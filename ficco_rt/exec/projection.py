@@ -1,8 +1,8 @@
-"""A claim's value times vectors, without making the value: (A · B) · x is A · (B · x).
+"""Multiplies the value of a claim by vectors without computing the value: (A · B) · x is A · (B · x).
 
-Where a product of integers is right, so is the product of the result with any vector. Where it is wrong in a row, a
-random vector shows it, but for one chance in 65,537 (Freivalds, "Probabilistic machines can use less running time",
-1977). That takes a pass over the operands and the result, and no matrix product.
+If a product of integers is right, the product of the result with any vector is right, too. If a row is wrong, a random
+vector shows it, except with probability 1/65,537 (Freivalds, "Probabilistic machines can use less running time", 1977).
+This check takes one pass over the operands and the result, and no matrix product.
 """
 
 from __future__ import annotations

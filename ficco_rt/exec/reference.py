@@ -1,8 +1,8 @@
-"""What a schedule claims, computed the plain way: from the unsharded inputs, with none of the plan's pieces.
+"""The independent reference: computes a schedule's claims from the unsharded inputs, without the plan's pieces.
 
-Nothing of the commands is used here, only the claims of a plan: a gathered operand is concatenated to the whole, a
-product is one matrix product, a reduction one sum. Values come rank by rank, so that only what the claim
-itself needs at once is held.
+The reference uses the claims of a plan and none of its commands: a gathered operand is concatenated, a product is one
+matrix product, a reduction one sum. Values are computed rank by rank, so that memory holds only what the claim needs at
+once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a run may be off: what the roundings of a plan add up to."""
+"""The error that a run may have: what the roundings of a plan add up to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .reference import extent
 
 
 class Allowance(NamedTuple):
-    """What the roundings of a plan allow of a claim."""
+    """The error that the roundings of a plan allow for a claim."""
 
     random: float  # for |C − R| of normal `fresh_inputs`
     one_sign: float  # the share of the result, on inputs of one sign

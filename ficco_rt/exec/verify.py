@@ -1,10 +1,11 @@
-"""Does a run compute what the schedule claims? Fresh inputs, poisoned buffers, an independent reference.
+"""Verifies that a run computes what its schedule claims, with fresh inputs, poisoned buffers and an independent
+reference.
 
-Runs are compared on up to three kinds of data. Integers with which nothing rounds: the result must be equal, so that a
-missing or doubled term has nothing to hide behind. Normal random data: the error must stay within what the plan's own
-roundings add up to. Where the plan rounds partial sums, data of one sign: partial sums that stop growing, or pass the
-end of their type, show there. A plan whose roundings may take more than the share `USEFUL` of the result may be off by
-no more than this share.
+Runs are compared on up to three kinds of data. On integers so small that nothing rounds, the result must be equal, so
+that no tolerance can hide a missing or doubled term. On normal random data, the error must stay within what the plan's
+own roundings add up to. If the plan rounds partial sums, data of one sign is used as well, which reveals partial sums
+that stop growing or overflow their type. If roundings may change the result by more than the share `USEFUL`, the error
+may still be no more than this share.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Outputs: TypeAlias = Mapping[str, Mapping[int, Array]]  # by tensor and rank
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The element that is furthest off; NaN where nothing was written."""
+    """The element with the largest error; NaN if nothing was written there."""
 
     tensor: str
     rank: int
@@ -73,8 +74,8 @@ class Verification:
 
     @property
     def correct(self) -> bool:
-        """Whether the numbers are right. They are not called so if roundings may take more than `USEFUL`: an error
-        within such an allowance says nothing."""
+        """Whether the numbers are right. False if roundings may take more than `USEFUL` of the result: an error within
+        such an allowance proves nothing."""
         return self.ok and self.allowance <= USEFUL
 
 

@@ -1,4 +1,5 @@
-"""Sweeps of scenarios, schedules, parameters and machines on the virtual clock; the losses that shape their results.
+"""Sweeps over scenarios, schedules, parameters and machines on the virtual clock, and the losses that explain their
+results.
 
-Nothing here runs on a GPU, and nothing here decides for the user: it makes tables.
+Nothing in this package runs on a GPU or chooses a schedule: it makes tables.
 """

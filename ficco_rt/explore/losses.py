@@ -1,11 +1,11 @@
 """The two losses that decide how finely work is worth cutting, by the size of a GPU's GEMM. Source: FiCCO (arXiv
-2512.10236), which calls what they look like over a range of sizes an operator's signature.
+2512.10236), which calls the curve of losses over a range of sizes an operator's signature.
 
-decomposition: a GEMM in one launch, over the same GEMM as pieces of rows, or of K, one after another.
-contention: a GEMM alone over one beside copies, and copies alone over those beside a GEMM.
+decomposition: the time of a GEMM in one launch ÷ that of the same GEMM as pieces of rows, or of K, one after another.
+contention: the time of a GEMM alone ÷ that of one beside copies, and of copies alone ÷ those beside a GEMM.
 
 All are shares: 1 where nothing is lost. They come from a machine's own measurements if it has any, else from the model:
-small schedules are compiled and put on the virtual clock, so that they show what sweeps are priced by.
+small schedules are compiled and simulated on the virtual clock, so the losses agree with the prices that sweeps use.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def losses(
 
 
 def modelled(machine: Machine, operators: Sequence[Operator], pieces: Sequence[int], dtype: str) -> Losses:
-    """As the virtual clock has them."""
+    """The losses by the virtual clock."""
     cut: list[Decomposition] = []
     beside: list[Contending] = []
     for operator in operators:

@@ -1,4 +1,4 @@
-"""Measured times beside modelled ones: read from what `python -m tools.bench --json` keeps."""
+"""Compares measured with modelled times. Reads what `python -m tools.bench --json` stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work that a sweep models: an operation's sizes, each under a name. Read from a file, or made of ranges."""
+"""The scenarios that a sweep models: named sizes of an operation, read from a file or generated from ranges."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scenario:
     sizes: Settings
 
     def params(self, ranks: int) -> dict[str, object]:
-        """What the compiler takes for so many ranks."""
+        """The params of the scenario for the compiler, for `ranks` ranks."""
         found: dict[str, object] = {name: value for name, value in self.sizes if name != TOKENS}
         tokens = dict(self.sizes).get(TOKENS)
         if tokens is not None:
@@ -93,7 +93,8 @@ def _value(value: object, where: str) -> Value:
 
 
 def chosen(scenarios: Sequence[Scenario], only: Sequence[str]) -> tuple[Scenario, ...]:
-    """Those whose names contain one of `only`; all, if `only` is empty. Raises UsageError: a text that no name has."""
+    """The scenarios whose names contain one of `only`; all, if `only` is empty. Raises UsageError: no name contains a
+    text."""
     for text in only:
         if not any(text in s.name for s in scenarios):
             names = ", ".join(s.name for s in scenarios[:20]) + (", …" if len(scenarios) > 20 else "")
@@ -117,7 +118,7 @@ def combined(base: Sequence[Scenario], choices: Mapping[str, Sequence[Value]]) -
 
 
 def written(value: Value) -> str:
-    """A value without a space, as `--set` takes it: `8192`, `[4,2,1]`, `bf16`."""
+    """A value in the form that `--set` takes, without spaces: `8192`, `[4,2,1]`, `bf16`."""
     return "[" + ",".join(map(written, value)) + "]" if isinstance(value, tuple) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""What the rows of a table say: which schedule is best where, and how far the model is from what was measured."""
+"""Summarises the rows of a table: which schedule is best for what, and how far the model is from measurements."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fastest(rows: Iterable[Row]) -> dict[str, Row]:
 
 
 def best(rows: Iterable[Row]) -> tuple[Best, ...]:
-    """Of each case that has a time, in the order of the rows."""
+    """The best trial of each case that has a time, in the order of the rows."""
     found = []
     for members in cases(rows).values():
         ranking = list(fastest(members).values())

@@ -1,7 +1,7 @@
-"""The sweep itself: which rows are wanted, which are there, and the others made, in several processes.
+"""Runs a sweep: finds which of the requested rows are missing, and makes them in several processes.
 
-A part of the work is a scenario, a trial and a number of ranks: its graph is built once, and lowered and modelled
-for each machine. Parts know nothing of each other, so that they may be made anywhere and in any order.
+A part of the work is a scenario, a trial and a number of ranks: its graph is built once, and lowered and modelled for
+each machine. Parts are independent of each other, so any process may make them in any order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Space:
     machines: tuple[Machine, ...]
 
     def parts(self) -> Iterator[Part]:
-        """All of it."""
+        """All parts of the sweep."""
         serial = baseline(self.operation)
         for trial in self.trials:
             alike: dict[tuple[int, Trial], list[Machine]] = defaultdict(list)  # whose graphs are one
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Todo:
-    """What a table lacks: the rows of the sweep that it has, those of other sweeps, and the parts to be made."""
+    """The rows of the sweep that a table already has, the rows of other sweeps, and the parts still to be made."""
 
     done: tuple[Row, ...]
     others: tuple[Row, ...]
@@ -83,12 +83,13 @@ class Todo:
 
     @property
     def rows(self) -> int:
-        """To be made."""
+        """Number of rows still to be made."""
         return sum(len(part.machines) for part in self.parts)
 
 
 def todo(space: Space, there: Iterable[Row]) -> Todo:
-    """Rows that another version has made, or another machine of the same name, are made again."""
+    """What a sweep still has to make. Rows made by another version, or for another machine of the same name, are made
+    again."""
     known = {row.key: row for row in there}
     done: list[Row] = []
     missing: list[Part] = []
@@ -216,5 +217,5 @@ def _quiet() -> None:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""The table of a sweep: a row a trial and scenario, in a file that grows row by row and is always whole.
+"""The table of a sweep: one row for each trial and scenario, in a file that grows row by row and is always valid.
 
-A row is one line of the file, CSV or JSON by its name, and one write. What an interruption leaves is therefore a table,
-perhaps with a torn last line, which a reader leaves out.
+A row is one line of the file, CSV or JSON by the file's name, and one write. So an interrupted sweep leaves a valid
+table, except perhaps for an incomplete last line, which readers skip.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Row:
 
     @derived
     def share(self) -> float | None:
-        """Of the ideal that is reached."""
+        """The fraction of the ideal that is reached."""
         return self.ideal / self.time if self.ideal and self.time else None
 
     @property
@@ -181,7 +181,7 @@ class TableFile:
         os.close(self._file)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Rows, each once and whole."""
+        """Appends rows, each in one write."""
         for row in rows:
             line = self._line(row).encode()
             if self._json:

@@ -1,4 +1,4 @@
-"""What a sweep tries for each scenario: schedules of one operation, each with some values of what it leaves open."""
+"""The trials of a sweep: schedules of one operation, each with some values of its open parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Trial:
         return _parsed(self.text, self.schedule)
 
     def on(self, machine: Machine) -> Trial:
-        """With the machine's nodes, where the schedule asks for the GPUs of a node and the sweep leaves that open."""
+        """The trial with the machine's number of GPUs a node, if the schedule has such a param and the sweep leaves it
+        open."""
         open_ = {p.name for p in self.parsed().params} - {name for name, _ in self.params}
         if not self.trusted or "node" not in open_:
             return self

@@ -1,4 +1,4 @@
-"""What callers of the Python interface give, made plain: a numpy integer counts as the int that it is."""
+"""Normalises arguments from Python callers: for example, a numpy integer becomes an int."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEPTH = 8  # more than params nest; what lies deeper is refused where params ar
 
 
 def whole(value: object, what: str) -> int:
-    """The number: anything with `__index__`. A bool is no number, nor is 4.0 or "4"."""
+    """The value as an int: anything with `__index__`. Bools are refused, and so are 4.0 and "4"."""
     number = _index(value)
     if number is None:
         raise UsageError(f"{what} is a whole number, such as 4; given {_shown(value)}")
@@ -22,7 +22,7 @@ def whole(value: object, what: str) -> int:
 
 
 def plain(value: object, depth: int = 0) -> object:
-    """A param's value with Python's own ints in it, in lists too. What is no number stays as it is."""
+    """A param's value with Python's own ints, in lists, too. Values that are no integers stay as they are."""
     if isinstance(value, list | tuple) and depth < _DEPTH:
         return tuple(plain(v, depth + 1) for v in value)
     number = _index(value)

@@ -1,4 +1,4 @@
-"""Reading and writing files for people: whatever goes wrong is one clean sentence, and no file is half-written."""
+"""Reads and writes files for commands: every failure is one readable sentence, and no file is left half-written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_text(path: Path | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What is written to files whose names end so."""
+    """A kind of output file, known by its suffix."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -100,7 +100,8 @@ def check_target(path: Path | str) -> None:
 
 
 def write_atomic(path: Path | str, content: str | bytes) -> None:
-    """Write the whole file or nothing: aside first, then one rename. A link's target is replaced, not the link."""
+    """Writes the whole file or nothing: to a temporary file first, then one rename. If the path is a link, its target
+    is replaced, not the link."""
     check_target(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = Path(os.path.realpath(path))

@@ -1,7 +1,8 @@
-"""Records: dataclasses as JSON, read back, and their JSON Schemas. One walk over the types serves all three.
+"""Records: dataclasses as JSON, read back, and their JSON Schemas. One walk over the types serves all three purposes.
 
-A field whose type has a `Unit` is stored with the unit behind its name, and a name that is a word of Python without its
-underscore: `time: Micros` is "time_us", `class_` is "class". `object` stands for the value of a param.
+A field whose type has a `Unit` is stored with the unit appended to its name; a name with an underscore because it is a
+keyword of Python is stored without the underscore: `time: Micros` is "time_us", `class_` is "class". `object` stands
+for the value of a param.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What stands behind the names of fields."""
+    """The unit that is appended to the names of fields."""
 
     suffix: str
 
@@ -174,7 +175,8 @@ def decoded(text: str, path: str, wrong: Callable[[str, str, int, int], Exceptio
 
 
 def is_text(value: str) -> bool:
-    """JSON can spell half a character, which nothing can print, and what a terminal takes as a command."""
+    """Whether a text is safe to print: JSON can contain half a surrogate pair, which nothing can print, and control
+    characters, which a terminal would obey."""
     return not any("\ud800" <= c <= "\udfff" or (unicodedata.category(c) == "Cc" and c not in "\n\t") for c in value)
 
 

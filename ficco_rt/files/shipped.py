@@ -1,4 +1,4 @@
-"""The shipped schedules: found in a checkout and in an installed package alike."""
+"""Finds the shipped schedules, in a checkout as in an installed package."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def shipped_name(path: Path | str) -> str | None:
 
 
 def title(text: str) -> str:
-    """What a schedule says of itself: its first comment line."""
+    """A schedule's title: its first comment line."""
     for line in text.splitlines():
         if line.startswith("#"):
             return line.lstrip("# ").rstrip()
@@ -89,15 +89,16 @@ def title(text: str) -> str:
 
 
 def right(text: str) -> str:
-    """What a schedule says that it is right for, without its last mark: "Right for small work"; empty if it does not
-    say. It stands in the comment at the top, where a sentence begins so."""
+    """What a schedule is right for, from the sentence of its first comment that begins so, without the full stop:
+    "Right for small work"; empty if there is no such sentence."""
     top = [line.lstrip("# ").rstrip() for line in takewhile(lambda line: line.startswith("#"), text.splitlines())]
     found = re.search(r"(?:^|[.:;] )(Right (?:for|when|where) [^.:;]*)", " ".join(top))
     return found[1] if found else ""
 
 
 def shown(path: Path) -> str:
-    """What messages, plans and traces call a file: a shipped one the same on every machine, any other as given."""
+    """The name of a file in messages, plans and traces: for a shipped schedule the same on every machine, for any other
+    file as given."""
     base = root()
     if path.is_absolute() and path.is_relative_to(base):
         return (Path("schedules") / path.relative_to(base)).as_posix()

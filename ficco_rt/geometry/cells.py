@@ -1,4 +1,4 @@
-"""Regions of dense row-major tensors as what hardware moves: rows of one pitch."""
+"""Converts regions of dense row-major tensors into what hardware copies: rows with one pitch."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def to_logical_box(region: Region, box: Box, tensor_box: Box, logical_box: Box) 
 
 
 def to_tensor_box(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box:
-    """The other way: where a part of a region's logical box stands in the tensor."""
+    """The inverse of `to_logical_box`: the box of the tensor for a part of a region's logical box."""
     start, stop = list(tensor_box.start), list(tensor_box.stop)
     for i, d in enumerate(region.kept):
         start[d] = tensor_box.start[d] + box.start[i] - logical_box.start[i]
@@ -147,7 +147,7 @@ def to_tensor_box(region: Region, box: Box, tensor_box: Box, logical_box: Box) -
 
 
 def whole(tensor: str, rank: int, shape: tuple[int, ...]) -> Region:
-    """All of a tensor."""
+    """The region of a whole tensor."""
     return Region(tensor, rank, tuple(Axis((Interval(0, n),)) for n in shape))
 
 
@@ -316,12 +316,12 @@ def summary(region: Region) -> str:
 
 
 def way(dst: Region, src: Region, rank: int | None, part: Callable[[Region], str] = summary) -> str:
-    """A copy, from where to where, as the rank sees it; None: with all ranks named."""
+    """A copy, from where to where, from the view of a rank; None: with all ranks named."""
     return f"{called(src, rank)} → {called(dst, rank)} {part(dst)}"
 
 
 def called(region: Region, rank: int | None) -> str:
-    """The tensor as the rank sees it."""
+    """The name of the tensor from the view of a rank."""
     return region.tensor if region.rank == rank else f"{region.tensor}@{region.rank}"
 
 

@@ -1,4 +1,4 @@
-"""Attributes of queues, stages and statements: what they ask of the device."""
+"""Evaluates attributes of queues, stages and statements: the resources that they request from the device."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Attributes:
         self._values: dict[str, Callable[[Scope], int]] = {}
 
     def on(self, base: Asked, scope: Scope) -> Asked:
-        """`base` with these on top."""
+        """`base`, overridden by these attributes."""
         changes: dict[str, Any] = {a.name: self._value(a, scope) for a in self._attributes}
         return replace(base, **changes) if changes else base
 
     def common(self, base: Asked, scopes: Sequence[Scope]) -> Asked:
-        """`base` with these on top, which must come out alike on all ranks."""
+        """`base`, overridden by these attributes, which must have the same values on all ranks."""
         found = self.on(base, scopes[0])
         for a in () if self.constant else self._attributes:
             if a.name not in WORDS and any(self._value(a, s) != getattr(found, a.name) for s in scopes):

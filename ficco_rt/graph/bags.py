@@ -1,8 +1,8 @@
-"""Multisets that share their parts, so that a sum over all ranks that grows by one term costs one term.
+"""Multisets that share their parts, so that adding one term to a sum over all ranks costs one term.
 
-A bag holds numbered things, each with how often it is there, or with the intervals of k over which it is summed. Up
-to LEAF things stand in a row; more are halved by the bits of their numbers, the lowest first. So a bag has one form,
-whatever it was made of; halves are interned, and equal bags of one `Bags` are one object.
+A bag holds numbered items, each with its count, or with the intervals of k over which it is summed. Up to LEAF items
+are stored in a row; a larger bag is split into halves by the bits of the numbers, the lowest first. So the form of a
+bag does not depend on how it was made. Halves are interned: equal bags of one `Bags` are one object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bag:
         self.size: int = len(row) if halves is None else halves[0].size + halves[1].size
 
     def entries(self) -> Iterator[Entry]:
-        """All that is in it, in no order that means anything."""
+        """All entries, in no particular order."""
         if self._halves is None:
             yield from self._row
         else:
@@ -51,11 +51,11 @@ class Bags:
         self._unions: dict[tuple[int, ...], Bag] = {}
 
     def one(self, number: int, amount: Amount) -> Bag:
-        """A bag of one thing."""
+        """A bag of one item."""
         return self._row(((number, amount),))
 
     def union(self, bags: Sequence[Bag]) -> Bag:
-        """All that is in any of them, amounts added."""
+        """The union of several bags, with amounts added."""
         if len(bags) == 1:
             return bags[0]
         key = tuple(map(id, bags))

@@ -1,4 +1,4 @@
-"""Sizes: the values of params and types, and every tensor's shape on every rank."""
+"""Binds sizes: the values of params and types, and every tensor's shape on every rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ MOST_BYTES = 2**46  # of one tensor on one rank
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A schedule's sizes on so many ranks: every param and type, every tensor's shape, and what expressions see."""
+    """The sizes of a schedule on `ranks` ranks: every param and type, every tensor's shape, and the scope of
+    expressions."""
 
     values: Mapping[str, Any]  # of params
     types: Mapping[str, Dtype]

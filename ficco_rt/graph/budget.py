@@ -1,12 +1,12 @@
-"""What one schedule may cost the compiler: no text makes it run for hours or fill the memory.
+"""Limits what one schedule may cost the compiler, so that no text makes it run for hours or fill the memory.
 
-The text itself is bounded (`ficco_dsl.parser`: bytes, words, depth). What grows faster than the text is counted here,
-as it comes into being, and refused at the statement that goes too far. Each kind of thing has a most of its own, which
-bounds memory. All kinds together draw on one meter of steps, which bounds time: a step is about a microsecond of one
-core. FICCO_MAX_OPS scales all of it. How many ranks there are the user says and not the text: beyond 8 ranks the meter
+The text itself is bounded (`ficco_dsl.parser`: bytes, words, depth). Whatever grows faster than the text is counted
+here while it is created, and refused at the statement that exceeds a limit. Each kind of object has a limit of its own,
+which bounds memory. All kinds together draw on one meter of steps, which bounds time: a step is about a microsecond of
+one core. FICCO_MAX_OPS scales all limits. The user and not the text sets the number of ranks: beyond 8 ranks the meter
 grows, to 4.9 times as much at 256 ranks and no further, and so does the number of statements. Memory does not grow.
 
-Counts, not clocks: the same text has the same answer on every machine.
+The budget counts and does not measure time, so the same text gets the same answer on every machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLLECTIVES_WAY_OUT = f"take fewer collectives or ranks, {RAISE}"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Something that a compilation has many of."""
+    """A kind of object that a compilation makes many of."""
 
     what: str  # in the plural
     most: float  # as a multiple of FICCO_MAX_OPS
@@ -138,16 +138,16 @@ def most_ops() -> int:
 
 
 def growth(ranks: int) -> float:
-    """How much longer a compilation may take for so many ranks than for few."""
+    """How much longer a compilation may take for `ranks` ranks than for few."""
     beyond = (ranks - RANKS) / (MOST_RANKS - RANKS)
     return 1 + (MOST_GROWTH - 1) * min(1.0, max(0.0, beyond))
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Nothing inside is searched for cycles. Compilations and modelled runs make many small values and few cycles, and
-    the search would take a third of their time. What was made counts as old behind it, and is searched when all of the
-    process's memory is."""
+    """Context manager that disables Python's cyclic garbage collection. Compilations and modelled runs make many small
+    values and few cycles, and the collection would take a third of their time. Objects made inside count as old
+    afterwards, and are searched with all of the process's memory."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -184,7 +184,7 @@ _METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
 
 @contextmanager
 def one_meter(ranks: int) -> Iterator[None]:
-    """Budgets that are made inside draw on one meter: what stands inside is one compilation, for so many ranks."""
+    """Context manager for one compilation, on `ranks` ranks: budgets that are created inside draw on one meter."""
     token = _METER.set(_METER.get() or _Meter(ranks))
     try:
         yield
@@ -193,7 +193,7 @@ def one_meter(ranks: int) -> Iterator[None]:
 
 
 class Budget:
-    """Counts down, and refuses the statement at which it goes below zero. One object a build or pass.
+    """Counts down, and refuses the statement at which it falls below zero. Each build or pass has its own.
 
     >>> Budget(PROOF_PIECES).spend(8, span)
     """

@@ -1,4 +1,4 @@
-"""What claims are made of, and its shapes: whether the parts of a claim fit together, of a text or of a stored plan."""
+"""Checks that the parts of a claim fit together, and computes its shapes, for claims of a text or of a stored plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def shapes_of(value: ClaimValue, ranks: int, kinds: Mapping[str, str]) -> Shapes
 
 
 def product_shapes(left: Shapes, right: Shapes) -> Shapes:
-    """Of a product on each rank. Raises Misfit."""
+    """The shape of a product on each rank. Raises Misfit."""
     for rank, (a, b) in enumerate(zip(left, right, strict=True)):
         if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
             raise Misfit(f"{shape_words(a)} times {shape_words(b)} on rank {rank} is no matrix product")
@@ -73,7 +73,7 @@ def product_shapes(left: Shapes, right: Shapes) -> Shapes:
 
 
 def combined_shapes(value: Combined, shapes: Shapes) -> Shapes:
-    """Of a collective's value on each rank, of operands of these shapes. Raises Misfit."""
+    """The shape of a collective's value on each rank, for operands of these shapes. Raises Misfit."""
     ranks, dims, kind = len(shapes), len(shapes[0]), value.kind
     if not 0 <= value.axis < min(dims, 2):
         raise Misfit(f"{kind} along axis {value.axis} of {dims} dimensions")

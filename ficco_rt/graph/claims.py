@@ -1,4 +1,4 @@
-"""`computes` lines: from the text to exact regions, with shapes checked and outputs covered."""
+"""Binds `computes` lines: from the text to exact regions, with checks of the shapes and that outputs are covered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectives do to symbolic values: alike for the vendors' operations and for `computes` lines."""
+"""Applies collectives to symbolic values, for the vendors' operations and for `computes` lines alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two symbolic values differ, in words."""
+"""Describes in words where two symbolic values differ."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def elements(value: Terms) -> set[Element]:
 
 
 def twice(value: Terms) -> Terms:
-    """The terms that are there more than once, once each."""
+    """The terms that occur more than once, each listed once."""
     inputs = tuple((e, 1) for e, n in value.inputs if n > 1)
     products = ((term, _covered(joined(intervals, _covered(intervals)))) for term, intervals in value.products)
     return Terms(inputs, tuple((term, again) for term, again in products if again))

@@ -1,7 +1,7 @@
-"""Values of a schedule's expressions: each expression becomes a function of the names in scope.
+"""Evaluates expressions of a schedule: each expression is compiled into a function of the names in scope.
 
-Compiling once and calling often keeps the expansion of large schedules fast; a loop variable costs
-one dictionary look-up.
+Compiling an expression once and calling it often keeps the expansion of large schedules fast; a loop variable costs one
+dictionary look-up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def refuse(mistakes: Collection[Diagnostic], kind: type[ScheduleError] = Schedul
 
 
 def first_of(mistakes: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Those that stand first in the text."""
+    """The mistakes that come first in the text."""
     return tuple(sorted(mistakes, key=lambda d: (d.span.line, d.span.column))[:MOST_MISTAKES])
 
 
@@ -321,7 +321,7 @@ def _comprehension(e: n.Comprehension) -> Function:
 
 
 def copied(scope: Scope, span: Span) -> Scope:
-    """A scope of its own for the inside of a loop."""
+    """A new scope for the body of a loop."""
     scope[STEPS].spend(1 + len(scope) // 8, span)
     return dict(scope)
 

@@ -1,9 +1,9 @@
 """The graph: what each rank computes and moves, on exact regions. No streams, events or machine yet.
 
-`Graph.ops` stand in the order of the schedule's one meaning: stage by stage, phase by phase, rank by
-rank, and in text order within a rank. `Graph.deps[i]` are the earlier ops that op i must follow.
+`Graph.ops` have the order of the schedule's meaning: stage by stage, phase by phase, rank by rank, and in text order
+within a rank. `Graph.deps[i]` are the earlier ops that op i must follow.
 
-An op is a body, which says what is done, and a `Where`. Plans hold the same bodies.
+An op consists of a body, which says what is done, and a `Where`. Plans hold the same bodies.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a queue, stage or statement asks of the device; None leaves the choice to the compiler."""
+    """The resources that a queue, stage or statement requests from the device; None leaves the choice to the
+    compiler."""
 
     priority: Priority | None = None
     smem: int | None = None  # bytes of dynamic shared memory a block
@@ -67,7 +68,8 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSettings:
-    """What a queue asks of the vendor's library of collectives; None leaves the choice to the library."""
+    """The settings that a queue requests from the vendor's library of collectives; None leaves the choice to the
+    library."""
 
     ctas: Count | None = None  # blocks of a collective's kernel at most, each on a multiprocessor; 0: none where it can
     threads: Positive | None = None  # of such a block, at most
@@ -102,8 +104,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What an op does. What each kind of body means to the levels is in its record (`kinds`). The kinds that other
-    levels look into stand here; a body of which they ask nothing but its record stands in its module in `ops`."""
+    """What an op does. The record of its kind (`kinds`) has what each level needs to know. Bodies whose fields other
+    levels read are defined here; bodies that other levels use only through the record are defined in their module in
+    `ops`."""
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -217,8 +220,8 @@ def by_call(items: Iterable[T], body: Callable[[T], Body]) -> Iterator[list[T]]:
 
 
 def heard(call: Collective, rank: int, ranks: int) -> Sequence[int]:
-    """The ranks whose calls have begun when this rank's call ends. NOTE a library may buffer what is sent: of the rank
-    that it sends to, a send_recv knows nothing."""
+    """The ranks whose calls have certainly begun when this rank's call ends. NOTE a library may buffer what is sent, so
+    the end of a send_recv says nothing about the rank that it sends to."""
     if call.kind != "send_recv":
         return range(ranks)
     return (rank, call.by) if call.writes else (rank,)
@@ -265,7 +268,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """What is done, and where."""
+    """A body and where it is executed."""
 
     where: Where
     body: Body
@@ -351,7 +354,7 @@ class Claim:
     within: tuple[Dtype, ...] = ()
 
     def admits(self, dtype: Dtype, own: Dtype) -> bool:
-        """May what the target, of type `own`, is made of be rounded to `dtype` on its way?"""
+        """Whether intermediate values of a target of type `own` may be rounded to `dtype`."""
         return any(holds(dtype, admitted) for admitted in (own, *self.within))
 
 

@@ -1,4 +1,5 @@
-"""The kinds of operation. A new one has a line here; all that levels ask of it is in its module in `ops`."""
+"""The list of kinds of operation. A new kind needs a line here; its module in `ops` has everything that the levels
+need."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def settings(body: ir.Body) -> tuple[object, ...]:
 
 
 def done(body: ir.Body, rank: int, size: Size) -> tuple[int, int, int | None, int]:
-    """Bytes and operations of a work of the rank, the one other rank that it copies to or from, and the bytes in other
-    ranks' memory of what is no copy."""
+    """Bytes and operations of a work of the rank, the one other rank that it copies to or from, and, if it is no copy,
+    its bytes in other ranks' memory."""
     moved = kind_of(body).moved(body, size)
     if kind_of(body).side == "moves":
         return moved, 0, next((r.rank for r in (*body.reads, *body.writes) if r.rank != rank), None), 0

@@ -1,4 +1,4 @@
-"""Dependencies between ops, from the regions that they touch."""
+"""Finds the dependencies between ops from the regions that they touch."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What the roundings of a schedule add up to: on random inputs, and on inputs of one sign.
+"""Estimates what the roundings of a schedule add up to, on random inputs and on inputs of one sign.
 
 The ops are taken in an order in which they can happen. Each element carries
 
 * its *value*: the mean square on random inputs. As the squares of its terms add up, it is also the number of terms, and
   so the element where all inputs are 1;
-* its *error*: the mean square on random inputs. Roundings are as often up as down, so that their squares add up;
-* the share that is *lost* at most on inputs of one sign. There partial sums only grow. A store to a type with unit
-  roundoff u changes the sum by the share u at most, and nothing makes the next store change it the other way.
+* its *error*: the mean square on random inputs. Roundings go up as often as down, so their squares add up;
+* the largest share that can be *lost* on inputs of one sign. There partial sums only grow. A store to a type with unit
+  roundoff u changes the sum by the share u at most, and the next store may change it in the same direction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a legal op is: a list of rules, run on every op that `build` makes and on every graph given to `prove`.
-Plans are held to the same ones (`plan/plan_rules.py`).
+"""Rules of a legal op, which run on every op that `build` makes and on every graph given to `prove`. Ops of plans must
+follow the same rules (`plan/plan_rules.py`).
 
-A rule takes what is done, and the rank that does it. It returns what is wrong, or None. Shapes are logical (several
+A rule takes the body of an op and the rank that runs it. It returns what is wrong, or None. Shapes are logical (several
 segments count as one dimension).
 """
 
@@ -30,7 +30,7 @@ def regions_lie_inside(body: ir.Body, rank: int, tensors: Tensors) -> str | None
 
 
 def indices_name_one(body: ir.Body, rank: int, tensors: Tensors) -> str | None:
-    """A dimension that an index fixes is absent from a region's shape, so it has one element there."""
+    """A dimension that an index fixes is not part of a region's shape, so the region has one element there."""
     for region in (*body.reads, *body.writes):
         for d, axis in enumerate(region.axes):
             if axis.dropped and axis.size != 1:
@@ -58,7 +58,7 @@ def writes_are_single(body: ir.Body, rank: int, tensors: Tensors) -> str | None:
 
 
 def settings_fit(asked: ir.CollectiveSettings) -> str | None:
-    """What a library of collectives can be asked for."""
+    """Settings of a library of collectives are ones that a library supports."""
     if asked.ctas is not None and not 0 <= asked.ctas <= MOST_CTAS:
         return f"ctas = {asked.ctas}; it is 0 to {MOST_CTAS}"
     if asked.threads is not None and (not 2 * WARP <= asked.threads <= MOST_THREADS or asked.threads % WARP):

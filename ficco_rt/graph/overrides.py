@@ -1,8 +1,8 @@
-"""What a caller says of a schedule's queues, in place of its text: `compute.sms = 100`, `vendor.ctas = 8`, and
-`kernel = vendor` of all queues of multiprocessors.
+"""Overrides of a schedule's queue attributes by the caller: `compute.sms = 100`, `vendor.ctas = 8`, and `kernel =
+vendor` for all queues of multiprocessors.
 
-It stands among the params that a caller gives, and changes the syntax tree as if the queue itself said so. `None`, or
-the word `none`, takes an attribute away. `written` says the same in a text, for a copy of the schedule.
+Callers give overrides among the params. An override changes the syntax tree as if it were written at the queue. `None`,
+or the word `none`, removes an attribute. `written` applies overrides to the text of a schedule, for a copy of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The proof: pushing symbolic values through the ops shows that every output holds what `computes` says.
+"""The proof: pushes symbolic values through the ops, and checks that every output holds what `computes` says.
 
-No numbers are run. The ops of a graph are taken in the order of the schedule's meaning; that the plan keeps this
-meaning is the work of `link` (dependencies) and of the plan's check (every conflicting pair is ordered). Those of a
-stored plan are taken in an order that the check has found (`plan/prove.py`).
+No numbers are computed. The ops of a graph are taken in the order of the schedule's meaning; `link` (dependencies) and
+the plan's check (every conflicting pair is ordered) ensure that the plan keeps this meaning. The ops of a stored plan
+are taken in an order that the check has found (`plan/prove.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def meaning(graph: ir.Graph) -> list[Step]:
 
 
 class Proof:
-    """The values of all tensors while the steps go by. `error` is raised where they become too many."""
+    """The values of all tensors while ops are executed symbolically. `error` is raised if there are too many values."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class Proof:
         return Trails(self.steps, self.tensors)
 
     def mistaken(self) -> tuple[Diagnostic, ...]:
-        """What is wrong; nothing if all claims hold."""
+        """The mistakes; empty if all claims hold."""
         self.run()
         if not self.mistakes:
             self.compare()
         return first_of(self.mistakes.values())
 
     def run(self) -> None:
-        """Push the values through every step."""
+        """Pushes the values through every step."""
         begun = 0
         for members in ir.by_call(self.steps, lambda step: step.body):
             step, body = members[0], members[0].body
@@ -202,7 +202,7 @@ class Proof:
     # -- the claims
 
     def compare(self) -> None:
-        """Hold every claimed element against the claim; of unproven outputs see that they are written."""
+        """Compares every claimed element with the claim; checks that unproven outputs are written."""
         for tensor in self.tensors.values():
             if tensor.unproven:
                 self._see_written(tensor)

@@ -1,4 +1,4 @@
-"""From regions as written (`G.rows(p of ranks, c of chunks) @ p`) to exact regions."""
+"""Converts regions as written (`G.rows(p of ranks, c of chunks) @ p`) into exact regions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`+=`: which products begin a sum."""
+"""Turns the first `+=` on uninitialised memory into `=`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .evaluate import refuse
 
 
 def begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple[ir.Op, ...]:
-    """The first `+=` on an element starts from zero: it becomes `=`."""
+    """Turns the first `+=` on an element, which starts from zero, into `=`."""
     summed = {g.out.tensor for op in ops if isinstance(g := op.body, ir.Gemm) and g.accumulate}
     if not summed:
         return tuple(ops)

@@ -8,9 +8,9 @@ A value describes all elements of a box at once. An element at coordinates x hol
 where f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset.
 Coordinates are those of the tensor that holds the value, so cutting a box never changes its value.
 
-A sum keeps apart what of it depends on x: all terms that pick their coordinates alike are one group, a bag of sources
-(`bags`) behind its coordinates. The partial products of all ranks are such a group. To move a value changes the
-coordinates of its groups only, and to add a term shares all others.
+All terms of a sum that pick their coordinates alike form one group: the coordinates, and a bag of sources (`bags`),
+which does not depend on x. The partial products of all ranks are such a group. Moving a value changes only the
+coordinates of its groups, and adding a term shares all other terms.
 
 Values are interned: equal values are one object within an `Algebra`.
 """
@@ -135,7 +135,7 @@ class Algebra:
 
     @property
     def origin(self) -> Span:
-        """The statement that the proof is at: who makes values without end is told there."""
+        """The current statement of the proof: errors about too many values name it."""
         return self._bags.origin
 
     @origin.setter
@@ -143,7 +143,7 @@ class Algebra:
         self._bags.origin = origin
 
     def look_at(self, pieces: int) -> None:
-        """Pay for pieces of tensors."""
+        """Charges the budget for pieces of tensors."""
         self._cells.spend(pieces, self.origin)
 
     def _intern(self, value: Sum) -> Sum:
@@ -367,7 +367,7 @@ def multiply(algebra: Algebra, left: Pieces, right: Pieces, shape: tuple[int, in
 
 
 def transposed(algebra: Algebra, pieces: Pieces) -> Pieces:
-    """Rows for columns."""
+    """The value with rows and columns exchanged."""
     return [(Box(box.start[::-1], box.stop[::-1]), algebra.moved(value, ((1, 0), (0, 0)))) for box, value in pieces]
 
 
@@ -397,7 +397,7 @@ def to_logical(algebra: Algebra, region: Region, tensor_box: Box, logical_box: B
 
 
 def to_tensor(algebra: Algebra, region: Region, tensor_box: Box, logical_box: Box, value: Sum) -> Sum:
-    """The other way: a logical value as the tensor's elements hold it."""
+    """The inverse of `to_logical`: a logical value in the coordinates of the tensor."""
     axes = tuple((d, logical_box.start[i] - tensor_box.start[d]) for i, d in enumerate(region.kept))
     held = algebra.moved(value, axes)
     return algebra.unfixed(held, tensor_box) if 1 in tensor_box.shape else held

@@ -1,4 +1,4 @@
-"""A graph as stable text, for reading."""
+"""Prints a graph as stable text, for reading."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which statements brought a wrong value: from the statement that used it back to the inputs.
+"""Finds which statements produced a wrong value, from the statement that used it back to the inputs.
 
-A value is often wrong because a copy sent another piece than the one that its reader takes for granted. The proof sees
-that at the output. The trail leads back from there through copies, products and sums, and names the copies.
+A value is often wrong because a copy sent another piece than its reader expects. The proof finds the mistake at the
+output. The trail leads from there back through copies, products and sums, and names the copies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Input: TypeAlias = tuple[str, int]  # a tensor and a rank
 
 
 class Trails:
-    """Looks for what brought parts of tensors to where they are. `tensors` are all of the steps'."""
+    """Finds the ops that brought values into parts of tensors. `tensors` are those of all steps."""
 
     def __init__(self, steps: Sequence[Step], tensors: Mapping[str, ir.Tensor]) -> None:
         self.steps = steps

@@ -1,12 +1,13 @@
-"""Which blocks fit beside each other on a multiprocessor, from what blocks take and what the device has.
+"""Computes which blocks fit together on a multiprocessor, from the needs of the blocks and the limits of the device.
 
-A block takes registers, shared memory, threads, and one of the multiprocessor's places for blocks. Registers lie in
-four parts. A block's warps are spread evenly over the parts, and a warp's registers lie in one part: so blocks of
-several kernels fit if each part has room for its share of their warps. Sources: CUDA's occupancy calculator; LLVM's
-AMDGPU usage guide, GPR allocation.
+A block takes registers, shared memory, threads, and one of the multiprocessor's block slots. The register file has four
+partitions. A block's warps are spread evenly over the partitions, and each warp's registers are in one partition. So
+blocks of several kernels fit if each partition has room for its share of their warps. Sources: CUDA's occupancy
+calculator; LLVM's AMDGPU usage guide, GPR allocation.
 
-NOTE which parts get a warp more, where a block's warps do not divide by four, is free here. For blocks of one kernel
-that gives what the calculator and the driver's query say. `tests/gpu/test_block_fit.py` measures what a GPU does.
+NOTE if the number of a block's warps is no multiple of four, any partitions may get the additional warps here. For
+blocks of one kernel the result is that of the calculator and of the driver's query. `tests/gpu/test_block_fit.py`
+measures what a GPU does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Resource: TypeAlias = Literal["registers", "shared memory", "threads", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a block of a kernel takes; sizes in bytes."""
+    """The resources of a block of a kernel; sizes in bytes."""
 
     kernel: str
     threads: int
@@ -57,7 +58,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a multiprocessor has left; `smem` is what one more block may ask for, static and dynamic."""
+    """The free resources of a multiprocessor; `smem` is what one more block may request, static and dynamic."""
 
     registers: int
     smem: int
@@ -122,7 +123,7 @@ def fits(blocks: Sequence[Several], limits: Limits) -> bool:
 
 
 def left(blocks: Sequence[Several], limits: Limits) -> Left:
-    """What remains beside blocks that fit."""
+    """The resources that remain beside blocks that fit."""
     has, taken = _has(limits), [(_takes(s.block, limits), s.count) for s in blocks]
     smem = limits.smem_per_sm - sum(t.smem * n for t, n in taken)
     return Left(

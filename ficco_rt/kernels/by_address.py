@@ -1,8 +1,8 @@
-"""The host's half of the GEMMs that read operands by address, `src/sm80_gemm.cu` and `src/mfma_gemm.hip`: which works
-they take, their table, and the kernel's parameters.
+"""Host code of the GEMMs that read operands by address, `src/sm80_gemm.cu` and `src/mfma_gemm.hip`: the works that they
+accept, their table, and the kernel's parameters.
 
-Used as `sm90.tables`, less the tensor maps: `build` a launch of the works' geometry, put its table's constants into
-device memory with zeroed scratch after it, launch with `PackedLaunch.parameters(…)`.
+Use it like `sm90.tables`, without tensor maps: `build` a launch from the works' geometry, copy its table's constants
+into device memory with zeroed scratch after them, and launch with `PackedLaunch.parameters(…)`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Variant:
 
     @property
     def registers(self) -> int:
-        """Of a thread, at most."""
+        """Registers of a thread, at most."""
         raise NotImplementedError
 
     def smem(self, stages: int) -> int:
@@ -67,13 +67,13 @@ class Variant:
         return min(self.most_stages, budget // self.smem(1))
 
     def options(self, signature: Signature, arch: str) -> tuple[str, ...]:
-        """What its source is compiled with."""
+        """The compiler options of its source."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLaunch:
-    """A launch, ready but for device addresses."""
+    """A launch, complete except for device addresses."""
 
     table: Table
     stages: int
@@ -189,14 +189,14 @@ class Way(Generic[V]):
 
 
 class AddressFamily(Family[V]):
-    """The family of such a source."""
+    """The family of a source whose GEMM reads operands by address."""
 
     longest: int  # bytes of a stored row
     memory: str = "shared memory"
 
     @abstractmethod
     def ways(self, left: Window, request: GemmRequest, limits: Limits) -> Iterator[Way[V]]:
-        """What may be chosen where nothing is left for other kernels."""
+        """The configurations to choose from if nothing is left free for other kernels."""
 
     @abstractmethod
     def estimate(

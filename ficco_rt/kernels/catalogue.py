@@ -1,4 +1,4 @@
-"""Kernels by their names in plans, and the facts of each that other levels count with."""
+"""Kernels by their names in plans, with the facts that other levels use, such as tiles and clusters."""
 
 from __future__ import annotations
 

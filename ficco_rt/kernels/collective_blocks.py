@@ -1,13 +1,13 @@
-"""What blocks of the vendor's collectives take of a multiprocessor, by version of the library.
+"""The resources of a multiprocessor that blocks of the vendor's collectives take, by version of the library.
 
-NCCL. Registers and static shared memory were read from the binaries of 2.28.9 and 2.32.3 for sm_90; a version between
-is taken to have what the later one has. The rest is in NCCL's source. Dynamic shared memory is that of 20 warps,
-whatever a block has (ncclShmemDynamicSize, src/include/device.h). Threads are NCCL_NTHREADS with the simple protocol,
-one warp more by rings and four more by trees (src/enqueue.cc), and 640 (NCCL_MAX_NTHREADS) with the protocol LL128 and
-for sends. NOTE which of these the library takes, it decides for each call: large messages go by the simple protocol.
+NCCL. Registers and static shared memory were read from the binaries of 2.28.9 and 2.32.3 for sm_90; versions between
+them are assumed to equal the later one. The rest is from NCCL's source. Dynamic shared memory is that of 20 warps,
+however many a block has (ncclShmemDynamicSize, src/include/device.h). Threads are NCCL_NTHREADS with the simple
+protocol, one warp more by rings and four more by trees (src/enqueue.cc), and 640 (NCCL_MAX_NTHREADS) with the protocol
+LL128 and for sends. NOTE the library chooses the protocol for each call: large messages use the simple protocol.
 
-RCCL. Nothing was measured: threads and four waves' scratch by its source, NCCL's static memory, and as many vector
-registers as a wave without accumulators may have.
+RCCL. Nothing was measured. Threads and scratch for four waves are from RCCL's source; static memory is taken from NCCL;
+the number of vector registers is the most that a wave without accumulators may have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The host's half of src/copy_rows.cu, the kernel that copies inside a device in place of a graph's own copies."""
+"""Host code of src/copy_rows.cu, the kernel that replaces a graph's own copies within a device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ROWS = struct.Struct("<6Q")  # CopyRows of src/copy_rows.h
 
 
 def blocks(size: int) -> int:
-    """Of a launch that copies so many bytes."""
+    """Number of blocks of a launch that copies this many bytes."""
     return max(1, min(MOST, -(-size // PIECE)))
 
 
 def argument(to: int, of: int, width: int, rows: int = 1, to_pitch: int = 0, of_pitch: int = 0) -> bytes:
-    """Of a launch that copies `rows` rows of `width` bytes. Pitches are bytes from row to row."""
+    """The argument of a launch that copies `rows` rows of `width` bytes. Pitches are bytes from row to row."""
     return _ROWS.pack(to, of, width, rows, to_pitch, of_pitch)

@@ -1,4 +1,4 @@
-"""The host's half of src/device_barrier.cu, the kernel by which devices that share no events have barriers."""
+"""Host code of src/device_barrier.cu, the kernel that implements barriers between devices that share no events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The families of kernels, in order of preference, and the questions that are asked of all of them."""
+"""The families of kernels, in order of preference, and the functions that query all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BY_NAME: dict[str, Family[Any]] = {f.name: f for f in (*NAMED, USER)}
 
 
 def family_of(kernel: str) -> Family[Any]:
-    """Whose kernel it is; a name that is not ours is a user's."""
+    """The family of a kernel; names that are not ours are users' kernels."""
     return _BY_KERNEL.get(kernel, USER)
 
 
@@ -37,17 +37,17 @@ def footprints(limits: Limits) -> tuple[Footprint, ...]:
 
 
 def fitting(request: GemmRequest, arch: str) -> Family[Any]:
-    """The first family on this architecture that takes the works, whatever attributes they ask for."""
+    """The first family on this architecture that accepts the works, regardless of the requested attributes."""
     return next(f for f in FAMILIES if f.serves(arch) and f.fits(request) is None)
 
 
 def tensor_core_families(arch: str) -> tuple[Family[Any], ...]:
-    """Those that use an architecture's tensor cores."""
+    """The families that use an architecture's tensor cores."""
     return tuple(f for f in FAMILIES if f.instructions and f.serves(arch))
 
 
 def reached(kernel: str, device: Device, dtype: str) -> float:
-    """The share of a device's rate of large GEMMs that a kernel reaches."""
+    """The fraction of a device's rate of large GEMMs that a kernel reaches."""
     return family_of(kernel).reached(device, dtype)
 
 
@@ -108,6 +108,6 @@ def pace(config: KernelConfig, device: Device, dtype: str) -> Pace:
 
 
 def tables(config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
-    """What a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses of the
-    flags of `config.resets`."""
+    """The tables that a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses
+    of the flags of `config.resets`."""
     return _BY_NAME[config.family].tables(config, works, resets)

@@ -1,8 +1,8 @@
-"""What every family of kernels answers, and the values that it is asked with and answers by.
+"""The interface of every family of kernels, with the types of its requests and answers.
 
-Two questions come before memory exists. `choose`: which kernel for these works, and with how much shared memory?
-`configure`: how is it launched? Both are pure, and their answers hold no address. When memory exists, `tables` writes
-the works down as the kernel reads them, with addresses and without a decision.
+Two functions are called before memory exists: `choose` selects the kernel for given works, and its shared memory;
+`configure` says how the kernel is launched. Both are pure, and their results hold no address. When memory exists,
+`tables` writes the works in the form that the kernel reads, with addresses and without further decisions.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ class KernelConfig:
 
     @property
     def together(self) -> int:
-        """Blocks that begin side by side or not at all. Of a library's kernel nobody tells: as many as may be."""
+        """Number of blocks that begin together or not at all. For a library's kernel it is unknown, so the largest
+        possible number is used."""
         return MOST_CLUSTER if self.matmuls else self.cluster
 
 
@@ -176,7 +177,7 @@ class Tables:
 
 
 def tables_of(table: Table, arguments: Callable[[int, int, Encode], list[bytes]]) -> Tables:
-    """Of a kernel that reads such a table."""
+    """The tables of a kernel that reads such a table."""
     return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments, table.tile_works)
 
 
@@ -198,21 +199,22 @@ class Compiled(Variant, Protocol):
 
     @property
     def warps(self) -> int:
-        """Of a block, that store a tile."""
+        """Number of warps of a block that store a tile."""
 
     @property
     def threads(self) -> int: ...
 
     @property
     def registers(self) -> int:
-        """Of a thread, at most."""
+        """Registers of a thread, at most."""
 
 
 V = TypeVar("V", bound=Variant)
 
 
 class Family(ABC, Generic[V]):
-    """Kernels made of one source. All that depends on the family stands in its folder; `families.FAMILIES` names it."""
+    """Kernels made of one source. Everything that depends on the family is in its folder; `families.FAMILIES` lists the
+    families."""
 
     name: str
     source: str = ""  # a file of kernels/src
@@ -220,11 +222,12 @@ class Family(ABC, Generic[V]):
     instructions: str = ""  # of tensor cores; empty: it uses none
 
     def serves(self, arch: str) -> bool:
-        """Whether it runs there."""
+        """Whether the family runs on an architecture."""
         return True
 
     def made_for(self, arch: str) -> bool:
-        """Whether it runs there at the tensor cores' rate, so that the vendor's library is not asked in its place."""
+        """Whether the family reaches the tensor cores' rate on an architecture, so that the vendor's library need not
+        replace it."""
         return bool(self.instructions) and self.serves(arch)
 
     def reached(self, device: Device, dtype: str) -> float:

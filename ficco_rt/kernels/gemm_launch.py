@@ -1,4 +1,4 @@
-"""A launch of products as the families for tensor cores take it."""
+"""A launch of products as a single value, in the form that the tensor-core families use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class MatrixGemm:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of the pieces that outputs come in, of all works."""
+        """Number of rows of each piece of the outputs, of all works."""
         return tuple(s.size for w in self.works for s in w.out_rows)
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Of the pieces that an output's columns come in, of one work."""
+        """Number of columns of each piece of an output, of one work."""
         return tuple(s.size for s in self.works[0].out_columns)
 
     @property
@@ -38,7 +38,7 @@ class MatrixGemm:
 
     @property
     def addends(self) -> int:
-        """That are added to a product, at most."""
+        """Number of addends of a product, at most."""
         return max(len(w.addends) for w in self.works)
 
 

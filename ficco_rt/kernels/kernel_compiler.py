@@ -1,9 +1,9 @@
-"""Kernel source to machine code by the vendor's run-time compiler, with a cache on disk that processes share.
+"""Compiles kernel source by the vendor's run-time compiler, with a cache on disk that processes share.
 
-An entry's name is a hash of source, included headers, options and compiler version; its content carries a hash of name
-and code, so that a torn, damaged or exchanged one is seen. An entry is the user's alone: one of another owner, one that
-others may read or write, or a link is passed over. What is passed over is made again. Entries are written aside and
-published by a rename.
+An entry's name is a hash of source, included headers, options and compiler version; its content includes a hash of name
+and code, so that torn, damaged or exchanged entries are detected. An entry must be private to the user: entries of
+other owners, entries that others may read or write, and links are ignored. An ignored entry is compiled again. Entries
+are written to a temporary file and published by a rename.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks that leave room for others: `leave = nccl`, `leave = 100 KiB`."""
+"""Computes the blocks of a launch that leave room for other blocks: `leave = nccl`, `leave = 100 KiB`."""
 
 from __future__ import annotations
 

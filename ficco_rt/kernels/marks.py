@@ -1,4 +1,5 @@
-"""The host's half of `src/marks.h`: kernels that mark times of their tiles, and what marks say of a launch's works."""
+"""Host code of `src/marks.h`: kernels that record the times of their tiles (marks), and the times of works computed
+from marks."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ Marks = npt.NDArray[Any]  # of MARK, one for each tile
 
 
 def marking(config: KernelConfig) -> KernelConfig:
-    """The kernel's twin that marks. It is launched alike, with the address of the marks as one more argument.
+    """The instrumented variant of a kernel, which records marks. It is launched like the kernel, with the address of
+    the marks as one more argument.
 
-    The entry has a name of its own, by which it is defined where the kernel's is."""
+    The instrumented entry has its own name; the macro that defines the entry is redefined accordingly."""
     entry = f"marked_{config.entry}"
     options = (f"{o.partition('=')[0]}={entry}" if o.endswith(f"={config.entry}") else o for o in config.options)
     return replace(config, entry=entry, options=(*options, "-DMARKS=1"))

@@ -1,4 +1,4 @@
-"""What a device gives to blocks, and what a text's resources leave of it."""
+"""The limits of a device for blocks, and the range that a text's resources (residency, shared memory) leave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..machine.model import Device
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device gives to blocks; sizes in bytes."""
+    """The limits of a device for blocks; sizes in bytes."""
 
     arch: str
     sms: int
@@ -27,13 +27,13 @@ class Limits:
 
     @property
     def max_threads(self) -> int:
-        """Of all blocks of a multiprocessor."""
+        """Threads of all blocks of a multiprocessor, at most."""
         return self.warp * self.max_warps
 
 
 def at_once(sms: int, fitting: int, limits: Limits) -> int:
-    """Blocks that are at work at once of a launch on at most `sms` multiprocessors, each of which holds `fitting`.
-    NOTE the device spreads blocks over all multiprocessors: on fewer than all, so many blocks as multiprocessors."""
+    """Blocks that are at work at once of a launch on at most `sms` multiprocessors, each of which holds `fitting`. NOTE
+    the device spreads blocks over all multiprocessors: a launch limited to fewer has one block for each."""
     return sms * max(1, fitting) if sms == limits.sms else sms
 
 

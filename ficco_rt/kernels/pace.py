@@ -1,4 +1,5 @@
-"""What a launch's tiles take on a device: the price of a kernel, as its family gives it."""
+"""The times of a launch's tiles on a device, as the kernel's family gives them. The virtual clock prices products by
+them."""
 
 from __future__ import annotations
 

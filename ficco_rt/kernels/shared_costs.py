@@ -1,4 +1,5 @@
-"""What the families' cost models share. Their units are their own: they rank the variants of one family."""
+"""The part of the cost models that families share. Each model has its own units, and ranks variants of one family
+only."""
 
 from __future__ import annotations
 

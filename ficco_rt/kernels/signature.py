@@ -1,4 +1,4 @@
-"""What a tensor-core GEMM is compiled for, apart from its tile."""
+"""The properties for which a tensor-core GEMM is compiled, apart from its tile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sources are compiled with for an architecture, and what it can do that launches make use of."""
+"""Compiler options for an architecture, and its features that launches use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def compute_capability(arch: str) -> int | None:
 
 
 def options(arch: str) -> tuple[str, ...]:
-    """What every source is compiled with."""
+    """Compiler options of every source."""
     if compute_capability(arch) is not None:
         return ("-std=c++17", f"-arch={arch}")
     return ("-std=c++17", "-O3", f"--offload-arch={arch}")

@@ -1,6 +1,6 @@
-"""The table of tiles that the blocks of a tensor-core GEMM read, made of the works of a launch.
+"""The table of tiles that the blocks of a tensor-core GEMM read, built from the works of a launch.
 
-Numbers only: nothing here touches a device. The families add what else their kernels need.
+This module computes numbers and touches no device. The families add whatever else their kernels need.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the blocks of a launch do, ready but for the addresses of device memory.
+    """The work of a launch's blocks, complete except for addresses of device memory.
 
     `constants` holds tiles, depths, flags, signals, the tiles' addends, addends, the depths' waits and what else a
     kernel reads at `offsets`, in this order.
@@ -73,7 +73,7 @@ class Table:
 
     @property
     def counter_bytes(self) -> int:
-        """Of the scratch, from its start: what a launch that was given up may leave other than zero."""
+        """Bytes of the scratch, from its start, that a given-up launch may leave other than zero."""
         return sum(self._counters)
 
     @property
@@ -94,11 +94,11 @@ class Table:
         return (scratch + 4 * len(self.signals), *self.resets)
 
     def addend_pointers(self, constants: int) -> list[int]:
-        """Of what is added to tiles, and of the addends."""
+        """The addresses of the tiles' addends, and of the addends."""
         return [constants + at for at in self.offsets[4:6]]
 
     def depth_wait_pointer(self, constants: int) -> int:
-        """Of what pieces of K wait for; 0: none does."""
+        """The address of the waits of pieces of K; 0: no piece waits."""
         return constants + self.offsets[6] if self.depth_waits["count"].any() else 0
 
 

@@ -1,4 +1,4 @@
-"""Products as the tensor-core GEMMs take them: matrices in memory, and pieces of their rows and columns."""
+"""Products in the form that tensor-core GEMMs take: matrices in memory, and pieces of their rows and columns."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MatrixWork:
 
     @property
     def flags(self) -> tuple[int, ...]:
-        """All that it waits for."""
+        """All flags that it waits for."""
         return (*self.waits, *self.addend_waits, *(flag for _, flags in self.depth_waits for flag in flags))
 
 

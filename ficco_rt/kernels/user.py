@@ -1,4 +1,4 @@
-"""Kernels of users: compiled from files next to the schedule, launched as the text says."""
+"""Users' kernels: compiled from files next to the schedule, and launched as the text says."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What a call of the vendor's library of GEMMs takes: an estimate.
+"""Cost model of the vendor's GEMM library: an estimate of the time of a call.
 
-Nobody outside knows which of its kernels the library takes. It has many tiles, and mostly finds one that fills its
-waves: for 5000 × 1000 cuBLAS was seen to take 256 × 152, which is one wave of 132 tiles (docs/results/kernels.md). So
-the price is that of the best of a few tiles, either way round. Three figures are a device's: `cost.VendorGemm`.
+The library does not say in advance which of its kernels it takes. It has many tiles, and usually finds one that fills
+its waves: for 5000 × 1000 cuBLAS was seen to take 256 × 152, which is one wave of 132 tiles (docs/results/kernels.md).
+So the estimate is that of the best of a few tiles, in both orientations. Three numbers depend on the device:
+`cost.VendorGemm`.
 """
 
 from __future__ import annotations

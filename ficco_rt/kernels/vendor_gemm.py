@@ -1,9 +1,9 @@
-"""Products by the vendor's library, cuBLASLt or hipBLASLt. A launch of this family is no kernel of ours: it is one call
-of the library for each matrix product, or several, which the device plan holds in full.
+"""Products by the vendor's library, cuBLASLt or hipBLASLt. A launch of this family is not one of our kernels: it is one
+or several calls of the library for each matrix product, which the device plan holds in full.
 
-Which of its kernels the library takes, its heuristics say when memory is bound. So nothing is known of the blocks,
-registers and shared memory of a call: it may take all multiprocessors, as a user's kernel may. cuBLASLt can be asked to
-make its kernel for fewer of them (`sms`); nobody holds it to that.
+The library's heuristics choose a kernel when memory is bound. So the blocks, registers and shared memory of a call are
+unknown: it may take all multiprocessors, as a user's kernel may. cuBLASLt accepts a request to use fewer
+multiprocessors (`sms`), but nothing enforces it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ENDS, _SPLIT = 0.85, (3.0, 0.65)  # µs: a tile's start and store, and a split 
 
 @dataclass(frozen=True, slots=True)
 class LibraryGemm:
-    """What stands in plans for whatever kernel the library takes. Its tile is that of the plain kernel, so that a plan
-    says how large its products are."""
+    """The name in plans for whichever kernel the library chooses. Its tile is that of the plain kernel, so that a plan
+    shows the size of its products."""
 
     name: str = GEMM
     tile: tuple[int, int] = _TILE
@@ -116,8 +116,8 @@ class VendorLibrary(Family[LibraryGemm]):
         )
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
-        """By what was measured of the library on the device; where nobody has measured it, by the rate of large GEMMs.
-        The calls' time is spread evenly over the tiles, which the clock then takes one after another."""
+        """The pace by measurements of the library on the device or, without these, by the rate of large GEMMs. The
+        calls' time is spread evenly over the tiles, which the clock then takes one after another."""
         m, n = _TILE
         known = vendor_gemm(device)
         if known is not None:

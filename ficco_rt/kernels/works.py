@@ -1,4 +1,4 @@
-"""What kernels are given: the works of a launch on tensors in memory, for all families alike."""
+"""The works of a launch on tensors in memory: the input of the kernels of all families."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""`ficco lsp`: a language server for editors. It answers for syntax and names at once, and proves in the background."""
+"""`ficco lsp`: a language server for editors. It answers requests on syntax and names at once, and proves in the
+background."""

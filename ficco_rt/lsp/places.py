@@ -1,4 +1,4 @@
-"""Places in a text: spans count characters from 1, editors count lines and UTF-16 units from 0."""
+"""Converts positions in a text: spans count characters from 1, editors count lines and UTF-16 units from 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Text:
         return self.lines[number] if 0 <= number < len(self.lines) else ""
 
     def units(self, line: int, column: int) -> tuple[int, int]:
-        """A span's place as an editor counts it. What lies beyond the text is its end."""
+        """A span in an editor's units. Places beyond the text become its end."""
         number = min(line, len(self.lines)) - 1
         if line > len(self.lines):
             return number, _units(self.line(number))
@@ -43,5 +43,5 @@ def _units(text: str) -> int:
 
 
 def holds(span: Span, line: int, column: int) -> bool:
-    """Whether a place lies in a span, or right behind it, as a cursor does."""
+    """Whether a place is inside a span or right after it, as a cursor may be."""
     return (span.line, span.column) <= (line, column) <= (span.end_line, span.end_column)

@@ -1,7 +1,7 @@
-"""Proofs for the language server, in a process of their own, which can be ended: `python -m ficco_rt.lsp.prover`.
+"""Runs the proofs of the language server in a separate process, which can be killed: `python -m ficco_rt.lsp.prover`.
 
-It reads a request a line and writes an answer a line, in JSON. A newer request for the same document ends the process
-that is at work on the older one.
+The process reads requests and writes answers as JSON, one a line. A newer request for the same document ends the
+process that works on the older one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server: what an editor asks, answered by `analysis` at once and by `prover` when a proof is done."""
+"""The language server: `analysis` answers editors' requests at once, `prover` answers when a proof is done."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Server(LanguageServer):
 
 
 def make() -> Server:
-    """The server, with all that it answers."""
+    """The server with all its request handlers."""
     server = Server()
     documents = Documents(server)
     _follow(server, documents)

@@ -1,4 +1,4 @@
-"""What the language server says of a text from its syntax and names alone. Pure."""
+"""The answers of the language server that need only a text's syntax and names. Pure functions."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class Analysis:
     mistakes: tuple[Diagnostic, ...]
 
     def at(self, line: int, column: int) -> Occurrence | None:
-        """What stands at a place; the last text whose syntax was right counts."""
+        """The name at a place, in the last text whose syntax was right."""
         return next((o for o in self.occurrences if holds(o.span, line, column)), None)
 
     def of(self, symbol: Symbol) -> list[Occurrence]:
         return [o for o in self.occurrences if o.symbol == symbol]
 
     def alive(self, line: int, column: int) -> Iterator[Symbol]:
-        """The names that mean something at a place."""
+        """The names that are in scope at a place."""
         for symbol in dict.fromkeys(o.symbol for o in self.occurrences):
             if holds(symbol.lives, line, column):
                 yield symbol
@@ -109,7 +109,7 @@ def word_at(text: Text, line: int, column: int) -> tuple[str, Span] | None:
 
 
 def completions(analysis: Analysis, line: int, column: int) -> list[tuple[str, str]]:
-    """What may stand at a place: words, and what each is."""
+    """Completions at a place: words, and the kind of each."""
     begun = analysis.text.line(line - 1)[: column - 1]
     value = _VALUE.search(begun)
     if "#" in begun:
@@ -125,7 +125,7 @@ def completions(analysis: Analysis, line: int, column: int) -> list[tuple[str, s
 
 
 def rename(analysis: Analysis, symbol: Symbol, name: str) -> str | list[Span]:
-    """The places to be written anew, or why that cannot be."""
+    """The spans to be rewritten, or why the name cannot be changed."""
     if analysis.schedule is None or not re.fullmatch(r"[A-Za-z_]\w*", name):
         return f"'{name}' is no name"
     spans = [o.span for o in analysis.of(symbol)]

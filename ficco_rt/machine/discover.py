@@ -1,4 +1,4 @@
-"""A machine from what a driver says of its devices."""
+"""Makes a machine from the properties that a driver reports of its devices."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What work takes on a machine: pure functions of sizes. Bytes and operations in, microseconds out.
+"""The durations of work on a machine: pure functions from bytes and operations to microseconds.
 
-They price one thing at a time: nothing here knows what else runs. The virtual clock prices products by their kernels
-(`kernels/pace.py`) and finds itself what others leave (`sim/contention.py`). docs/internals/model.md has it all in one
-place. The constants that stand here by architecture or by a device's name are a machine's: `overheads`,
-`power` and `vendor_gemm` of its file come before those.
+The functions price one piece of work alone, without regard to concurrent work. The virtual clock prices products by
+their kernels (`kernels/pace.py`) and computes contention itself (`sim/contention.py`). docs/internals/model.md
+describes the whole model. The constants here, by architecture or device name, are defaults: `overheads`, `power` and
+`vendor_gemm` of a machine's file override them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter"
 
 
 def gemm_rate(device: Device, dtype: str) -> float:
-    """Operations a microsecond that a large GEMM of `dtype` reaches on the whole device. A type that the machine
-    has no rate of is taken to be as slow as the slowest."""
+    """Operations a microsecond that a large GEMM of `dtype` reaches on the whole device. A type without a rate on the
+    machine is assumed to be as slow as the slowest type."""
     rates = dict(device.gemm_rate)
     return rates.get(dtype, min(rates.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the way from one thing to the next costs on a device, µs.
+    """The time between consecutive actions on a device, µs.
 
     `event_to_copy`, `event_to_kernel`: a copy, or a kernel, that begins behind an event of another stream of the device
     which it has waited for. `copy_behind`: a copy right behind another one of its stream, beyond its bytes (None: as
@@ -79,7 +79,7 @@ OVERHEADS = {
 
 
 def overheads(device: Device) -> Overheads:
-    """The architecture's, with those of the machine's own in their place."""
+    """The overheads of the architecture, overridden by those of the machine's file."""
     return replace(OVERHEADS.get(device.arch, Overheads()), **dict(device.overheads))
 
 
@@ -107,7 +107,7 @@ POWER = {"NVIDIA H200": Power(0.05, 1200.0)}
 
 
 def power_of(device: Device) -> Power | None:
-    """The machine's own, or the one of the device's name."""
+    """The power limit of the machine's file, or else that of the device's name."""
     return Power(**dict(device.power)) if device.power else POWER.get(device.name)
 
 

@@ -1,8 +1,8 @@
-"""Machines as files: TOML that people read and change, and `ficco calibrate` writes.
+"""Reads and writes machines as TOML files, which people edit and `ficco calibrate` writes.
 
-The form follows the data model (`model.py`, `tables.py`) field by field. Shorter forms: rates by dtype are a table, and
-tiers are one list, `[[tiers]]`, from the innermost on. A device or a tier may have a table `sources`, which says where
-single numbers come from. What stands in a file is judged by `rules.py`.
+The format follows the data model (`model.py`, `measured_tables.py`) field by field. Two things are shorter: rates by
+dtype are a table, and tiers are one list, `[[tiers]]`, beginning with the innermost. A device or a tier may have a
+table `sources`, which says where single numbers come from. `machine_rules.py` checks the content of a file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a machine is: rules that hold for those of files, of plans and of callers alike.
+"""Rules of a valid machine, which apply to machines of files, of plans and of callers alike.
 
-A rule gives the mistakes that it finds: the path of the number (`device.sms`, `tiers[1].rate`), what is wrong, and what
-would be right. Machines of several tiers are one list of tiers here, as they are in files.
+Each rule yields the mistakes that it finds: the path of the number (`device.sms`, `tiers[1].rate`), what is wrong, and
+what would be right. Machines of several tiers are one list of tiers here, as they are in files.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def shown(value: Any) -> str:
 
 
 def is_text(value: str) -> bool:
-    """Nothing that a terminal takes as a command, and nothing that cannot be printed."""
+    """Whether a text holds only printable characters, and none that a terminal takes as a command."""
     return not any(unicodedata.category(c) in ("Cc", "Cs") for c in value)
 
 

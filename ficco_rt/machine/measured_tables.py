@@ -1,7 +1,8 @@
-"""What is measured on a machine beyond the few numbers of its devices and tiers, as `ficco calibrate` writes it.
+"""Tables of measurements of a machine, beyond the few numbers of its devices and tiers, as `ficco calibrate` writes
+them.
 
-Each table is a list of records of one kind. A record says under which conditions it was measured, and has points:
-sizes, then what was found there. Every record may say where it comes from (`source`).
+Each table is a list of records of one kind. A record holds the conditions of the measurement and points: sizes, then
+the values measured there. Every record may name its origin (`source`).
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """The GEMM rate after `seconds` of nothing else, over the rate of a single run: what power leaves."""
+    """The GEMM rate after `seconds` of continuous GEMMs, divided by the rate of a single run: what the power limit
+    allows."""
 
     dtype: str
     seconds: Seconds

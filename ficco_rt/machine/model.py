@@ -1,4 +1,4 @@
-"""A machine as plain data: what lowering, the virtual clock and `explain` need to know of it."""
+"""A machine as plain data: what lowering, the virtual clock and `explain` need to know about it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Machine:
 
     @property
     def tiers(self) -> tuple[Links, ...]:
-        """From the innermost to the one that joins all."""
+        """The tiers, from the innermost to the one that joins all ranks."""
         return (self.links, *self.outer)
 
     def tier(self, a: int, b: int) -> int:
@@ -127,16 +127,16 @@ class Machine:
         return self.ranks
 
     def as_one_node(self) -> Machine:
-        """The machine with the memory of all ranks within reach."""
+        """The machine, changed so that every rank reaches the memory of all others."""
         links, *outer = (replace(links, reach="memory") for links in self.tiers)
         return replace(self, links=links, outer=tuple(outer))
 
     def of_port(self, port: Port) -> Links:
-        """The links that a port is of."""
+        """The links that a port belongs to."""
         return self.tiers[port.tier]
 
     def ports(self, src: int, dst: int) -> tuple[Port, ...]:
-        """What a copy from src to dst keeps busy."""
+        """The ports that a copy from src to dst occupies."""
         tier = self.tier(src, dst)
         links = self.tiers[tier]
         a, b = src // links.ranks_a_port, dst // links.ranks_a_port
@@ -171,6 +171,6 @@ class Machine:
 
     def source_of(self, path: str) -> str:
         """Where a number comes from, such as `tiers[0].rate` or `device.gemm_rate.bf16`, which may have the source of
-        `device.gemm_rate`. Empty if no more is said than the machine's `source`."""
+        `device.gemm_rate`. Empty if only the machine's `source` is known."""
         told = dict(self.sources)
         return told.get(path) or told.get(path.rpartition(".")[0], "")

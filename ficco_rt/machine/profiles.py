@@ -1,4 +1,4 @@
-"""The machines that a caller may mean: stored ones by name, files, and values."""
+"""Resolves machine arguments: a stored name, a TOML file or a Machine, with a given number of ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stored(name: str) -> Machine:
 
 
 def profile(name: str, ranks: int) -> Machine:
-    """The stored machine `name` with so many ranks. Raises UsageError: no such name, or its tiers join fewer."""
+    """The stored machine `name` with `ranks` ranks. Raises UsageError: no such name, or its tiers join fewer."""
     return _sized(stored(name), ranks)
 
 
@@ -59,14 +59,14 @@ def read(machine: str | Path) -> Machine:
 
 
 def scaled(machine: str | Path, ranks: int) -> Machine:
-    """A machine by name or path with so many ranks, even if its file has fewer. Raises UsageError if its tiers do not
+    """A machine by name or path with `ranks` ranks, even if its file has fewer. Raises UsageError if its tiers do not
     join as many."""
     return _sized(read(machine), ranks)
 
 
 def chosen(machine: AnyMachine, ranks: int) -> Machine:
-    """The machine that a caller means, which has so many ranks at least; one that is named is made to have just so
-    many. A stored machine has as many as its tiers join; a file has those that it says. Raises UsageError."""
+    """The machine for a caller's argument, with at least `ranks` ranks. A machine given by name or path gets exactly
+    `ranks` ranks: a stored one can have as many as its tiers join, a file as many as it states. Raises UsageError."""
     if isinstance(machine, str | Path):
         return _sized(load(machine, ranks) if is_file(machine) else stored(str(machine)), ranks)
     own = of_kind(machine, Machine, f"machine is a Machine, a file or one of {', '.join(NAMES)}")
@@ -82,7 +82,7 @@ def chosen(machine: AnyMachine, ranks: int) -> Machine:
 
 
 def _sized(machine: Machine, ranks: int) -> Machine:
-    """The machine with so many ranks, if its tiers join as many."""
+    """The machine with `ranks` ranks, if its tiers join as many."""
     last = machine.tiers[-1]
     if last.ranks and ranks > last.ranks:
         raise UsageError(

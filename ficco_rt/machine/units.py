@@ -1,5 +1,5 @@
-"""What the numbers of a machine count, and between what they may lie. The data model names a unit for each of its
-numbers; files are read and written by it, and `rules` judges every machine by it."""
+"""The units of a machine's numbers, with the range of valid values. The data model names a unit for each number; files
+are read and written by these units, and `machine_rules` checks every machine by them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 1e18  # of anything
 
 
 def figure(number: float, digits: int = 3) -> str:
-    """The number with so many digits that count, and without an exponent: `0.00123`, `2,320`."""
+    """The number with this many significant digits, without an exponent: `0.00123`, `2,320`."""
     text = f"{number:.{digits}g}"
     return f"{Decimal(text):,f}" if "e" in text else text
 
@@ -41,7 +41,7 @@ class Unit:
     measurable: bool = False
 
     def holds(self, number: float) -> bool:
-        """Whether the number is in the range; NaN is in none."""
+        """Whether the number is in the valid range; NaN is never valid."""
         return self.least <= number <= self.most and (number > 0 or not self.positive)
 
     @property

@@ -1,4 +1,4 @@
-"""When what other ranks send has come: estimates by which kernels are chosen."""
+"""Estimates when data sent by other ranks arrives. Kernels are chosen by these estimates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..types import TYPES
 
 
 class Arrivals:
-    """Estimates for one graph on one machine. Copies of one tensor come one after another."""
+    """Arrival estimates for one graph on one machine. Copies of one tensor are assumed to follow one another."""
 
     def __init__(self, graph: ir.Graph, machine: Machine) -> None:
         self._graph, self._machine = graph, machine

@@ -1,11 +1,11 @@
-"""The check of a final plan, from the plan alone: well-formed, no deadlock, no race, every `after` kept.
+"""Checks a final plan from the plan alone: it is well-formed, has no deadlock and no race, and keeps every `after`.
 
-First the streams are executed in the abstract, which finds a deadlock or an order in which everything can
-happen. Then the commands are taken in that order with vector clocks: an access is in order if it knows
-the end of the last write of every element (and a write also the ends of the reads since). If each access
-is in order, every run of the plan has the same outcome; if not, two conflicting accesses are named.
-Last, plans with streamed launches are executed once more, as on a device where such a launch keeps everything
-out of its rank's multiprocessors that it may keep out.
+First the check executes the streams in the abstract, which finds either a deadlock or an order in which everything can
+happen. Then it follows the commands in that order with vector clocks: an access is ordered if it knows the end of the
+last write of every element (and a write also the ends of the reads since). If all accesses are ordered, every run of
+the plan has the same result; if not, the check names two conflicting accesses. Last, plans with streamed launches are
+executed once more, as on a device where such a launch keeps all other work off its rank's multiprocessors that it can
+keep off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pass: every launch gets a kernel."""
+"""Pass: chooses a kernel for every launch."""
 
 from __future__ import annotations
 

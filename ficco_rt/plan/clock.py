@@ -1,7 +1,7 @@
-"""Vector clocks: what is known to be done at a point of a plan.
+"""Vector clocks: what is known to have completed at a point of a plan.
 
-A clock holds, for every stream, how many of its entries are done, and for works of streamed launches
-that are still under way the set of works known to be done (bits of one integer).
+For every stream, a clock holds how many of its entries have completed. For streamed launches that still run, it holds
+the set of works known to have completed (bits of one integer).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Clock:
     works: int  # bit set
 
     def join(self, other: Clock) -> Clock:
-        """Both are known."""
+        """The clock that knows what both clocks know."""
         if other is self:
             return self
         return Clock(np.maximum(self.done, other.done), self.works | other.works)
 
     def at(self, stream: int, position: int) -> Clock:
-        """This, and the first `position` entries of `stream`."""
+        """This clock, joined with the first `position` entries of `stream`."""
         done = self.done.copy()
         done[stream] = position
         return Clock(done, self.works)
@@ -34,5 +34,5 @@ class Clock:
 
 
 def start(streams: int) -> Clock:
-    """Nothing is done."""
+    """The clock at the start, when nothing is done."""
     return Clock(np.zeros(streams, np.int32), 0)

@@ -1,10 +1,10 @@
 """Plans as versioned JSON with spans and a content hash, and back to the same value.
 
-The form follows `ir.py` field by field. Shorter forms: a span is [line, column, end line, end column]
-(the path stands once, at the top); a region is [tensor, rank, axis, ...] with an axis a list of
-[start, stop] pairs, or a single number for an indexed dimension. Values of a union carry "type". A work and its
-body are one flat record (`_RECORDS`). A field that has its default in `ir.py` is left out, so that plans keep their
-text and hash when a field with a default comes.
+The format follows `ir.py` field by field. Some things are shorter: a span is [line, column, end line, end column] (the
+path is given once, at the top); a region is [tensor, rank, axis, ...] with an axis a list of [start, stop] pairs, or a
+single number for an indexed dimension. Values of a union carry "type". A work and its body are one flat record
+(`_RECORDS`). A field that has its default in `ir.py` is left out, so that plans keep their text and hash when a field
+with a default is added.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def content_hash(plan: Plan) -> str:
 
 
 def plan_facts(plan: Plan) -> dict[str, str]:
-    """What tells plans apart for people, the hash last, which tells apart all that differ."""
+    """Facts that distinguish plans for people; the last is the hash, which distinguishes all plans that differ."""
     params = {name: str(value) for name, value in plan.params}
     facts = {"schedule": plan.schedule, "ranks": str(plan.ranks), "machine": plan.machine, **params}
     short = {name: text if len(text) < _SHORT else f"{text[:_SHORT]}…" for name, text in facts.items()}

@@ -1,4 +1,5 @@
-"""Which dependencies of a draft nothing carries: found by search, sharing no code with `sync`."""
+"""Finds dependencies of a draft that no stream order and no wait enforces, by a search that shares no code with
+`sync`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in the making: what the lowering passes hand on."""
+"""The draft of a plan, which the lowering passes hand on from one to the next."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LaunchKey(NamedTuple):  # a tuple: looked up for every work
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """An op waits for an earlier one, by an event or by a flag. `launch` puts the wait before the whole launch."""
+    """A wait of an op for an earlier one, by an event or by a flag. `launch`: the whole launch waits."""
 
     before: int
     flag: bool
@@ -62,7 +62,7 @@ class KernelChoice:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Filled from top to bottom by the passes of `lower`; empty fields are not known yet."""
+    """The fields are filled from top to bottom by the passes of `lower`; empty fields are not known yet."""
 
     graph: Graph
     machine: Machine
@@ -98,7 +98,7 @@ def waits_of(draft: Draft, i: int) -> tuple[int, ...]:
 
 
 def to_text(draft: Draft) -> str:
-    """What is known so far, by streams: for reading between two passes."""
+    """The draft by streams, as far as it is filled, for reading between two passes."""
     lines = []
     order = draft.order or tuple(range(len(draft.graph.ops)))
     for s, key in enumerate(draft.streams):

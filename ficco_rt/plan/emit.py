@@ -1,4 +1,5 @@
-"""Pass: the draft becomes streams of commands. Consecutive copies go out together unless something waits in between."""
+"""Pass: turns the draft into streams of commands. Consecutive copies are issued together unless something waits in
+between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass: which streamed stages of a rank are one launch."""
+"""Pass: joins streamed stages of a rank into one launch."""
 
 from __future__ import annotations
 

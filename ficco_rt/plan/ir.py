@@ -1,13 +1,14 @@
-"""The plan: streams of commands for each rank. The contract of drivers, simulator and other runtimes.
+"""The plan: streams of commands for each rank. It is the contract between the compiler, drivers, simulator and other
+runtimes.
 
-A plan holds all that a run needs: tensors, streams, what to check afterwards (claims). Ordering is
-carried only by what stands here: the order of a stream, events, flags, and collectives.
+A plan holds everything that a run needs: tensors, streams, and what to check afterwards (claims). Only the plan orders
+commands: by the order of a stream, events, flags, and collectives.
 
-What orders what:
+Ordering rules:
 - commands of one stream happen one after another;
 - `Record(e)` happens before every `WaitEvent(e)`; an event is recorded once a run;
-- `SignalFlag(f)`, or a work with f in `signals`, happens before every `WaitFlag(f)` and every work with f in
-  `waits`; a flag is raised once a run;
+- `SignalFlag(f)`, or a work with f in `signals`, happens before every `WaitFlag(f)` and every work with f in `waits`; a
+  flag is raised once a run;
 - the works of one `Launch` start in order and may run at the same time: nothing orders them but flags;
 - a `CollectiveCall` ends on any rank only after it has begun on all; a `send_recv` only after it has begun on the rank
   that it receives from, and nothing is known of the rank that it sends to.
@@ -70,7 +71,7 @@ class Transfer(Copy):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one op asks of a launch, and the flags that order it."""
+    """The part of a launch that does one op, with the flags that order it."""
 
     body: Body
     waits: tuple[int, ...]  # flags that must be up before the work reads
@@ -122,7 +123,7 @@ class _Command:
 
 @dataclass(frozen=True, slots=True)
 class CopyAsync(_Command):
-    """Transfers of copy engines that go out together: nothing waits for one of them alone."""
+    """Transfers of copy engines that are issued together: nothing waits for a single one of them."""
 
     transfers: tuple[Transfer, ...]
     stage: str
@@ -138,7 +139,8 @@ class CopyAsync(_Command):
 
 @dataclass(frozen=True, slots=True)
 class LaunchAttributes:
-    """What the launch asks of the device, solved from the text's resources (None: the kernel's own choice)."""
+    """The attributes that a launch requests from the device, computed from the text's resources (None: the kernel's own
+    choice)."""
 
     smem: int  # dynamic shared memory, bytes a block
     residency: int | None  # blocks a multiprocessor that this leaves room for
@@ -149,8 +151,9 @@ class LaunchAttributes:
 
 @dataclass(frozen=True, slots=True)
 class Launch(_Command):
-    """One kernel launch. Not streamed: exactly one work, or copies that go out together; no flags. Streamed: many,
-    with flags, of `stage` and of others that `joined` it: the first work of each, and its name."""
+    """One kernel launch. A plain launch has exactly one work, or copies that are issued together, and no flags. A
+    streamed launch has many works with flags, of `stage` and of the stages that `joined` it, each given by its first
+    work and its name."""
 
     kernel: str  # catalogue name, or a user kernel's
     works: tuple[Work, ...]
@@ -200,7 +203,7 @@ class CollectiveCall(Collective, _Command):
 
 @dataclass(frozen=True, slots=True)
 class Record(_Command):
-    """Mark everything before it on this stream as done, as event `event`."""
+    """Event `event` completes when everything before it on this stream has completed."""
 
     event: int
     origin: Span = field(compare=False)
@@ -270,7 +273,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The text's `after`: op `after` must not start before op `before` is done, though no data asks for it."""
+    """The text's `after`: op `after` must not start before op `before` has ended, even if no data requires it."""
 
     before: int
     after: int
@@ -305,7 +308,7 @@ class Plan:
 
     @property
     def origin(self) -> Span:
-        """The place of what belongs to no command: the first one's."""
+        """The place for mistakes that belong to no command: that of the first command."""
         return next((command.origin for _, command in self.commands()), Span(self.schedule, 1, 1, 1, 1))
 
     @property

@@ -1,4 +1,4 @@
-"""The order in which a plan's commands are handed to a driver."""
+"""The order in which a plan's commands are issued to a driver."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, WaitEvent
 def issue_order(plan: Plan, *, patient: bool = False) -> tuple[tuple[int, int], ...]:
     """(stream, position) of every command, as indices into `plan.streams` and its `commands`.
 
-    Each stream's commands keep their order, and every Record and SignalFlag, and every launch whose works
-    raise a flag, comes before the WaitEvents and WaitFlags for it: a device takes a wait for an event that
-    has not been recorded as no wait at all. Works of a streamed launch wait on the device, so they put
-    nothing off. The calls of one collective stand together, behind what every rank does before its call. Within
-    that, streams advance side by side, a copy or launch at a time, so that all devices get work early. `patient`: a
-    streamed launch comes when nothing else can be issued, so that what it waits for stands before it where it can.
+    Each stream's commands keep their order, and every Record and SignalFlag, and every launch whose works raise a flag,
+    comes before the WaitEvents and WaitFlags for it: a device takes a wait for an event that has not been recorded as
+    no wait at all. Works of a streamed launch wait on the device, so they delay no command. The calls of one collective
+    are adjacent, after what every rank does before its call. Within these rules, streams advance in turn, a copy or
+    launch at a time, so that all devices get work early. `patient`: a streamed launch is issued only when nothing else
+    can be, so that what it waits for precedes it if possible.
 
-    In a plan that cannot end some waits have no raiser before them; what is left then follows stream by
-    stream, for the driver to report.
+    In a plan with a deadlock nothing raises some signals before their waits; the remaining commands then follow stream
+    by stream, and the driver reports the deadlock.
     """
     issued: list[tuple[int, int]] = []
     raised: set[Signal] = set()

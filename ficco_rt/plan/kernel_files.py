@@ -1,6 +1,6 @@
-"""The files that the kernels of a schedule name: source or machine code, and Python twins. What is in them runs with
-the rights of whoever runs the plan. So a plan keeps the hash of each, and a stored plan names files below its own
-folder only. Nothing here runs a file; docs/trust.md says who does.
+"""The files that the kernels of a schedule name: source or machine code, and Python twins. They run with the rights of
+whoever runs the plan. So a plan keeps the hash of each file, and a stored plan may only name files below its own
+folder. This module runs no file; docs/trust.md says which commands do.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WRITTEN = {
 
 
 def read(kernel: Kernel, role: Role) -> tuple[Path, bytes]:
-    """Path and content of the file, for whoever is to run it. UsageError: there is none, or it is not the file that the
-    plan was compiled with."""
+    """Path and content of the file, for a caller that runs it. UsageError: the file is missing, or is not the one that
+    the plan was compiled with."""
     wrong = _missing(kernel, role)
     if wrong is None:
         data = read_bytes(_path(kernel, role))
@@ -53,8 +53,8 @@ def sealed(plan: Plan) -> Plan:
 
 
 def held(plan: Plan, folder: Path, trust: bool) -> None:
-    """Hold a stored plan, which lies in `folder`, to what it says of its kernels' files. PlanError: one is missing, has
-    changed, or lies elsewhere; the last only without `trust`."""
+    """Checks the kernel files of a stored plan in `folder` against their hashes in the plan. PlanError: a file is
+    missing, has changed, or, without `trust`, is outside of the folder."""
     mistakes = []
     for kernel, role in _roles(plan):
         path = _path(kernel, role)
@@ -79,7 +79,7 @@ def held(plan: Plan, folder: Path, trust: bool) -> None:
 
 
 def relative(plan: Plan, folder: Path) -> Plan:
-    """The plan as it is stored in `folder`."""
+    """The plan with file names relative to `folder`, in which it is stored."""
     kernels = (replace(k, folder=os.path.relpath(_folder(k), folder)) for k in plan.kernels)
     return replace(plan, kernels=tuple(kernels))
 

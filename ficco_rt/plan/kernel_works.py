@@ -1,4 +1,4 @@
-"""What ops do, as kernels are given it."""
+"""Converts ops into works, the form in which kernels take them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..kernels.works import View, Work
 
 
 def symbolic(tensors: Iterable[Tensor]) -> Look:
-    """Views before there is memory: tensors lie where they might, far apart, and aligned as allocations are."""
+    """Views for use before memory exists: tensors have assumed addresses, far apart, aligned as allocations are."""
     places = {t.name: ((i + 1) << 44, t) for i, t in enumerate(tensors)}
 
     def look(region: Region) -> View:
@@ -25,5 +25,5 @@ def symbolic(tensors: Iterable[Tensor]) -> Look:
 
 
 def kernel_work(body: Body, look: Look, waits: Flags = (), signals: Flags = ()) -> Work:
-    """The work on views; flags by their numbers or by their addresses."""
+    """The work of a body on views; flags are numbers or addresses."""
     return kind_of(body).work(body, look, waits, signals)

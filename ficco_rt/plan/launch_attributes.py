@@ -1,4 +1,4 @@
-"""Pass: what the text asks of the device becomes launch attributes."""
+"""Pass: converts the resources that the text requests into launch attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launches leave free, as the text says it: `leave = 8 sms`, `leave = nccl`, `leave = 100 KiB`."""
+"""Resolves what launches leave free, as the text states it: `leave = 8 sms`, `leave = nccl`, `leave = 100 KiB`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_THREADS, _WARP = 64, 32
 
 
 def resolve_leave(graph: ir.Graph, machine: Machine) -> ir.Graph:
-    """The graph with `sms` in place of multiprocessors that are left. Raises ScheduleError where none remain."""
+    """The graph in which `sms` replaces the multiprocessors to be left free. Raises ScheduleError if none remain."""
     total = machine.device.sms
     known: dict[ir.Resources, ir.Resources] = {}
     ops: list[ir.Op] = []
@@ -39,7 +39,7 @@ def resolve_leave(graph: ir.Graph, machine: Machine) -> ir.Graph:
 
 
 class Leaving:
-    """What blocks of a graph's launches leave room for on each multiprocessor."""
+    """The other blocks for which blocks of a graph's launches must leave room on each multiprocessor."""
 
     def __init__(self, graph: ir.Graph, limits: Limits) -> None:
         self._graph, self._limits = graph, limits

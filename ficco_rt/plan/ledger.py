@@ -1,4 +1,5 @@
-"""Who has touched which elements, and whether each next access knows that the conflicting ones before it are over."""
+"""Records which accesses touched which elements, and checks whether each new access knows that the conflicting earlier
+ones have ended."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from .clock import Clock
 
 @dataclass(slots=True, eq=False)  # NOTE not frozen: a check makes hundreds of thousands
 class Toucher:
-    """Who touches elements, and how others know that it is over: they know `position` entries of `stream`, or, of works
-    that have no order among them, the bit `bit`."""
+    """An accessor of elements, and how others know that its access has ended: they know `position` entries of `stream`,
+    or, for works without order among themselves, the bit `bit`."""
 
     stream: int
     position: int
@@ -29,7 +30,7 @@ class Toucher:
     order: tuple[int, int] = (0, 0)
 
     def known(self, clock: Clock, by: Toucher) -> bool:
-        """Whether `by`, which knows `clock`, begins after this has ended."""
+        """Whether `by`, an accessor that knows `clock`, begins after this access has ended."""
         if self.stream == by.stream:
             done = self.position < by.position
         else:

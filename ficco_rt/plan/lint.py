@@ -1,4 +1,4 @@
-"""What is legal, and probably slow or coarse: warnings with the reason and the way out."""
+"""Warnings on schedules that are legal but probably slow or imprecise, with the reason and a way to fix it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _sends(op: ir.Op) -> tuple[int, int] | None:
 
 
 def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """A copy whose bytes take less time than it costs besides where it follows another copy."""
+    """A copy whose bytes take less time than the fixed cost of a copy that follows another copy."""
     dtypes = {t.name: t.dtype for t in graph.tensors}
     queues = {s.queue for s in graph.stages if graph.queue(s.queue).engine == "copy"}
     for op in graph.ops:
@@ -102,7 +102,7 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
 
 
 def long_way_on_a_ring(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """On a ring a copy to a rank further away occupies every link between."""
+    """On a ring a copy to a distant rank occupies every link on its path."""
     for op in graph.ops:
         if isinstance(op.body, ir.Copy):
             src, dst = op.body.src.rank, op.body.dst.rank
@@ -117,8 +117,8 @@ def long_way_on_a_ring(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
 
 
 def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """Streamed stages of several queues say more multiprocessors than there are: run beside one another, each gets a
-    share of what it says."""
+    """Streamed stages of several queues request more multiprocessors than the device has: if they run at the same time,
+    each gets a share of its request."""
     total = machine.device.sms
     # by rank and queue: the most that a streamed stage says, and where
     most: dict[int, dict[str, tuple[int, ir.Op]]] = {}
@@ -143,8 +143,8 @@ def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
 
 
 def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """A product that does not get the kernel which is made for the device, and with it the launch that it is part of:
-    a plain kernel, which uses no tensor core, or one for older devices. Told once for a stage and a reason."""
+    """A product that does not get the kernel made for the device, and so its whole launch does not: it gets a plain
+    kernel, which uses no tensor core, or one for older devices. There is one warning for each stage and reason."""
     limits = Limits.of(machine.device)
     tensors = {t.name: t for t in graph.tensors}
     dtypes = {t.name: t.dtype for t in graph.tensors}

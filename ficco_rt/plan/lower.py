@@ -1,4 +1,4 @@
-"""Graph → Plan. The passes, in order; each says what is true after it."""
+"""Graph → Plan: the passes in order, each with a comment on what is true after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass: every op gets a stream."""
+"""Pass: assigns a stream to every op."""
 
 from __future__ import annotations
 

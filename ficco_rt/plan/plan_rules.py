@@ -1,8 +1,8 @@
-"""What a well-formed plan is: rules that hold before ordering is even looked at. Run on every plan, also stored ones.
+"""Rules of a well-formed plan that do not depend on order. They run on every plan, stored ones included.
 
-A rule gives the mistakes it finds, with the line of the schedule that the command comes from. What passes them
-all, and then the check of the order, every driver can run. What a single copy, GEMM, reduce, collective or user
-kernel may be is said in `graph/ops` and holds here too.
+Each rule yields the mistakes that it finds, with the line of the schedule that the command comes from. Every driver can
+run a plan that passes all rules and then the check of the order. The rules in `graph/ops` for a single copy, GEMM,
+reduce, collective or user kernel apply here, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_OPS = 2**24  # tables have an entry for each
 
 
 def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
-    """This code reads one version of plans, for as many ranks as a schedule may have."""
+    """The plan has the version that this code reads, and no more ranks than a schedule may have."""
     if plan.version != VERSION:
         yield Diagnostic(PLACELESS, f"the plan has version {plan.version}; this ficco reads version {VERSION}")
     if not 1 <= plan.ranks <= MOST_RANKS:
@@ -313,7 +313,7 @@ def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def tiles(out: Region, tile: tuple[int, int]) -> tuple[int, int]:
-    """The grid of output tiles that a kernel makes of a matrix: no tile goes over the end of a segment."""
+    """The grid of output tiles of a kernel on a matrix: no tile crosses the end of a segment."""
     if len(out.boxes) == 1:
         return -(-out.shape[0] // tile[0]), -(-out.shape[1] // tile[1])
     rows, columns = (out.axes[d].segments for d in out.kept)
@@ -375,7 +375,7 @@ def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def flags_are_awaited_at_home(plan: Plan) -> Iterator[Diagnostic]:
-    """A flag lives on the rank that waits for it."""
+    """A flag is located on the rank that waits for it."""
     homes = plan.flag_homes
     for flag, home in enumerate(homes):
         if not 0 <= home < plan.ranks:

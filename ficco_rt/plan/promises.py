@@ -1,7 +1,6 @@
-"""What each lowering pass promises: rules of the draft that are checked after the pass, always.
+"""Invariants that lowering passes promise: rules of the draft that are always checked after the pass.
 
-A broken rule is a bug of ours. The check names the pass that broke it; the finished plan would not show which pass it
-was.
+A broken rule is a bug of ours. The check names the pass that broke it, which the finished plan would not show.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def ops_have_streams(draft: Draft) -> Iterator[str]:
 
 
 def order_is_topological(draft: Draft) -> Iterator[str]:
-    """Every op stands once, behind all that it depends on."""
+    """Every op occurs once, after all ops that it depends on."""
     place = [-1] * len(draft.graph.ops)
     for at, i in enumerate(draft.order):
         place[i] = at
@@ -45,8 +44,8 @@ def order_is_topological(draft: Draft) -> Iterator[str]:
 
 
 def launches_are_alike(draft: Draft) -> Iterator[str]:
-    """Streamed ops, and they alone, are works of a streamed launch: of their rank, of a stage on their queue. Nothing
-    stands between works of a launch on their stream."""
+    """Streamed ops, and they alone, are works of a streamed launch: of their rank, of a stage on their queue. No other
+    op is between works of a launch on their stream."""
     stages = draft.graph.stages
     last: dict[int, LaunchKey | None] = {}  # by stream
     over: set[LaunchKey | None] = set()
@@ -121,7 +120,7 @@ def attributes_are_sizes(draft: Draft) -> Iterator[str]:
 
 
 def hold(draft: Draft, after: str, promises: tuple[Promise, ...]) -> None:
-    """Raises InternalError if a pass does not keep what it promises."""
+    """Raises InternalError if a pass breaks its promises."""
     for promise in promises:
         broken = list(islice(promise(draft), MOST_SHOWN))
         if broken:

@@ -1,8 +1,8 @@
-"""The proof of a finished plan, from the plan alone: what a stored file says of itself is no evidence.
+"""Proves a finished plan from the plan alone; what a stored file says about itself is not trusted.
 
 A plan holds its claims and exact regions, and its check finds an order in which everything can happen. As each
-conflicting pair is ordered, every run computes what this one order computes. So the values are pushed through it, as
-through the meaning of a schedule when it is compiled.
+conflicting pair is ordered, every run computes what this one order computes. So symbolic values are pushed through the
+commands in this order, as they are pushed through the meaning of a schedule when it is compiled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank does to memory that it does not reach: on a machine of several nodes."""
+"""Finds accesses of a rank to memory that it cannot reach, on machines of several nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAY_OUT = (
 
 
 def beyond(machine: Machine, rank: int, reads: Iterable[Region], writes: Iterable[Region]) -> str | None:
-    """The first region that lies out of a rank's reach, in words; none: all are within it."""
+    """The first region outside of a rank's reach, in words; None: the rank reaches all regions."""
     node = machine.node
     for regions, does in ((reads, "reads"), (writes, "writes")):
         for region in regions:

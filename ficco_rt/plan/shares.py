@@ -1,4 +1,4 @@
-"""Pass: streamed launches beside one another each have their share of the multiprocessors."""
+"""Pass: gives each of several concurrent streamed launches its share of the multiprocessors."""
 
 from __future__ import annotations
 

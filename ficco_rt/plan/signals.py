@@ -1,4 +1,5 @@
-"""Numbers for events and flags. They are given once, before kernels are chosen: what works wait for decides how."""
+"""Numbers events and flags. Numbers are assigned once, before kernels are chosen, because the choice depends on what
+works wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass: dependencies become as few waits as possible, each in the cheapest form that carries it."""
+"""Pass: turns dependencies into as few waits as possible, each in the cheapest form that enforces it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Launch:
 
 
 def synchronise(draft: Draft) -> Draft:
-    """Choose the waits. Afterwards stream order, an event or a flag carries every dependency. Every wait is needed:
+    """Choose the waits. Afterwards stream order, an event or a flag enforces every dependency. Every wait is needed:
     without it some conflicting pair, or an `after` of the text, would have no order. Events and flags have numbers.
 
     Flags carry what works of streamed launches wait for or signal; events carry everything else. A streamed launch

@@ -1,4 +1,4 @@
-"""A plan as stable text: for reading, for golden tests, for diffs."""
+"""Prints a plan as stable text, for reading, golden tests and diffs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pass: the order of transfers. Text order stays, unless a queue says `order = auto`."""
+"""Pass: orders transfers. They keep the order of the text, unless a queue says `order = auto`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""What happens before what: the one walker behind the checks of plans and of device plans.
+"""Finds what happens before what: the walker that the checks of plans and of device plans share.
 
-A level gives its queues as nodes, and what a node does as parts, one after another. A part waits for signals, touches
-memory, gives signals, and takes signals down. Nothing else orders nodes of different queues, except that
+A level (plans or device plans) provides queues of nodes; each node consists of parts, one after another. A part waits
+for signals, touches memory, raises signals, and resets signals. Nothing else orders nodes of different queues, except
+that
 
-- a node may begin behind the end of another one (`awaits`);
+- a node may have to begin after the end of another one (`awaits`);
 - a call of a collective ends when the calls of all ranks have begun (`call`);
 - a node may need multiprocessors that other nodes hold while they wait (`needs`, `holds`).
 
 `Walk` executes the queues in the abstract. It finds a deadlock, or an order in which everything can happen. `Clocks`
 follows this order with vector clocks: an access is in order if it knows the end of the conflicting accesses before it.
-What a signal is, which memory a part touches, and how mistakes are named is said by the subclasses of each level.
+The subclasses of each level define what a signal is, which memory a part touches, and how mistakes are reported.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Obstacle:
 
 class Walk(Generic[N]):
     """Executes the queues, in any order. Parts are taken one by one, as on a device with room for one block only: if
-    this comes to an end, so does every device."""
+    this execution completes, it completes on every device."""
 
     def __init__(
         self, queues: Sequence[Sequence[N]], places: Sequence[int], room: int = 1, holders: Iterable[Holder[N]] = ()
@@ -142,7 +143,7 @@ class Walk(Generic[N]):
         return self.order
 
     def step(self, node: N) -> object | None:
-        """Do what is left of a node, or say what it waits for."""
+        """Executes the remaining parts of a node, or says what it waits for."""
         q = node.queue
         if self.done[q] == 0:
             blocked = self.hindrance(node)
@@ -168,7 +169,7 @@ class Walk(Generic[N]):
         return self.at[node.queue] >= node.position
 
     def hindrance(self, node: N) -> object | None:
-        """What keeps a node from its first part."""
+        """What prevents a node from beginning its first part."""
         if node.awaits is not None and not self.over(node.awaits):
             return node.awaits
         if node.needs and self.keepers(node):
@@ -294,15 +295,15 @@ class Clocks(Generic[N]):
         return clock.join(self.told[signal])
 
     def give(self, signal: Signal, clock: Clock, me: Toucher) -> None:
-        """A signal that is memory is touched."""
+        """Raises a signal that is memory: this is an access."""
 
     def drop(self, signal: Signal, clock: Clock, me: Toucher) -> None:
-        """The same, when it is taken down."""
+        """Resets a signal that is memory: this is an access, too."""
 
     def toucher(self, node: N, number: int, bit: int) -> Toucher:
         """Who touches memory in a part of a node."""
         raise NotImplementedError
 
     def touch(self, node: N, number: int, clock: Clock, me: Toucher, before: Clock) -> None:
-        """Tell the ledger what a part of a node touches."""
+        """Reports the accesses of a part of a node to the ledger."""
         raise NotImplementedError

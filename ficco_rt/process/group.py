@@ -1,10 +1,10 @@
 """The processes that run one plan together.
 
-A `Group` is made of what the caller has: a `torch.distributed` process group or store, or an mpi4py communicator. A
-process of a group has a *place*, 0 … size − 1. Ranks of a plan go to places in order (`processes`).
+A `Group` is made from what the caller has: a `torch.distributed` process group or store, or an mpi4py communicator. A
+process of a group has a *place*, 0 … size − 1. Ranks of a plan are assigned to places in order (`processes`).
 
 All processes of a group call `exchange`, `barrier` and the things that use them in the same order. A call that some
-process does not reach ends with an error that names the process; so does a call that the processes make for different
+process does not reach raises an error that names the process; so does a call that the processes make for different
 steps.
 """
 
@@ -71,10 +71,11 @@ class Group:
         return f"<Group: process {self.rank} of {self.size}>"
 
     def exchange(self, mine: bytes, timeout: float | None, step: str = "") -> tuple[bytes, ...]:
-        """What each process gives, in the order of places. `step` says what for; all processes must say the same.
+        """Sends a value to all processes, and returns the values of all, in the order of places. `step` names the
+        purpose, which must be the same in all processes.
 
-        Raises DeviceError (a process did not come within `timeout` seconds, or has left), UsageError (a process has
-        come for another step). The group is of no use after that.
+        Raises DeviceError (a process did not call within `timeout` seconds, or has left), UsageError (a process has
+        called for another step). The group is unusable after that.
         """
         if self._over is not None:
             raise DeviceError(f"the group of {self.size} processes is of no use any more: {self._over}")
@@ -106,7 +107,7 @@ class Group:
         return self._parts[key]
 
     def left(self) -> str:
-        """Why another process goes on no more, if one has told it since the last exchange. Nothing: none has.
+        """Why another process has stopped, if one has announced that since the last exchange; empty if none has.
 
         Raises DeviceError (the store or launcher that carries messages does not answer).
         """
@@ -122,8 +123,8 @@ class Group:
         self.exchange(b"", timeout, step)
 
     def leave(self, why: str | BaseException) -> None:
-        """Tell the others that this process goes on no more: their next exchange raises a LeftError with the text, or
-        with the error's. A LeftError is passed on as it is.
+        """Tell the others that this process stops: their next exchange raises a LeftError with the text, or with that
+        of the error. A LeftError is passed on as it is.
 
         Raises nothing.
         """
@@ -136,14 +137,14 @@ class Group:
             self._number += 1
 
     def abandon(self, code: int) -> None:
-        """This process ends with an exit code, and others may never come: nothing may wait for them.
+        """This process exits with an error code, and other processes may never call: nothing may wait for them.
 
         Raises nothing.
         """
         self._transport.abandon(code)
 
     def close(self) -> None:
-        """Give the connection back; the group is of no use after that. Raises nothing."""
+        """Releases the connection; the group is unusable after that. Raises nothing."""
         self._over = self._over or "it is closed"
         self._transport.close()
 
@@ -200,7 +201,7 @@ class Group:
 
 
 def as_group(given: Any, timeout: float = TIMEOUT) -> Group:
-    """A Group as it is; anything else that one can be made of as one."""
+    """Returns a Group as it is, and makes a Group of anything else that one can be made of."""
     return given if isinstance(given, Group) else Group(given, timeout=timeout)
 
 
@@ -225,7 +226,8 @@ def _differing(told: Sequence[Mapping[str, str]], names: Iterable[str]) -> list[
 
 
 def processes(ranks: int, size: int) -> tuple[int, ...]:
-    """The process of each rank of a plan: equally many consecutive ranks each. UsageError: they do not go out even."""
+    """The process of each rank of a plan: equally many consecutive ranks each. UsageError: the ranks cannot be divided
+    evenly."""
     if ranks % size:
         raise UsageError(
             f"{ranks} ranks do not go out even on {size} processes: take a multiple of {size} ranks, or fewer processes"

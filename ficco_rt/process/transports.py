@@ -1,7 +1,8 @@
-"""What moves bytes among processes: a store of torch.distributed, an MPI communicator, nothing in one process alone.
+"""The transports of bytes between processes: a store of torch.distributed, an MPI communicator, or none for a single
+process.
 
-torch and mpi4py are imported when they are used. There is no protocol of our own: who knows whom is up to torchrun,
-mpirun, Slurm, or the caller.
+torch and mpi4py are imported when they are used. There is no protocol of our own: torchrun, mpirun, Slurm or the caller
+connects the processes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Transport(Protocol):
         """Hand a message to all other places; returns at once."""
 
     def take(self, number: int, place: int) -> bytes | None:
-        """The message of this number of another place; None: it is not there yet. Each one is taken once."""
+        """The message of this number of another place; None: it has not arrived yet. Each message is taken once."""
 
     def forget(self, number: int) -> None:
         """All others have taken the message of this number of ours."""
@@ -179,7 +180,8 @@ def _members(ranks: Sequence[int] | None, size: int, rank: int) -> list[int]:
 
 
 def launched() -> tuple[str, int]:
-    """Who has started this process, in words, and how many processes; ("", 1) where nobody has."""
+    """The launcher of this process in words, and the number of processes that it has started; ("", 1) without a
+    launcher."""
     if env.others("TORCHELASTIC_RUN_ID") is not None:
         return "torchrun", _number("WORLD_SIZE")
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
@@ -202,7 +204,7 @@ LOCAL_SIZES = (
 
 
 def local(processes: int) -> int:
-    """How many processes the launcher has started on this machine; `processes`, where it does not tell."""
+    """Number of processes that the launcher has started on this machine; `processes` if the launcher does not say."""
     for name in LOCAL_SIZES:
         count = (env.others(name) or "").partition("(")[0]
         if count.isdecimal() and int(count):

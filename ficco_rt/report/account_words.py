@@ -1,4 +1,4 @@
-"""Where a run's time went and what its stages did: in words, and as JSON."""
+"""Describes where a run's time went and what its stages did, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def stages_of(trace: Trace) -> tuple[StageUse, ...]:
 
 
 def lost_words(found: Account) -> str:
-    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs; on rank 0, which ends last`. With the ideal
-    the parts add up to the time: if the rank was busy for less than the ideal, that part has a minus."""
+    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs; on rank 0, which ends last`. The ideal and
+    the parts add up to the time: if the rank was busy for less than the ideal, that part is shown as negative."""
     words = WORDS[found.side]
     lost: Sequence[str] = [
         f"{part_name(words[part.name][0], part.time)} {signed_time(part.time)}"
@@ -90,7 +90,7 @@ def lost_words(found: Account) -> str:
 
 
 def moved_words(peer_bytes: int) -> str:
-    """What launches that compute move."""
+    """The bytes that launches that compute move between ranks, in words."""
     return f"launches move {show_bytes(peer_bytes)} between ranks themselves"
 
 

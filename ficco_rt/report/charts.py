@@ -1,4 +1,4 @@
-"""Charts as SVG text: heat maps, points and lines. The same figures give the same bytes, and no package is needed."""
+"""Draws charts as SVG text: heat maps, points and lines. Equal figures give equal bytes, and no package is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LETTER = 6.3  # width of a letter, about
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A field of a heat map: 0 is the lowest colour, 1 the highest; `tip` is what a pointer is told."""
+    """A field of a heat map: 0 is the lowest colour, 1 the highest; `tip` is its tooltip."""
 
     heat: float
     words: str

@@ -1,4 +1,4 @@
-"""What every drawing of a trace shares: colours, rows, round numbers."""
+"""Helpers that all drawings of a trace share: colours, rows, round numbers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ WHOLE = StageColour("launch, above its works", "#8792a2")  # of a streamed launc
 
 
 def plain(text: str) -> str:
-    """The text with no control characters: it may be anybody's."""
+    """The text without control characters, because it may come from an untrusted file."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def clean(trace: Trace) -> Trace:
-    """The trace with no control characters in what a drawing shows of it: its names may be anybody's."""
+    """The trace without control characters in the texts that a drawing shows, because they may come from an untrusted
+    file."""
 
     def cleaned(span: TraceSpan) -> TraceSpan:
         launched = span.launched
@@ -117,7 +118,7 @@ def clock_words(trace: Trace) -> str:
 
 
 def about(trace: Trace) -> str:
-    """One line on a trace: ranks, whose time it is, and how well it was used."""
+    """One line on a trace: ranks, what the times are of, and how well the time was used."""
     ranks = "1 rank" if trace.ranks == 1 else f"{trace.ranks} ranks"
     words = f"{ranks} · {clock_words(trace)}" + (", not measured" if trace.clock == "virtual" else "")
     uses = rank_uses(trace)

@@ -1,4 +1,4 @@
-"""What happened inside streamed launches, in words: the report's lines and the tables of `ficco timeline --works`."""
+"""Describes what happened inside streamed launches: the report's lines and the tables of `ficco timeline --works`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled request: its graph, its plan, and what is said of both."""
+"""Compiles a request into a job: its graph, its plan, and the statements that reports make on both."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def short_words(job: Job) -> str:
 
 
 def within_roundings(allowance: float) -> str:
-    """What is said of numbers in place of `correct` where roundings may take too much."""
+    """The statement on numbers, in place of `correct`, if roundings may take too much of the result."""
     return f"within its roundings, which may take {percent(allowance)} of a result of one sign"
 
 

@@ -1,4 +1,4 @@
-"""What a table of a sweep looks like: one picture for each question that is asked of it."""
+"""Draws the table of a sweep: one picture for each question about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODELLED = "modelled, not measured"
 
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
-    """By file name: speed-ups and winners of each operation, machine and number of ranks."""
+    """The pictures by file name: speed-ups and winners of each operation, machine and number of ranks."""
     found = {}
     timed = sorted((row for row in rows if row.time is not None), key=_place)
     for (operation, machine, ranks), members in groupby(timed, key=_place):

@@ -1,4 +1,4 @@
-"""What a command is asked for: a schedule or a stored plan, and all that binds its sizes."""
+"""What a command is run on: a schedule or a stored plan, with everything that binds its sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ PLAN_SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a target's name has led to, as read. `texts` are kept for messages where it cannot be read again."""
+    """The schedule or plan that a target's name refers to, as read. `texts` are kept for messages if it cannot be read
+    again."""
 
     name: str  # for messages, plans and traces
     file: Path | str | int  # where it was read: a path, or 0 for standard input
@@ -45,7 +46,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line says of the work: a schedule (or a stored plan) and all that binds its sizes."""
+    """The work as the command line names it: a schedule (or a stored plan) and everything that binds its sizes."""
 
     source: Source
     gpus: int | None

@@ -1,4 +1,5 @@
-"""What `ficco explain` tells of a schedule, as plain values: stages, waits, bytes, operations, memory, the plan."""
+"""The facts of a schedule that `ficco explain` prints, as plain values: stages, waits, bytes, operations, memory, the
+plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: what a param may be given on the command line; where several are swept, all its values."""
+"""Parses `--set NAME=VALUE`: the value of a param, or all its values for a sweep."""
 
 from __future__ import annotations
 
@@ -168,5 +168,5 @@ def number_list(option: str, text: str, least: int, most: int, example: str) -> 
 
 
 def gpu_list(text: str) -> tuple[int, ...]:
-    """What `--gpus` says of several numbers of ranks."""
+    """The numbers of ranks that `--gpus` lists."""
     return number_list("--gpus", text, 1, MAX_GPUS, "1,2,4,8")

@@ -1,4 +1,4 @@
-"""The texts that diagnostics point into, and where a reader finds them."""
+"""The source texts that diagnostics refer to, and how their places are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A trace as one SVG picture: a band a rank, a lane a stream, a colour a stage. The same trace gives the same bytes."""
+"""Draws a trace as one SVG picture: a band for each rank, a lane for each stream, a colour for each stage. Equal traces
+give equal bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Where a trace's works are drawn: a band a rank, a lane a stream, rows of works that run together, a colour a stage.
+"""The layout of a trace's works: a band for each rank, a lane for each stream, rows for works that run at once, a
+colour for each stage.
 
-The SVG picture and the page have these places in common; each lays time out from left to right by itself.
+The SVG picture and the page share this layout; each computes the horizontal positions (time) itself.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Timeline:
 
 
 def timeline(trace: Trace, *, pointed: bool = False) -> Timeline:
-    """The places of a trace. `pointed`: lanes and rows are high enough to be pointed at."""
+    """The layout of a trace. `pointed`: lanes and rows are high enough for a mouse pointer."""
     trace = clean(trace)
     least, row_height = (10.0, 8.0) if pointed else (4.0, 5.0)
     lane_height = max(least, next(height for most, height in _LANES if len(trace.lanes) <= most))

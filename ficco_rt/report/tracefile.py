@@ -1,8 +1,8 @@
-"""Traces as files: the JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open, read back to a `Trace`.
+"""Reads and writes traces as files, in the JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process is a rank, a thread is a stream. Works of a streamed launch may run at the same time, which a thread
-of that format cannot show: they get threads of their own next to the stream's. Arrows are flow events, from what was
-waited for to what waited.
+In the file a rank is a process, and a stream is a thread. Works of a streamed launch may run at the same time, which a
+thread of that format cannot show: they get threads of their own next to the stream's. Arrows are flow events, from the
+awaited span to the waiting one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How figures and lists are written: times, bytes, counts, values of params."""
+"""Formats figures and lists for people: times, bytes, counts, values of params."""
 
 from __future__ import annotations
 

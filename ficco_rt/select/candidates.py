@@ -1,5 +1,5 @@
-"""What can be chosen: the shipped schedules of an operation, found in the library, with sensible values of what they
-leave open, and candidates of the caller's own."""
+"""The candidates of a choice: the shipped schedules of an operation with sensible values of their open parameters, or
+candidates of the caller."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Option:
 
     @property
     def params(self) -> tuple[tuple[str, object], ...]:
-        """Those besides sizes."""
+        """The params besides sizes."""
         return self.candidate.params
 
     @property

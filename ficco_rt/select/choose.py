@@ -1,4 +1,4 @@
-"""Which schedule for which work: rules, the model or measured times, in one answer with its reasons."""
+"""Chooses a schedule for an operation, by rules, the model or measured times, and gives the reasons."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def runners_up(self) -> tuple[Option, ...]:
-        """What comes next."""
+        """The options after the chosen one."""
         return self.options[1:]
 
     @property
@@ -67,7 +67,7 @@ class Choice:
 
     @property
     def mode(self) -> Literal["graph", "streams"]:
-        """How to run it."""
+        """The mode in which to run it."""
         return "graph" if self._how[0] == "graph" else "streams"
 
     @property
@@ -117,8 +117,8 @@ def choose(
     ranks_per_gpu: int = 1,
     vendor: bool = True,
 ) -> Choice:
-    """See `ficco_rt.choose`. `measured` are the times to go by; by default the user's own (`memory.place`). Ranks that
-    share a GPU have measured times of their own; rules and the model take each rank to have a GPU.
+    """See `ficco_rt.choose`. `measured`: the measured times to use; by default the user's own (`measurements.place`).
+    Ranks that share a GPU have measured times of their own; rules and the model assume that each rank has a GPU.
 
     Raises UsageError (no such operation, measure or machine; sizes that are missing; nothing measured), ScheduleError
     (sizes that the operation's tensors cannot have)."""
@@ -149,7 +149,8 @@ def question(
 
 
 def default(asked: Question) -> By:
-    """What chooses by default: the rules, or the model where the rules were not fitted, or say what is not asked."""
+    """The default chooser: the rules; or the model, if the rules were not fitted to such a machine or do not cover the
+    request."""
     f = asked.facts
     return "rules" if f is not None and not heuristics.unfitted(f) and _ruled(asked) is not None else "model"
 

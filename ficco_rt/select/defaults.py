@@ -1,9 +1,10 @@
-"""What rules give a shipped schedule where the caller leaves its parameters open.
+"""The values that rules give to parameters of a shipped schedule if the caller leaves them open.
 
-This stands before the compiler, not in it. The compiler compiles the text that it is given, and a default in a text
-means what the language says: the same plan on every machine. Whoever names a shipped schedule, though, has asked for
-a good one, for his sizes on his machine. So the front doors (`ficco_rt.compile`, the commands) ask here for what their
-caller left open, and hand it to the compiler as if the caller had given it. A caller's own file is never asked for.
+This module runs before the compiler and is no part of it. The compiler compiles the text that it is given, and a
+default in a text means what the language says: the same plan on every machine. A caller who names a shipped schedule,
+however, wants a good one for the sizes and the machine. So `ficco_rt.compile` and the commands call this module for
+parameters that the caller left open, and pass the values to the compiler as if the caller had given them. Schedules in
+callers' own files keep their defaults.
 """
 
 from __future__ import annotations

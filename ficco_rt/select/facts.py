@@ -1,7 +1,7 @@
-"""What rules go by: one operation's sizes on one machine, as bytes and microseconds.
+"""The facts that rules are based on: one operation's sizes on one machine, as bytes and microseconds.
 
-Everything here is closed form. The machine's constants that rules rest on are the fields of `Constants`, read from a
-Machine in one place.
+All formulas are closed. `Constants` holds the machine's constants that rules depend on; they are read from a Machine in
+one place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HALF = 1.17  # how much longer a product of half as many rows takes, for its ope
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """A machine's constants that rules rest on. Rates are a microsecond, times are microseconds."""
+    """The constants of a machine that rules depend on. Rates are a microsecond, times are microseconds."""
 
     device: str
     arch: str
@@ -38,7 +38,8 @@ class Constants:
 
 
 def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
-    """The constants of so many ranks of a machine for products of a type: of the links that join all of them."""
+    """The constants of `ranks` ranks of a machine for products of a type: those of the links that join all these
+    ranks."""
     device, tier = machine.device, machine.tier(0, ranks - 1)
     links = machine.tiers[tier]
     return Constants(
@@ -86,7 +87,7 @@ class Facts:
 
     @property
     def abreast(self) -> float:
-        """How many shards come at the same time."""
+        """Number of shards that arrive at the same time."""
         return self.peers / self.turns if self.peers else 1.0
 
     @property
@@ -102,7 +103,7 @@ class Facts:
 
     @property
     def own(self) -> float:
-        """A shard's part of the product."""
+        """The time of the product of a rank's own shard."""
         return self.gemm / self.ranks
 
     @property
@@ -189,7 +190,7 @@ class Facts:
 
 
 def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str) -> Facts | None:
-    """The facts of an operation that rules know; of any other, None. `sizes` are bound."""
+    """The facts of an operation that rules cover; None for any other operation. `sizes` are bound."""
     if operation not in OPERATIONS:
         return None
     shape = OPERATIONS[operation].shape(ranks, sizes)

@@ -1,8 +1,7 @@
-"""Which schedule: rules of static sizes that need no search, after the heuristics of FiCCO (arXiv 2512.10236).
+"""Chooses a schedule by rules on static sizes, without a search, after the heuristics of FiCCO (arXiv 2512.10236).
 
-A rule is data: when it holds, what it says, the sentence that tells why, and the source of its figures. Rules are asked
-from the first to the last, and the first that holds decides. `docs/choose.md` has the same rules; a test holds the two
-together.
+A rule is data: its condition, its choice, a sentence with the reason, and the source of its figures. Rules are tried in
+order, and the first whose condition holds decides. `docs/choose.md` lists the same rules; a test compares the two.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ def deciding(f: Facts) -> Rule:
 
 
 def on_measured(f: Facts) -> bool:
-    """Whether the machine is such as the rules were fitted on."""
+    """Whether the machine is like the one on which the rules were fitted."""
     return f.c.device == DEVICE and set(f.c.kinds) == {LINKS}
 
 

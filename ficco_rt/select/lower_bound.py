@@ -1,4 +1,5 @@
-"""A lower bound of what a graph takes, from its bytes and operations alone: which candidates are worth a simulation."""
+"""A lower bound of the time of a graph, from its bytes and operations alone. It shows which candidates are worth
+simulating."""
 
 from __future__ import annotations
 

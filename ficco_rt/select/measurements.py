@@ -1,4 +1,4 @@
-"""Measured times: a JSON file that `ficco tune` writes, that can be shipped, and that merges with others."""
+"""Measured times: reads, writes and merges the JSON files that `ficco tune` writes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MODES = ("graph", "streams")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """What times were measured for. Times of another case say nothing.
+    """The case for which times were measured. Times of other cases do not apply.
 
-    The machine is known by its devices and how they are linked, not by its rates: these are what somebody once
-    measured or assumed of it, and the times stay true when he measures again.
+    The machine is known by its devices and how they are linked, not by its rates: the rates are measurements or
+    assumptions, and the times stay valid when the rates are measured again.
     """
 
     device: str
@@ -39,7 +39,7 @@ class MeasuredCase:
 
     @property
     def words(self) -> str:
-        """For messages."""
+        """The case in words, for messages."""
         shared = f", {self.ranks_per_gpu} a GPU" if self.ranks_per_gpu > 1 else ""
         sizes = ", ".join(f"{name} = {value}" for name, value in self.sizes)
         return f"{self.operation} with {sizes} on {self.ranks} ranks{shared} of {self.device} ({self.links})"
@@ -69,7 +69,8 @@ class Time:
 
     @property
     def rank(self) -> tuple[str, int, float]:
-        """Of two times of one thing the one with the greater rank counts: the later one."""
+        """Which of two times of the same candidate and mode counts: the one with the greater rank, which is the later
+        one."""
         return self.date, self.runs, -self.median
 
 

@@ -1,7 +1,7 @@
-"""The operations: what `choose` and the benchmark need to know of a folder of `schedules/`.
+"""The operations: what `choose` and the benchmark need to know about a folder of `schedules/`.
 
-A folder whose `serial` declares the sizes is an operation: its schedules, sizes and types are found in the texts. What
-no text says stands in one row of `OPERATIONS`. An operation without a row has no rules; the model chooses for it.
+A folder whose `serial` declares the sizes is an operation: its schedules, sizes and types are found in the texts. A row
+of `OPERATIONS` adds what the texts do not say. An operation without a row has no rules; the model chooses for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Sizes = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the busiest rank of an operation does: an [m, k] · [k, n] product, and the elements that it sends a peer."""
+    """The work of the busiest rank of an operation: an [m, k] · [k, n] product, and the elements that it sends to a
+    peer."""
 
     m: int
     n: int

@@ -1,7 +1,7 @@
-"""What schedules' parameters should be: into which pieces a shard goes, by rules that need no search.
+"""Chooses the parameters of schedules, such as the number of pieces of a shard, by rules that need no search.
 
-The rules of a parameter are asked from the first to the last, and the first that holds gives the value. Where none
-holds, the text's own default is as good.
+The rules of a parameter are tried in order, and the first whose condition holds gives the value. If none holds, the
+default of the text is kept.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Given:
 
 
 def given(f: Facts, schedule: str, param: str) -> Given | None:
-    """The value of a schedule's parameter by the rules, or None: then the text's own default is as good as any."""
+    """The value of a schedule's parameter by the rules; None: the default of the text is equally good."""
     for rule in PARAM_RULES:
         if param in rule.params and (not rule.schedules or schedule in rule.schedules) and rule.holds(f):
             value = rule.value(f, schedule, param)

@@ -1,4 +1,5 @@
-"""The model's choice: candidates simulated on the virtual clock, from the fastest to the slowest, and kept."""
+"""The model's choice: simulates candidates on the virtual clock, ranks them from fastest to slowest, and caches the
+result."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ FEWEST, MORE = 4, 2  # schedules that are simulated whatever the work, and other
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, with all sizes bound."""
+    """A request for a choice, with all sizes bound."""
 
     operation: ShippedOperation
     ranks: int
@@ -62,12 +63,12 @@ class Question:
 
     @property
     def baseline(self) -> str:
-        """The operation's schedule that overlaps nothing."""
+        """The operation's schedule without overlap."""
         return f"{self.operation.name}/{BASELINE}"
 
     @property
     def ruled(self) -> str | None:
-        """The schedule that the rules say."""
+        """The schedule that the rules choose."""
         f = self.facts
         return None if f is None else f"{f.operation}/{deciding(f).schedules[f.operation]}"
 
@@ -97,7 +98,7 @@ class Ranking:
     refused: tuple[tuple[Candidate, str], ...] = ()
 
     def joined(self, others: Iterable[Option]) -> Ranking:
-        """With others."""
+        """This ranking with other options added."""
         return replace(self, ranked=tuple(sorted((*self.ranked, *others), key=lambda o: o.time)))
 
 
@@ -233,13 +234,14 @@ def _hash(value: object) -> str:
 
 
 def machine_hash(machine: Machine) -> str:
-    """A hash of all that a machine says, but for its name and the source of its numbers."""
+    """A hash of all values of a machine, except its name and the sources of its numbers."""
     return _hash(asdict(replace(machine, name="", source="", sources=())))[:16]
 
 
 @cache
 def version() -> str:
-    """A hash of what decides on an answer: when the package's files and the shipped schedules were changed last."""
+    """A hash of what may change an answer: the modification times of the package's files and of the shipped
+    schedules."""
     package = Path(__file__).resolve().parents[1]
     found = []
     for path in sorted((*package.rglob("*.py"), *shipped.root().rglob(f"*{shipped.SUFFIX}"))):
@@ -259,7 +261,7 @@ _KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only ma
 
 
 def kept(key: str) -> Ranking | None:
-    """The answer to a question that was asked before, in this process or in another one."""
+    """The stored answer to an equal question, from this process or an earlier one."""
     if key not in _KEPT:
         with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
             _KEPT[key] = _decoded(json.loads(_file(key).read_text(encoding="utf-8")), str(_file(key)))
@@ -267,7 +269,7 @@ def kept(key: str) -> Ranking | None:
 
 
 def keep(key: str, ranking: Ranking) -> None:
-    """Keep an answer; where the cache's folder cannot be written, in this process alone."""
+    """Stores an answer; if the cache folder cannot be written, in this process only."""
     _KEPT[key] = ranking
     path = _file(key)
     with suppress(OSError, UsageError):

@@ -1,4 +1,5 @@
-"""Measure the model's best few on the GPUs at hand. The one module of `select` that runs anything."""
+"""Measures the model's best few candidates on this machine's GPUs. It is the only module of `select` that runs
+anything."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ Step = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """How much to measure."""
 
     best: int = 4  # candidates of the model's ranking
     rounds: int = 3  # passes over all candidates, each in both modes
@@ -51,7 +52,7 @@ class Tuned:
 
     @property
     def memory(self) -> Measurements:
-        """The times as `memory.save` writes them."""
+        """The times as `measurements.save` writes them."""
         return Measurements({self.case: self.times})
 
 

@@ -1,18 +1,20 @@
-"""What runs at the same time leaves each other a part: of ports of links, of memories, and of multiprocessors.
+"""Contention between concurrent activities: how they share ports of links, memories, and multiprocessors.
 
 An *activity* has a clock of its own. The clock runs at full speed while the activity is alone, and slower while others
-want the same. Whoever begins an activity is called back at times of that clock. Two rules say how fast it runs.
+compete for the same resources. The code that begins an activity is called back at times of that clock. Two rules set
+its speed.
 
-Ports and memories (*supplies*) are shared at each moment. An activity uses so many bytes a microsecond of each at full
-speed. Activities that meet are slowed down together, as shares of their full speed, until a supply is full; its users
-stay at that speed, and the others rise until their own next supply is full (progressive filling: max-min fair).
+Ports and memories (*supplies*) are shared at each moment. At full speed an activity uses a fixed number of bytes a
+microsecond of each supply. The speeds of concurrent activities, as shares of their full speeds, rise together until a
+supply is full; the users of that supply keep this speed, and the others rise until their next supply is full
+(progressive filling: max-min fair).
 
-Multiprocessors are held: blocks are persistent, and keep a multiprocessor until they end. Who comes first has what it
-wants, who comes later what is left, and one multiprocessor where nothing is left. An activity with a part of its
-multiprocessors runs at that part of its speed. Copies take none of these, but energy and room in caches: while one
-passes a device's memory, kernels there keep only a share (`beside`) of their speed.
+Multiprocessors are held: blocks are persistent, and keep a multiprocessor until they end. The first activity gets what
+it requests, a later one what is left, and one multiprocessor if nothing is left. An activity with a part of its
+multiprocessors runs at that part of its speed. Copies take no multiprocessors, but energy and room in caches: while a
+copy accesses a device's memory, kernels there run at a share (`beside`) of their speed.
 
-Speeds are found anew only where something has changed: for the activities that full supplies connect with it.
+After a change, speeds are recomputed only for activities that full supplies connect with the changed one.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Activity:
     calls: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
 
     def read(self, now: float) -> float:
-        """Its clock."""
+        """The activity's clock at a time."""
         return self.clock + self.speed * (now - self.since)
 
 
@@ -85,7 +87,7 @@ class Sharing:
         return activity
 
     def use(self, now: float, activity: Activity, uses: Mapping[Supply, float]) -> None:
-        """From now on an activity uses this."""
+        """Changes what an activity uses from now on."""
         if activity.uses.keys() == uses.keys():
             activity.uses = uses
             for supply in uses:
@@ -108,7 +110,7 @@ class Sharing:
             self._hold(activity.device, now)
 
     def call(self, now: float, activity: Activity, clock: float, action: Callable[[], None]) -> None:
-        """`action` happens when the activity's clock shows `clock`."""
+        """Schedules `action` for the moment when the activity's clock reaches `clock`."""
         self._count += 1
         heappush(activity.calls, (clock, self._count, action))
         if activity.calls[0][1] == self._count:

@@ -1,4 +1,5 @@
-"""A launch on the virtual clock: its works run one after another, each once all that it waits for has arrived."""
+"""Simulates a launch on the virtual clock: its works run one after another, each once everything that it waits for has
+arrived."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class _Making:
 
 
 class LaunchRun:
-    """One launch that runs. `free`: when its stream was free for it; `done` is called at its end."""
+    """A running launch. `free`: the time when its stream became free for it; `done` is called at its end."""
 
     def __init__(
         self, clock: VirtualClock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]

@@ -1,4 +1,4 @@
-"""What the works of a launch take on a machine, each by its own kernel's price, and what they use of what is shared."""
+"""The prices of a launch's works on a machine, each by its own kernel, and the shared resources that they use."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Price:
     peer_bytes: int = 0  # of what is no copy: read and written in other ranks' memory
 
     def elsewhere(self, label: str) -> Price:
-        """That of a work alike, which is called something else. `dataclasses.replace` takes several times as long."""
+        """The price of an equal work with another name. `dataclasses.replace` takes several times as long."""
         return Price(
             self.kind, label, self.bytes, self.flops, self.peer, self.time, self.uses, self.tiles, self.sent,
             self.sent_time, self.late, self.peer_bytes,
@@ -72,8 +72,8 @@ class Price:
 
 
 class Prices:
-    """Of one plan's works on a machine. What is alike is found once: NOTE the graph holds each part's axes once, and
-    the plan holds them as long as prices are asked for."""
+    """The prices of one plan's works on a machine. Equal works are priced once: NOTE the graph holds each part's axes
+    once, and the plan holds them as long as prices are asked for."""
 
     def __init__(self, machine: Machine, dtypes: Mapping[str, str], inputs: Container[str] = ()) -> None:
         self.machine, self.dtypes, self.inputs = machine, dtypes, inputs
@@ -89,7 +89,7 @@ class Prices:
         return region.elements * TYPES[self.dtypes[region.tensor]].bytes
 
     def limit(self, supply: Supply) -> float:
-        """Bytes a microsecond of a port or a memory."""
+        """Bytes a microsecond that a port or a memory can move."""
         if isinstance(supply, int):
             return self.machine.device.memory_rate
         assert isinstance(supply, Port)
@@ -101,7 +101,7 @@ class Prices:
         return min(config.blocks / max(1, config.resident), self.machine.device.sms)
 
     def launched(self, launch: DeviceLaunch) -> Launched:
-        """How a kernel is launched, for the trace."""
+        """The launch of a kernel as the trace records it."""
         config = launch.config
         known = self._launched.get(id(config))
         if known is None:

@@ -1,8 +1,9 @@
-"""The virtual clock: when everything of a run would happen on a machine, from the device plan that it would be given.
+"""Simulates a run: models when everything would happen on a machine, from the device plan that the machine would be
+given.
 
-A discrete-event walk over the device plan's streams. No data is touched. Each work has its own kernel's price
-(`prices`), and what runs at the same time shares memories, links and multiprocessors (`sharing`).
-docs/internals/model.md says what is priced how, where each figure comes from, and what is not modelled.
+This is a discrete-event simulation of the device plan's streams. No data is touched. Each work has the price of its own
+kernel (`prices`), and concurrent work shares memories, links and multiprocessors (`contention`).
+docs/internals/model.md says how each thing is priced, where each figure comes from, and what is not modelled.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def mode_of(name: str) -> SimulatedMode:
 
 
 def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> Trace:
-    """What would happen when, with a device for each rank, run on streams or as a graph for each device. The plan must
-    have passed its check: whatever waits is signalled."""
+    """Models when everything would happen, with a device for each rank, on streams or as a graph for each device. The
+    plan must have passed its check, so that every wait is signalled."""
     with without_collection():
         clock = _StreamClock(plan, machine, mode)
         clock.run()

@@ -1,4 +1,4 @@
-"""The streams that the virtual clock walks, and the signals between them."""
+"""The simulated streams of the virtual clock, and the signals between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SimStream:
         return self.name.kind == "plan"
 
     def stage(self, position: int, launches: Sequence[DeviceLaunch]) -> str:
-        """Of the next action that does something: it is what waits."""
+        """The stage of the next action that does something: this stage is the one that waits."""
         found = self.next_move[position]
         match self.actions[found] if found < len(self.actions) else None:
             case LaunchKernel(launch=number):
@@ -72,7 +72,7 @@ class Raised(NamedTuple):
 
 
 def streams_of(plan: DevicePlan) -> Iterator[SimStream]:
-    """Those that have actions between a run's start and its completion."""
+    """The streams that have actions between a run's start and its completion."""
     records = count(len(plan.semaphores))
     latest: dict[EventName, Signal] = {}
     actions: dict[StreamName, tuple[list[Action], list[Signal]]] = {stream.name: ([], []) for stream in plan.streams}

@@ -1,4 +1,4 @@
-"""The virtual clock itself: what happens at which time, and which signals are up."""
+"""The event queue of the virtual clock: what happens at which time, and which signals are set."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class VirtualClock:
         return raised.time + (delay if raised.rank == rank else self.machine.between(raised.rank, rank).signal_time)
 
     def lift(self, signal: Signal, of: EventName | int, time: float, by: SimStream) -> None:
-        """Raise the signal: a semaphore, or a record of an event."""
+        """Raises a signal: a semaphore, or a record of an event."""
         if by.name.kind == "wait":  # an event of a side stream tells the signal that the side stream has waited for
             _, _, of, origin = self.heard[by]
             self.raised[signal] = Raised(time, by.rank, of, origin)

@@ -1,5 +1,5 @@
-"""Inside streamed launches, as a trace tells it: when their works waited, began and ended, what a launch waited for
-longest, and the works of two traces side by side."""
+"""The inside of streamed launches in a trace: when works waited, began and ended, what a launch waited for longest, and
+a comparison of the works of two traces."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _work(spans: Sequence[TraceSpan], waits: Iterable[TraceSpan]) -> WorkInside:
 
 
 def pairs(trace: Trace, other: Trace) -> tuple[WorkPair, ...]:
-    """The works of one trace, each with the same work of another one, say of measured and modelled ones. Works that are
-    one in the first trace are put together in the other."""
+    """The works of one trace, each with the same work of another trace, for example measured and modelled. Works that
+    are merged in the first trace are combined in the other."""
     found = {(work.rank, op): work for launch in launches(other) for work in launch.works for op in work.ops}
     made = []
     for work in (work for launch in launches(trace) for work in launch.works):

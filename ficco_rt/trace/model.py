@@ -1,4 +1,4 @@
-"""What happened when: the one timing record, filled alike by every driver."""
+"""The `Trace`: what happened when in a run. Every driver fills the same record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TraceSpan(NamedTuple):  # a tuple: a run of many ranks has a hundred thous
     """One thing that a stream did, or waited for. Times in microseconds from the run's start.
 
     Inside a streamed launch works overlap: a work's wait lasts from when its first block came to it until its first
-    tile began, and the work from then until its last tile ended. `waited` tells what the wait cost.
+    tile began, and the work from then until its last tile ended. `waited` is the time that the wait cost.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class Arrow(NamedTuple):
 class Trace:
     """A run's record. `clock` says whether times were measured on a device or modelled for a machine. `arrows` are
     drawn from the plan where they are asked for (`ficco_rt.analysis.causes`). `within`: the spans of different
-    processes may be off by so many microseconds against each other."""
+    processes may be inaccurate relative to each other by this many microseconds."""
 
     schedule: str
     machine: str
@@ -97,7 +97,7 @@ NO_WORK: frozenset[SpanKind] = frozenset(("wait", "launch"))
 
 
 def launch_label(stages: Iterable[str], first: str, works: int) -> str:
-    """Of a launch: its stages, its first work, and how many more there are."""
+    """The label of a launch: its stages, its first work, and the number of its other works."""
     more = f" and {works - 1} more works" if works > 1 else ""
     return f"{', '.join(dict.fromkeys(map(base_name, stages)))}  {first}{more}"
 

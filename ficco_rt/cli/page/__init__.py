@@ -1,5 +1,5 @@
-"""The report page: one or several runs as one HTML page that needs nothing else.
+"""The report page: one or several runs as one self-contained HTML file.
 
-`runs` reads what a page shows, `sections` writes it as plain HTML, `lanes` gives the timelines' data to `timeline.js`,
-and `write` puts these into `report.html`.
+`page_run` reads the runs that a page shows, `sections` writes them as plain HTML, `lanes` prepares the data of the
+timelines for `timeline.js`, and `write` puts everything into `report.html`.
 """

@@ -1,4 +1,4 @@
-"""A trace as the timeline's script reads it: places, spans in lanes, arrows between spans."""
+"""Converts a trace into the data that `timeline.js` draws: places, spans in lanes, arrows between spans."""
 
 from __future__ import annotations
 

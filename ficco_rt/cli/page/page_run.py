@@ -1,4 +1,4 @@
-"""What a report page shows: runs, as they have just ended or as files tell of them."""
+"""The data of a report page: runs that have just ended, or runs read from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of a report page as plain HTML: all figures stand here, and the script draws the timelines alone."""
+"""The sections of a report page as plain HTML. They show all figures; the script draws the timelines only."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CHIP = {True: ("good", "✓"), False: ("bad", "✗"), None: ("open", "–")}
 
 
 def letter(number: int) -> str:
-    """What the run of this number is called where there are several: A, B, …, Z, A1, …"""
+    """The letter of a run where there are several: A, B, …, Z, A1, …"""
     more = number // 26
     return chr(ord("A") + number % 26) + (str(more) if more else "")
 
 
 def whose(run: PageRun) -> str:
-    """Whether a model or a device gave the times, and of which machine."""
+    """Whether the times are modelled or measured on a device, and for which machine."""
     return f"measured on {run.machine}" if run.measured else f"modelled for {run.machine}, not measured"
 
 
@@ -37,7 +37,7 @@ def ranks_of(run: PageRun) -> str:
 
 
 def cards(run: PageRun) -> str:
-    """The figures that are asked for first, large."""
+    """The most important figures, large."""
     facts = run.facts
     made = [_card("time", show_time(run.time), _spread(run))]
     if facts is not None:
@@ -94,7 +94,7 @@ def _serial(facts: Run) -> str:
 
 
 def verdicts(run: PageRun) -> str:
-    """What the proof, the check of the plan and the comparison of numbers have said."""
+    """The results of the proof, of the plan's check and of the comparison of numbers."""
     facts = run.facts
     if facts is None:
         return ""
@@ -177,7 +177,7 @@ def _choice(facts: Run) -> str:
 
 
 def went(run: PageRun) -> str:
-    """Where the time went: a bar, and what its parts mean."""
+    """The section on where the time went: a bar, and what its parts mean."""
     account = run.account
     if account is None:
         return ""

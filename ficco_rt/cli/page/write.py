@@ -1,4 +1,4 @@
-"""A report page, put together of its sections, its style and its script."""
+"""Assembles a report page from its sections, its style and its script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuBLASLt through nvmath.bindings: what launches by the vendor's library need of it."""
+"""cuBLASLt through nvmath.bindings: the calls that launches by the vendor's library need."""
 
 from __future__ import annotations
 

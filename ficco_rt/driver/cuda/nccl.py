@@ -1,4 +1,4 @@
-"""NCCL, through the bindings of nccl4py: every call is checked here, and no other line sees a result code."""
+"""NCCL through the bindings of nccl4py. Every call is checked here; no other module handles its result codes."""
 
 from __future__ import annotations
 

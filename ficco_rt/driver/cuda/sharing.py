@@ -1,4 +1,4 @@
-"""Memory of several processes on CUDA: the virtual memory management API, and IPC memory as the last way."""
+"""Memory shared by several processes on CUDA: the virtual memory management API, and IPC memory as the last resort."""
 
 from __future__ import annotations
 

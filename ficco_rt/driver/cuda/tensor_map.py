@@ -1,4 +1,4 @@
-"""Tensor maps as the Hopper kernel's parameters hold them."""
+"""Encodes tensor maps (TMA descriptors) as the Hopper kernel's parameters hold them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through cuda.bindings: what the driver needs of the CUDA driver API."""
+"""NVIDIA GPUs through cuda.bindings: the calls of the CUDA driver API that the GPU driver needs."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Cuda(Vendor):
         return bool(call(cu.cuDeviceCanAccessPeer, call(cu.cuDeviceGet, a), call(cu.cuDeviceGet, b)))
 
     def linked(self, a: int, b: int) -> bool:
-        """By atomics of each other's memory, which the bus does not carry."""
+        """Detected by atomics on each other's memory, which the bus does not support."""
         cu = self.cu
         atomics = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
         return bool(call(cu.cuDeviceGetP2PAttribute, atomics, call(cu.cuDeviceGet, a), call(cu.cuDeviceGet, b)))

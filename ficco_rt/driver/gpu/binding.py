@@ -1,4 +1,4 @@
-"""A device plan's actions on memory: the driver calls that carry them out."""
+"""Converts the actions of a device plan into driver calls on concrete memory."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Calls:
 
 
 class Plans:
-    """The device plans of one layout, made and checked when a mode is first used."""
+    """The device plans of one layout. Each is made and checked when its mode is first used."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -125,7 +125,7 @@ class Plans:
         return self._made[mode]
 
     def residencies(self, mode: Mode) -> Residencies:
-        """What a run takes of each device."""
+        """The residency of a run on each device."""
         if mode not in self._residencies:
             self._residencies[mode] = residencies(self.of(mode))
         return self._residencies[mode]
@@ -133,7 +133,7 @@ class Plans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Same:
-    """A plan that is recognised by its identity: comparing all of it would cost more."""
+    """Wraps a plan to compare it by identity: comparing its content would cost more."""
 
     plan: Plan
 
@@ -148,8 +148,8 @@ class Same:
 def plans_of(
     same: Same, device: Device, placement: Placement, features: Features, unaligned: frozenset[tuple[int, int]]
 ) -> Plans:
-    """Executors of one plan share its device plans: to make and check them costs more than all else that opening one
-    does. `unaligned`: the launches (stream, command) that plain kernels do."""
+    """Executors of one plan share its device plans, because making and checking these is the most expensive part of
+    opening an executor. `unaligned`: the launches (stream, command) that plain kernels do."""
     return Plans(layout_of(same.plan, device, placement, features, content_hash(same.plan), unaligned))
 
 
@@ -172,7 +172,8 @@ class BoundPlan:
     shared: Shared | None = None  # memory of other processes
 
     def in_turn(self, run: int) -> BoundPlan:
-        """What the run of this number runs. NOTE each run comes here, and most have one set only."""
+        """The buffer set that the run of this number uses. NOTE every run calls this, and most plans have one set
+        only."""
         return self.buffer_sets[run % self.plans.layout.sets] if self.more else self
 
     @property
@@ -227,7 +228,7 @@ class Binder:
             self._body(binding, "streams")
 
     def release(self, binding: BoundPlan) -> None:
-        """Give back what a binding holds."""
+        """Releases what a binding holds."""
         self.bindings.discard(binding)
         with Closing() as closing:
             while binding.more:
@@ -277,7 +278,7 @@ class Binder:
 
     @staticmethod
     def forget(binding: BoundPlan) -> None:
-        """The calls of its runs, which are made anew."""
+        """Forgets the calls of a binding's runs, so that they are made anew."""
         binding.calls.clear()
         binding.latest = None
 
@@ -462,7 +463,7 @@ class Binder:
         return binding.marked[launch]
 
     def marks(self, binding: BoundPlan) -> Mapping[int, kernel_marks.Marks]:
-        """By launch, what the last traced run has left. It has ended."""
+        """The marks of the last traced run, by launch. The run must have ended."""
         return {launch: self._launches.marks(marked) for launch, marked in binding.marked.items()}
 
 

@@ -1,4 +1,4 @@
-"""What cuBLASLt and hipBLASLt have in common: descriptors of a product, its algorithm, and its call."""
+"""The common part of cuBLASLt and hipBLASLt: descriptors of a product, the choice of its algorithm, and its call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAY_OUT = "leave out kernel = vendor"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A matrix that is stored column by column, `pitch` elements from column to column."""
+    """A column-major matrix, `pitch` elements from column to column."""
 
     dtype: Dtype
     rows: int
@@ -55,7 +55,8 @@ class MatmulPlace:
 
 @dataclass(slots=True)
 class Planned:
-    """What a call of one shape is made with. `given_back`: the kinds of descriptors, and these."""
+    """The descriptors and algorithm for calls of one shape. `given_back`: the kinds of descriptors, and the
+    descriptors, to be released."""
 
     given_back: list[tuple[str, Any]] = field(default_factory=list)
     descriptor: Any = None
@@ -91,7 +92,7 @@ class BlasLt(ABC):
 
     @abstractmethod
     def preferences(self, shape: Shape, workspace: int) -> Mapping[str, np.generic]:
-        """What the heuristics are told, beside the matrices."""
+        """The preferences that the heuristics get, besides the matrices."""
 
     @abstractmethod
     def heuristics(self, number: int, *asked: Any) -> tuple[Any, Any] | None:
@@ -110,8 +111,8 @@ class BlasLt(ABC):
         self.made("destroy", handle)
 
     def plan(self, handle: Handle, shape: Shape, workspace: int, number: int = 0) -> Planned | None:
-        """Descriptors and an algorithm of at most so much workspace: the one that the heuristics like best, or that
-        comes so many places behind it; None: they know no more."""
+        """Descriptors and an algorithm with at most this much workspace: the one that the heuristics rank first, or the
+        one at a later place; None: the heuristics have no more."""
         planned = Planned()
         with undo_on_error(self.drop, planned):
             planned.descriptor = self._create(planned, "matmul_desc", self.sums, self._code("fp32"))
@@ -148,7 +149,7 @@ class BlasLt(ABC):
         self.made(f"{kind}_set_attribute", descriptor, self.attribute(kind, name), held.ctypes.data, held.nbytes)
 
     def drop(self, planned: Planned) -> None:
-        """Give back the descriptors."""
+        """Releases the descriptors."""
         with Closing() as closing:
             while planned.given_back:
                 closing(self.made, *planned.given_back.pop())

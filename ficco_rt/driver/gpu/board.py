@@ -1,9 +1,10 @@
-"""Host memory in which each process of a group says what it does, and by which the others see that it lives.
+"""The board: host memory in which each process of a group publishes its state, and by which the others see that it is
+alive.
 
-Each process holds a lock on a byte of the memory's file. The system gives the lock back when the process ends, however
-it ends, so that the others need no process id, which other containers do not know.
+Each process holds a lock on a byte of the memory's file. The system releases the lock when the process ends, however it
+ends. So the others need no process id, which would be unknown in other containers.
 
-A process that gives its runs up publishes its *verdict* here before it forces anything. Every process reads the
+A process that gives up its runs publishes its *verdict* here before it forces anything. Every process reads the
 verdicts after a run has completed and before it reports success. A verdict is never taken back.
 """
 
@@ -32,7 +33,7 @@ _LOCK = struct.Struct("hhqqi0q")  # of fcntl: type, from where, first byte, byte
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a process has said last."""
+    """The last state that a process has published."""
 
     doing: Doing
     issued: int
@@ -97,7 +98,8 @@ class Board:
     # ---- verdicts
 
     def publish(self, why: str) -> None:
-        """This process gives up its runs: all that no process has checked yet. The first reason stays."""
+        """Publishes that this process gives up its runs: all that no process has checked yet. The first reason is
+        kept."""
         at = _at(self._place) + _SLOT.size
         if forks != self._forks or _VERDICT.unpack_from(self._page, at)[0]:
             return
@@ -109,7 +111,7 @@ class Board:
 
     @property
     def any_verdict(self) -> bool:
-        """Whether some process has given up its runs. NOTE asked in every run."""
+        """Whether some process has given up its runs. NOTE every run calls this."""
         return self._page[0] != 0
 
     def verdict(self) -> str:

@@ -1,4 +1,5 @@
-"""Driver calls that are checked where they are made: a refused one is an error with call, code, and the way out."""
+"""Checks driver calls where they are made: a refused call raises an error with the call, its code and a way to fix
+it."""
 
 from __future__ import annotations
 
@@ -46,6 +47,6 @@ class Checked:
         return not code
 
     def failure(self, function: DriverFunction, code: Any, what: str = "") -> Refused:
-        """The error of a call that gave `code`, for `what` it was made."""
+        """The error of a call that returned `code`; `what` is the purpose of the call."""
         name = getattr(function, "__name__", str(function))
         return Refused(name, code.name, what, self._advice.get(code.name, ""))

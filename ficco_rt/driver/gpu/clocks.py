@@ -1,13 +1,13 @@
-"""One clock for the spans of several processes: that of the machine of process 0.
+"""Puts the spans of several processes on one clock: that of process 0's machine.
 
-A device tells times between its own events alone. So each process finds when its devices began the traced run by its
-machine's clock: the host looks at the clock, records an event on a device at rest, waits for it and looks again. The
-event lies between the two looks, and the device tells how long after the run's begin it came. The narrowest of a few
-tries counts; half of its width is how much the reading may be off.
+A device measures times only between its own events. So each process finds out when its devices began the traced run by
+its machine's clock: the host reads the clock, records an event on an idle device, waits for the event and reads the
+clock again. The event lies between the two readings, and the device gives the time from the beginning of the run to the
+event. The narrowest of a few tries counts; half of its width is the possible error.
 
-The processes of a machine have one clock (CLOCK_MONOTONIC). Those of other machines compare theirs by messages of the
-group: a message is taken after it was sent, by either clock, so messages there and back tell between what bounds the
-difference of the clocks lies. The middle of these bounds counts, and half of their distance is how much it may be off.
+The processes of a machine have one clock (CLOCK_MONOTONIC). Processes of different machines compare their clocks by
+messages of the group: a message is received after it was sent, so messages in both directions bound the difference of
+the clocks. The middle of these bounds counts, and half of their distance is the possible error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def now() -> float:
 
 
 def begun(gpus: Gpus, device: Gpu, begin: Handle) -> Reading:
-    """When a device at rest recorded the event `begin`. DeviceError: it does not answer."""
+    """When an idle device recorded the event `begin`. DeviceError: the device does not answer."""
     vendor, stream = gpus.vendor, gpus.control[device.ordinal]
     event = gpus.new_event(device, timing=True)
     found: list[Reading] = []
@@ -87,7 +87,7 @@ def on_one_clock(
 
 
 def compared(group: Group, machines: Sequence[str], timeout: float | None) -> list[Reading]:
-    """By process, how far its machine's clock is ahead of that of process 0."""
+    """For each process, how far its machine's clock is ahead of that of process 0."""
     if len(set(machines)) == 1:
         return [Reading(0.0)] * group.size
     sent, taken = [], []
@@ -100,7 +100,8 @@ def compared(group: Group, machines: Sequence[str], timeout: float | None) -> li
 
 
 def ahead(machines: Sequence[str], told: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Reading]:
-    """See `compared`. `told`: by process when it had sent each round's message, and when it had taken all others'."""
+    """See `compared`. `told`: for each process, when it had sent its message of each round, and when it had received
+    those of all others."""
     sent, taken = told[0]
     bounds = {machines[0]: (0.0, 0.0)}
     for machine, (theirs, took) in zip(machines, told, strict=True):

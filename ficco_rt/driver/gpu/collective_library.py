@@ -1,4 +1,4 @@
-"""What a vendor's library of collectives gives: NCCL and RCCL, whose calls are alike."""
+"""The interface to a vendor's library of collectives: NCCL or RCCL, whose calls are alike."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CollectiveLibrary(ABC):
 
     @abstractmethod
     def unique(self) -> bytes:
-        """What the communicators of several ranks have in common, in whatever processes these are."""
+        """The identifier that the communicators of several ranks share, in whatever processes these are."""
 
     @abstractmethod
     def open(self, ranks: int, rank: int, unique: bytes, settings: CollectiveSettings) -> Any:
@@ -114,7 +114,7 @@ class CollectiveLibrary(ABC):
                     made("recv", dst + peer * size, elements, kept, peer, communicator, on)
 
     def code(self, dtype: Dtype) -> int:
-        """Of an element type. Refused: it has none."""
+        """The library's code of an element type. Refused: it has none."""
         return coded(TYPES[dtype].nccl, dtype, self.name, "take engine = copy, or tensors of another type")
 
     @abstractmethod

@@ -1,29 +1,30 @@
 """Collectives by the vendor's library, NCCL or RCCL: communicators on a run's devices, and calls of all ranks as one
 driver call.
 
-One thread drives all devices of a process, so the calls of its ranks stand in one group: a call outside of a group
-could wait for ranks that the same thread comes to later. A call names its communicators by their number in the device
-plan, and finds them when it is made: they may have been made again since it was bound. Each abort begins a generation.
-What was under way in an older one ends with an error, and never finds, or leaves behind, communicators of a newer one.
+One thread drives all devices of a process, so the calls of its ranks are in one group: a call outside of a group could
+wait for ranks that the same thread calls later. A call names its communicators by their number in the device plan, and
+looks them up when it is made: they may have been recreated since it was bound. Each abort begins a new generation. Work
+that was under way in an older generation ends with an error, and neither uses nor creates communicators of a newer one.
 
-**Who calls the library.** Communicators do not block: what is begun of them returns at once, and the host polls until
-it is over. One thread of the process opens, polls, aborts and destroys them (`owner`). The calls of a run are made by
-the thread that issues it, because captures belong to threads, and a hand-over would cost each call some 20 µs. That
-thread polls its call to the end, under a lock for which the owner waits before it touches these communicators. The
-thread gives up when an abort is asked for, another process has given up or ended, or the time limit is over. Only then
-does the owner abort: never in the midst of a call.
+**Who calls the library.** Communicators do not block: their operations return at once, and the host polls until they
+are complete. One thread of the process opens, polls, aborts and destroys them (`owner`). The calls of a run are made by
+the thread that issues it, because captures belong to threads, and handing each call to another thread would cost some
+20 µs. The issuing thread polls its call to the end, under a lock for which the owner waits before it touches these
+communicators. The thread gives up when an abort is asked for, another process has given up or ended, or the time limit
+has passed. Only then does the owner abort: never during a call.
 
-A collective that fails, or whose peers do not come, is ended by `abort`: its kernels stop waiting. The communicators
-are of no use then, and are made again before the next run. The owner tells all communicators of an executor to stop in
-one group, whose end waits until no graph holds calls of them. So whoever gives up a run drops its graphs (`Runs`).
+A collective that fails, or whose peers do not join it, is ended by `abort`: its kernels stop waiting. The communicators
+are unusable after that, and are recreated before the next run. The owner tells all communicators of an executor to stop
+in one group, whose end waits until no graph holds calls of them. So whoever gives up a run must release its graphs
+(`Runs`).
 
-In several processes each opens communicators for its own ranks. Process 0 makes what the ranks have in common, and the
-group spreads it. The library waits for all processes when communicators open and at the first call of a kind, and has
-no time limit there: the thread that polls has one. A first call is made when all processes have come to it. After an
-abort no process goes on (`Runs.lost`). Nobody gives back communicators that another process still uses: each first
-says on the node's page that it closes, and waits until all have said so. Without a common page, each begins a last
-collective and waits for its end. A process that has heard of a failure begins none, and aborts: the others may stand in
-other calls, and calls of different kinds must not meet.
+In several processes each opens communicators for its own ranks. Process 0 makes the data that the ranks share, and the
+group distributes it. The library waits for all processes when communicators open and at the first call of a kind, and
+has no time limit there; the polling thread has one. A first call is made when all processes have reached it. After an
+abort no process continues (`Runs.lost`). No process destroys communicators that another one still uses: each first
+announces on the node's page that it closes, and waits until all have done so. Without a common page, each begins a last
+collective and waits for its end. A process that knows of a failure begins no such collective, and aborts: the others
+may be in other calls, and calls of different kinds must not be matched.
 """
 
 from __future__ import annotations
@@ -329,7 +330,8 @@ class Communicators:
     # ---- errors
 
     def ill(self) -> str:
-        """The first asynchronous error of a communicator, where it is, and what goes by that communicator."""
+        """The first asynchronous error of a communicator, where it occurred, and the collectives that use this
+        communicator."""
         if not self._open:
             return ""
         found: list[str] = []
@@ -358,15 +360,16 @@ class Communicators:
         return f"{self._library.name} tells of {state} on {self._gpus.device(rank)}, {self._calls(number)}"
 
     def calls(self) -> list[str]:
-        """What goes by the communicators of each queue, a line each."""
+        """The collectives that use the communicators of each queue, a line each."""
         return [self._calls(number) for number in range(len(self._table))]
 
     def _calls(self, number: int) -> str:
         return f"queue '{self._table[number].queue}': {', '.join(self._places.get(number, ()))}"
 
     def abort(self) -> None:
-        """Whatever waits in a collective goes on. NOTE from any thread, without the issue lock: its holder may be
-        waiting for this. Its end is not waited for (`settle`)."""
+        """Aborts the communicators, so that everything that waits in a collective continues. NOTE callable from any
+        thread, without the issue lock, whose holder may be waiting for this. Does not wait for the end of the abort
+        (`settle`)."""
         with self._changing:
             given, self._open = self._open, {}
             self._generation += 1
@@ -405,7 +408,7 @@ class Communicators:
         raise DeviceError(f"communicators are not given back within {SETTLE:g} s")
 
     def close(self) -> None:
-        """Give everything back. NOTE this waits for graphs that an interrupt may have left."""
+        """Releases everything. NOTE this waits for graphs that an interrupt may have left."""
         with Closing() as closing:
             if self._parted():
                 with self._changing:

@@ -1,5 +1,5 @@
-"""Whether copies to the GPUs of other processes arrive, tried before anything counts on them. Of the GPUs of one
-process each pair is tried by the vendor itself (`Vendor.prepare`)."""
+"""Tests whether copies to the GPUs of other processes arrive, before any run relies on them. Pairs of GPUs of one
+process are tested by the vendor's module (`Vendor.prepare`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .peers import Peers
 
 
 def try_copies(gpus: Gpus, peers: Peers) -> None:
-    """All processes do this at the same step. DeviceError, in every process: copies change bytes."""
+    """Tests copies between processes, which all do this at the same step. DeviceError, in every process: copies change
+    bytes."""
     size, what = gpus.vendor.lent, "copies to other processes"
     if not size:
         return

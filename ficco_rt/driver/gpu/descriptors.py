@@ -1,8 +1,8 @@
-"""File descriptors between the processes of a group, over Unix sockets (SCM_RIGHTS).
+"""Passes file descriptors between the processes of a group, over Unix sockets (SCM_RIGHTS).
 
-Each process opens a datagram socket, tells the group its name, sends its descriptors to every other process and takes
-theirs. Then the socket is closed. A name is abstract: it lies in the network namespace. Processes of different
-namespaces (containers) take a path in a folder that all of them see; the folder is removed at once.
+Each process opens a datagram socket, sends the socket's name to the group, sends its descriptors to every other process
+and receives theirs. Then it closes the socket. Names are abstract, that is, local to the network namespace. Processes
+of different namespaces (containers) use a path in a folder that all of them see; the folder is removed at once.
 """
 
 from __future__ import annotations

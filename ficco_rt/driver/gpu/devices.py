@@ -1,4 +1,4 @@
-"""The devices of a plan: which ranks run where, and the context of each with access to the others."""
+"""The devices of a plan: which ranks run on which device, and the context of each, with access to the others."""
 
 from __future__ import annotations
 
@@ -52,14 +52,15 @@ def open_devices(vendor: Vendor, locals_: Mapping[int, int]) -> dict[int, Gpu]:
 
 
 def facts_of(vendor: Vendor, ordinal: int) -> DeviceFacts:
-    """What the vendor's driver says of a device."""
+    """The properties of a device that the vendor's driver reports."""
     with concerning(f"device {ordinal}"):
         return vendor.facts(ordinal)
 
 
 @contextmanager
 def inside(vendor: Vendor, device: Gpu) -> Iterator[None]:
-    """Inside, the device's context is current, and what is refused concerns it; after, the caller's again."""
+    """Context manager: the device's context is current, and refused calls are reported for this device; afterwards the
+    caller's context is current again."""
     with concerning(device):
         callers = vendor.current()
         # NOTE a Ctrl-C may come when `enter` has done its work, before it returns: so no push and pop
@@ -82,7 +83,7 @@ def _connect(vendor: Vendor, device: Gpu, other: Gpu) -> None:
 
 
 def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
-    """Let go of the contexts; peer access stays, as others in the process may count on it."""
+    """Releases the contexts; peer access stays enabled, because others in the process may rely on it."""
     with Closing() as closing:
         for ordinal in list(devices):
             device = devices.pop(ordinal)
@@ -91,8 +92,8 @@ def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
 
 @contextmanager
 def kept_open(vendor: Vendor, ordinals: tuple[int, ...]) -> Iterator[None]:
-    """Inside, the devices keep their contexts when the last executor on them closes. Making a context and giving the
-    others access to its memory takes far longer than all else that opening an executor does."""
+    """Context manager: devices keep their contexts when the last executor on them closes. Creating a context and giving
+    other devices access to its memory takes far longer than the rest of opening an executor."""
     devices = open_devices(vendor, {ordinal: ordinal for ordinal in ordinals})
     try:
         yield

@@ -1,12 +1,12 @@
-"""GPUs of any vendor: a plan's device plans on streams or as a graph for each device. One process drives all devices,
-or each process of a group its own.
+"""The driver for GPUs of any vendor: runs a plan's device plans, on streams or as one graph for each device. One
+process drives all devices, or each process of a group drives its own.
 
-The driver puts its parts together: `gpus` (devices and what is made on them), `resources` (what device plans name),
+The driver combines its parts: `gpus` (devices and what is made on them), `resources` (what device plans name),
 `binding` (their actions on memory), `runs`. What differs between vendors is behind `vendor.Vendor`.
 
-NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. So vendors
-ask for as many queues as there can be; where there are fewer than streams, the device plan keeps to an order in which
-that is harmless, or is refused (`device.chain`, `device.check`).
+NOTE streams share the device's hardware queues, and a wait at the head of a queue delays all streams that share it. So
+vendors ask for as many queues as possible; where there are fewer queues than streams, the device plan has an order in
+which the sharing is harmless, or is refused (`device.chain`, `device.check`).
 """
 
 from __future__ import annotations
@@ -439,7 +439,8 @@ class GpuDriver:
         return self._runs.microseconds()
 
     def spans(self) -> tuple[TraceSpan, ...]:
-        """Of the last run, if it was recorded. In a group of all processes, which ask for them at the same step."""
+        """The spans of the last run, if it was recorded; in a group those of all processes, which ask for them at the
+        same step."""
         binding = self._runs.traced
         if binding is None:
             return ()
@@ -532,7 +533,7 @@ class GpuDriver:
             closing.end()
 
     def drop(self) -> None:
-        """When no thread holds the issue lock: Python may call a finaliser while one does."""
+        """Closes when no thread holds the issue lock: Python may call a finaliser while one does."""
 
         def close() -> None:
             with suppress(DeviceError):
@@ -565,7 +566,7 @@ def calls_collectives(plan: Plan) -> bool:
 
 
 def refuse(plan: Plan) -> None:
-    """UsageError: what GPUs do not do, though the language has it."""
+    """Raises UsageError for features of the language that GPUs do not support."""
     for _, command in plan.commands():
         place = command.origin.place
         if isinstance(command, CollectiveCall):

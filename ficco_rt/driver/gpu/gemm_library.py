@@ -1,8 +1,8 @@
-"""Launches by the vendor's library of GEMMs: each matrix product of a device plan becomes one call of cuBLASLt or
-hipBLASLt, which the executor makes like any other call.
+"""Launches by the vendor's GEMM library: each matrix product of a device plan becomes one call of cuBLASLt or
+hipBLASLt, which is issued like any other driver call.
 
-The libraries take matrices column by column, so they are asked for the transposed product: out^T = right^T · left^T.
-How they make a product of one shape is asked once; its descriptors and its algorithm stay until the driver is closed.
+The libraries take column-major matrices, so they compute the transposed product: out^T = right^T · left^T. The library
+selects an algorithm once for each shape; descriptors and algorithm are kept until the driver is closed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LibraryCalls:
 
     @property
     def name(self) -> str:
-        """Of the library, with its version; nothing where no call is bound."""
+        """The library's name with its version; empty if no call is bound."""
         return "" if self._library is None else self._library.name
 
     def bind(
@@ -127,7 +127,7 @@ class LibraryCalls:
         return "" if kernels else "the driver tells of no kernel in its call"
 
     def close(self) -> None:
-        """Give handles and descriptors back; workspaces are the devices' memory, and go with it."""
+        """Releases handles and descriptors; workspaces are devices' memory, and are released with it."""
         with Closing() as closing:
             for ordinal in [*self._handles]:
                 closing(self._close, ordinal)

@@ -1,6 +1,6 @@
-"""A plan's devices with all that is made on them: contexts, streams, events, memory.
+"""The devices of a plan with everything that is created on them: contexts, streams, events, memory.
 
-Everything is registered as it is made, before anything else can fail, so `close` gives back whatever an error has left.
+Every object is registered as soon as it is created, so `close` releases everything, even after an error.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SHARES = {"high": 0.0, "normal": 0.5, "low": 1.0}
 
 
 class Gpus:
-    """See the module. `timeout` is the seconds that the devices get for what the host waits for; None: any time. `name`
-    is what messages call the user of all this. `peers`: the processes that drive the other devices of the placement;
-    `locals_` are then the vendor's ordinals of this process's."""
+    """See the module. `timeout`: seconds that the host waits for devices; None: without limit. `name`: the name of the
+    owner in messages. `peers`: the processes that drive the other devices of the placement; `locals_` are then the
+    vendor's ordinals of this process's devices."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Gpus:
             vendor.prepare(self)
 
     def hang(self) -> None:
-        """Something runs that does not end: a call may block for ever. So may calls of other executors there that wait
-        for a device (`blocked`)."""
+        """Records that something runs that does not end, so that a call may block for ever. Calls of other executors
+        that wait for these devices may block, too (`blocked`)."""
         self.hung = True
         _BLOCKED.update((self.vendor.name, device.local) for device in self.devices.values())
 
@@ -86,13 +86,13 @@ class Gpus:
         return self.hung or any((self.vendor.name, device.local) in _BLOCKED for device in self.devices.values())
 
     def device(self, rank: int) -> Gpu:
-        """Of a rank of this process."""
+        """The device of a rank of this process."""
         return self.devices[self.placement.devices[rank]]
 
     # ---- contexts
 
     def issue_lock(self) -> AbstractContextManager[None]:
-        """Inside, no other thread of the process uses GPUs: for what may wait for a device."""
+        """Context manager: no other thread of the process uses GPUs. For calls that may wait for a device."""
         return ISSUE_ORDER.lock(self.client)
 
     @contextmanager
@@ -104,7 +104,7 @@ class Gpus:
 
     @contextmanager
     def uncaptured(self) -> Iterator[None]:
-        """Inside, calls are no part of what the calling thread captures."""
+        """Context manager: calls do not become part of a capture of the calling thread."""
         with concerning(self.first), self.vendor.uncaptured():
             yield
 
@@ -185,7 +185,7 @@ class Gpus:
         return tuple(dict.fromkeys(str(device) for device, state in self._states() if state is not True))
 
     def well(self) -> None:
-        """DeviceError: what ran on a device failed."""
+        """Raises DeviceError if work on a device failed."""
         for ordinal, stream in self.control.items():
             self._idle(self.devices[ordinal], stream)
 
@@ -196,8 +196,8 @@ class Gpus:
             raise DeviceError(f"{device} did not come to rest within {self.timeout:g} s (--timeout)")
 
     def calm(self) -> bool:
-        """Under the issue lock: whether runs on these devices, and replays of callers' graphs, have come to their end,
-        so that no call waits for them inside the vendor's driver. They get `timeout`, once."""
+        """Under the issue lock: waits until runs on these devices and replays of callers' graphs have ended, so that no
+        call waits for them inside the vendor's driver. They get `timeout`, once. Returns whether they have ended."""
         mine = {device.local for device in self.devices.values()}
         limit = 0.0 if self._waited else self.timeout
         over = poll(lambda: self.blocked or not ISSUE_ORDER.busy(self.vendor.name, mine), limit, 1e-4)
@@ -226,7 +226,8 @@ class Gpus:
                 self.vendor.free(address)
 
     def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None:
-        """Done on return: the copy goes by a stream that does not wait for the default one, as the plan's do not."""
+        """Copies to the device; complete on return. The copy uses a stream that does not wait for the default one, as
+        the plan's streams do not."""
         with self.inside(device):
             stream = self.control[device.ordinal]
             self.vendor.to_device(address, values.ctypes.data, values.nbytes, stream)
@@ -246,7 +247,7 @@ class Gpus:
         return len(self._streams), len(self._events), sum(size for _, size in self._memory.values())
 
     def close(self) -> None:
-        """Give everything back. May be called twice."""
+        """Releases everything. May be called twice."""
         with Closing() as closing:
             for _, event in list(self._events.values()):
                 closing(self.drop_event, event)

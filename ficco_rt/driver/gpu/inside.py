@@ -1,9 +1,9 @@
-"""Inside launches: what the marks of a traced run say of the works of streamed launches, on the run's clock.
+"""Inside launches: converts the marks of a traced run into times of the works of streamed launches, on the run's clock.
 
-Marks are in ticks of a device's clock, whose zero is not the run's. A launch's first mark comes behind the timestamp
-before the launch, and its last mark before the timestamp behind it. Of all launches of a device together this leaves a
-few microseconds in which the zero may lie: what the quickest launches take to begin and to end. Its middle is taken;
-half of its width is said with each launch (`TraceSpan.within`).
+Marks are in ticks of a device's clock, whose zero differs from that of the run. The first mark of a launch comes after
+the timestamp before the launch, and its last mark before the timestamp after it. All launches of a device together
+leave an interval of a few microseconds for the zero: the time that the quickest launches take to begin and to end. The
+middle of this interval is used; half of its width is given with each launch (`TraceSpan.within`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _DeviceClock:
 
 
 def launch_times(launches: Sequence[Marked], ticks: Callable[[int], float]) -> Mapping[tuple[int, int], LaunchTimes]:
-    """By stream and command. `ticks` of a device are those of a microsecond."""
+    """The times of launches, by stream and command. `ticks`: ticks of a device's clock in a microsecond."""
     on: dict[int, list[tuple[Marked, Mapping[int, WorkMarks]]]] = defaultdict(list)
     for marked in launches:
         told = of_works(marked.marks, marked.tile_works, marked.launch.config.blocks)

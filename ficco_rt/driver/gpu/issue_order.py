@@ -1,13 +1,14 @@
 """The issue order of a process: its threads use the GPUs one after another, and runs have the same order on all
 devices.
 
-A thread holds the issue lock for whatever may block inside a vendor's driver: to issue a run, to make or release
-graphs, memory or contexts. So no run is half issued while another thread's call waits for a device, and all runs of the
-process stand in one order. The host asks whether runs have ended without the lock.
+A thread holds the issue lock during every operation that may block inside a vendor's driver: issuing a run, and
+creating or releasing graphs, memory or contexts. So no run is half issued while another thread's call waits for a
+device, and all runs of the process have one order. The host queries whether runs have ended without the lock.
 
-Runs that could hold each other out on a device wait there for one another, in that order (`device.run_residency`).
+Runs that could deadlock on a device, because they leave each other no multiprocessors, wait there for one another in
+that order (`device.run_residency`).
 
-NOTE this is the one thing that executors of a process share: GPUs are shared by all of it.
+NOTE the issue order is the only state that executors of a process share, because the whole process shares its GPUs.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a run tells other executors. `waiting_streams`: on each device, the streams that wait if the run has to wait
-    there. `ends`: for each device, the event that its completion records, and the stream that records it."""
+    """What a run announces to other executors. `waiting_streams`: on each device, the streams that wait if the run has
+    to wait there. `ends`: for each device, the event that its completion records, and the stream that records it."""
 
     residencies: Residencies
     waiting_streams: Mapping[int, tuple[Handle, ...]]
@@ -96,7 +97,7 @@ class Client:
 
     @property
     def over(self) -> bool:
-        """All that it has issued has been seen to end."""
+        """Whether everything that it has issued is known to have ended."""
         return self.seen == self.number
 
     @over.setter
@@ -105,7 +106,7 @@ class Client:
 
     @property
     def patience(self) -> float | None:
-        """What a call gets."""
+        """The time limit of a call."""
         return None if self.timeout is None else max(self.timeout, LEAST)
 
     def give_up(self, why: str, generation: int) -> bool:
@@ -229,8 +230,8 @@ class IssueOrder:
             self.release()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Work under the lock: done at once, or, if somebody holds the lock, when it is released. For finalisers: NOTE
-        they are called anywhere, also while their own thread holds the lock."""
+        """Does work under the lock: at once, or, if a thread holds the lock, when it is released. For finalisers: NOTE
+        Python may call these anywhere, even while their own thread holds the lock."""
         self._left.append(work)
         if not self._depth and self._lock.acquire(False):
             self._depth += 1
@@ -239,7 +240,7 @@ class IssueOrder:
     # ---- runs
 
     def submit(self, client: Client, submission: Submission) -> list[Wait]:
-        """Under the lock, a run is about to be issued: the waits that have to stand before it."""
+        """Under the lock, before a run is issued: the waits that must precede it."""
         if self._alone is client and client.submission is submission:
             client.number += 1
             return []
@@ -357,8 +358,8 @@ ISSUE_ORDER = IssueOrder()
 
 
 def poll(over: Callable[[], bool], limit: float | None, pause: float = 1e-3, spin: float = 0.0) -> bool:
-    """Ask again and again whether something is over: for `limit` seconds, or, if that is None, for ever. The host
-    begins to pause after `spin` seconds. Whether it was over in time."""
+    """Polls until a condition holds: for `limit` seconds, or without limit if that is None. The host begins to pause
+    after `spin` seconds. Returns whether the condition held in time."""
     begun = monotonic()
     while not over():
         waited = monotonic() - begun

@@ -1,4 +1,4 @@
-"""Launches on memory: code loaded, tables put into device memory, the call ready to be made."""
+"""Prepares launches on concrete memory: loads code, writes tables to device memory, and packs the call."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _ALIGNED = 256  # bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundLaunch:
-    """A launch that is ready to be made. Its table lies at `table`; `counters` words from `scratch` on must be 0 before
-    a run, as a whole run leaves them. A launch by the vendor's library has neither."""
+    """A launch that is ready to be issued. Its table is at address `table`; `counters` words from `scratch` on must be
+    0 before a run, as a whole run leaves them. A launch by the vendor's library has neither."""
 
     device: Gpu
     table: int
@@ -49,7 +49,7 @@ class BoundLaunch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MarkedLaunch:
-    """The same launch by the kernel's twin that marks. `address` is where its marks lie, one for each tile."""
+    """The same launch with the instrumented variant of its kernel. Its marks are at `address`, one for each tile."""
 
     bound: BoundLaunch
     address: int
@@ -57,7 +57,7 @@ class MarkedLaunch:
 
 
 class LaunchBinder:
-    """Makes launches ready. `kernels` are the user kernels, by name."""
+    """Prepares launches. `kernels` are the user kernels, by name."""
 
     def __init__(
         self, gpus: Gpus, kernels: Mapping[str, Kernel], blocks_left: Callable[[Leave], tuple[Footprint, ...]]
@@ -116,7 +116,7 @@ class LaunchBinder:
         return BoundLaunch(device, 0, 0, 0, calls, launched, (), (), algorithms)
 
     def marked(self, launch: DeviceLaunch, bound: BoundLaunch) -> MarkedLaunch:
-        """A bound launch that is to mark. It works on the same table."""
+        """The instrumented variant of a bound launch. It uses the same table."""
         twin, device = replace(launch, config=marking(launch.config)), bound.device
         entry = self._entry(twin, device)
         self._fits(twin.config, entry, device, f"kernel {entry.name}, {twin.config.smem} bytes of shared memory")
@@ -208,6 +208,6 @@ def works_of(launch: DeviceLaunch, memory: DeviceTensors, flags: Mapping[int, in
 
 
 def fits(launch: DeviceLaunch, memory: DeviceTensors) -> bool:
-    """Whether the memory is aligned as the launch's kernel counts with."""
+    """Whether the memory is aligned as the launch's kernel requires."""
     works = works_of(launch, memory, {})
     return all(view.address % launch.config.alignment == 0 for work in works for view in work.views)

@@ -1,5 +1,5 @@
-"""By which handles memory is shared between the processes of a node: file descriptors or fabric handles. Each is tried:
-a system may forbid what it says that it has."""
+"""Chooses the handles by which processes of a node share memory: file descriptors or fabric handles. Each kind is
+tried, because a system may forbid what it reports as supported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WHAT = "to see that memory passes as fabric handles"
 
 
 def descriptors_pass(node: Group, timeout: float | None) -> SocketNames | None:
-    """By which names of sockets file descriptors pass; None: by none."""
+    """The kind of socket names by which file descriptors can be passed; None: neither kind works."""
     ways: tuple[SocketNames, ...] = ("abstract", "path")
     limit = TRY if timeout is None else min(TRY, timeout)
     with no_more_files():

@@ -1,4 +1,4 @@
-"""Kernel code on a device: compiled from source where need be, loaded, its entries looked up."""
+"""Loads kernel code on a device: compiles it from source where needed, and looks up its entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Modules:
         return self._own[key]
 
     def users(self, kernel: Kernel, device: Gpu) -> LoadedKernel:
-        """A user kernel: source, or what the vendor's compiler made of it, next to the schedule."""
+        """A user kernel: source, or the output of the vendor's compiler, next to the schedule."""
         vendor = self._gpus.vendor
         place = f"{kernel.origin.place}: kernel '{kernel.name}'"
         path, code = read(kernel, "file")

@@ -1,11 +1,11 @@
 """The thread of a process that opens, polls, aborts and destroys communicators of NCCL and RCCL, for all executors.
 
-NVIDIA's page on thread safety allows a communicator one thread at a time, and no concurrent operations on the
-communicators of a device. So this work is queued for a single thread.
+NVIDIA's page on thread safety allows one thread at a time to use a communicator, and no concurrent operations on the
+communicators of a device. So all such work is queued for a single thread.
 
-The end of an abort waits for all graphs that hold calls of the communicator, for ever if a caller keeps one. Such a job
-is the last one of its thread: a successor takes the queue over when the job has ended, or after RELIEF seconds. The
-thread that is left behind waits inside that one call, and makes no other.
+An abort ends only when all graphs that hold calls of the communicator are released: never, if a caller keeps one. So an
+abort is the last job of its thread: a successor takes over the queue when the job has ended, or after RELIEF seconds.
+The abandoned thread waits inside that one call, and makes no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RELIEF = 1.0  # seconds that the end of an abort may keep the queue waiting: giv
 
 
 class Job:
-    """Work for the owner. `lasts`: it may wait for graphs, and is the last one of its thread."""
+    """Work for the owner. `lasts`: it may wait for graphs, and so is the last job of its thread."""
 
     def __init__(self, work: Callable[[], object], lasts: bool) -> None:
         self.done = threading.Event()
@@ -47,7 +47,8 @@ class Owner:
         self._pid = 0  # of the process whose thread it is; 0: no thread was needed yet
 
     def begin(self, work: Callable[[], object], *, lasts: bool = False) -> Job:
-        """From any thread; its end is not waited for. DeviceError: this process was forked from the owner's."""
+        """Queues work from any thread, without waiting for its end. DeviceError: this process was forked from the
+        owner's."""
         if self._pid not in (0, os.getpid()):
             raise DeviceError(
                 f"process {self._pid} has opened communicators and has forked this process, in which they do not work; "
@@ -62,7 +63,7 @@ class Owner:
         return job
 
     def do(self, work: Callable[[], object]) -> None:
-        """Work that does not wait for anything, and its end. Raises what the work raises."""
+        """Queues work that does not wait for anything, and waits for its end. Raises what the work raises."""
         job = self.begin(work)
         job.done.wait()
         if job.error is not None:

@@ -1,15 +1,16 @@
-"""The processes of a group, one or several GPUs each: which ranks are whose, and memory that all of them use.
+"""The processes of a group, each with one or several GPUs: which ranks belong to which process, and the memory that
+they share.
 
-Every process makes the device plans of all ranks and issues its own part. Between processes order is semaphores in
-memory (`device.run_ends`). So all that processes share is memory: semaphores, scratch, and the tensors that commands of
-other processes touch. It is mapped when a plan is bound, and given back when its owner tells so.
+Every process makes the device plans of all ranks and issues its own part. Semaphores in memory order the work of
+different processes (`device.run_ends`). So processes share nothing but memory: semaphores, scratch, and the tensors
+that commands of other processes touch. It is mapped when a plan is bound, and unmapped when its owner says so.
 
-Processes of different nodes (`device.multi_node`) share no memory. Which processes are of one node the machine says
-that the plan was made for; these must be on one machine, or on machines of one NVLink domain, between which memory
-passes as fabric handles. Those of different nodes may be on one machine, too.
+Processes of different nodes (`device.multi_node`) share no memory. The machine that the plan was made for defines which
+processes are on one node. These must be on one computer, or on computers of one NVLink domain, which share memory by
+fabric handles. Processes of different nodes may also be on one computer.
 
-What processes do together they do in the same order: they *agree* on it. `Peers.agree` is an exchange of what each one
-does, with an error if one does something else, or has failed.
+Processes *agree* on every step that they take together, so that all take these steps in the same order: in
+`Peers.agree` each sends which step it takes, and an error is raised if one takes another step or has failed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _NO_IPC = (
 
 
 class Peers:
-    """See the module. `timeout` is the seconds that processes wait for one another; None: any time."""
+    """See the module. `timeout`: seconds that processes wait for one another; None: without limit."""
 
     def __init__(
         self, vendor: Vendor, group: Group, schedule: str, plan_hash: str, ranks: int, node: int, timeout: float | None
@@ -116,8 +117,8 @@ class Peers:
     # ---- agreement
 
     def agree(self, what: str, data: object = None, error: Exception | None = None) -> list[Any]:
-        """What every process says about `what`, which all do now. UsageError: one does something else. LeftError: one
-        has failed. DeviceError: one does not come."""
+        """What every process states about step `what`, which all take now. UsageError: a process takes another step.
+        LeftError: one has failed. DeviceError: one does not arrive."""
         mine = {"data": data, "error": None if error is None else str(error)}
         try:
             texts = self.group.exchange(json.dumps(mine).encode(), self._timeout, what)
@@ -142,7 +143,7 @@ class Peers:
             raise
 
     def leave(self, error: BaseException) -> None:
-        """This process goes on no more."""
+        """Tells the others that this process stops."""
         if not self.lost:
             self.lost = True
             with suppress(DeviceError):  # the first error is the one to tell
@@ -167,12 +168,12 @@ class Peers:
 
     @property
     def unseen(self) -> bool:
-        """Whether there are processes that share no page with this one."""
+        """Whether some process shares no page with this one."""
         return self.board is None or len(self._near) < self.group.size
 
     @contextmanager
     def in_step(self, what: str) -> Iterator[None]:
-        """Inside, a process does what all do; where one fails, all fail."""
+        """Context manager for a step that all processes take: if one fails, all fail."""
         try:
             yield
         except (DeviceError, UsageError) as error:
@@ -569,7 +570,7 @@ class Peers:
             self._unmap_unused()
 
     def unmap(self) -> None:
-        """All memory of other processes."""
+        """Unmaps all memory of other processes."""
         with Closing() as closing, self._inside():
             for key in list(self._theirs):
                 closing(self._unmap, key)
@@ -633,7 +634,7 @@ def touched_by_others(plan: DevicePlan) -> list[Key]:
 
 
 def label(key: Key, number: int = 0) -> str:
-    """Of a tensor, in a set."""
+    """The label of a tensor in a set."""
     return f"{key[0]}{TENSOR}{key[1]}" + (f" of set {number}" if number else "")
 
 

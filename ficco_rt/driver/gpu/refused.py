@@ -1,4 +1,5 @@
-"""The error of a driver call that was refused, and how things are given back when any of that may be refused too."""
+"""The error of a driver call that was refused, and a way to release resources when any of the releases may be refused,
+too."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def coded(code: int | None, dtype: str, library: str, advice: str) -> int:
 
 
 class concerning:
-    """Calls that are refused inside concern this device, and this command of the plan. The innermost counts.
+    """Context manager: errors of refused calls name this device and this command of the plan. The innermost one counts.
     NOTE a class, as each run comes here: a generator costs four times as much."""
 
     __slots__ = ("_command", "_device", "_place")
@@ -60,7 +61,8 @@ def concerns(error: Refused, device: object = "", command: str = "", place: Span
 
 
 class undo_on_error:
-    """If what is inside fails, by Ctrl-C too, `undo` gives back what was made. The first error is the one to raise."""
+    """Context manager: if the body fails, also by Ctrl-C, `undo` releases what was made. The first error is the one to
+    raise."""
 
     __slots__ = ("_arguments", "_undo")
 
@@ -77,8 +79,8 @@ class undo_on_error:
 
 
 class Closing:
-    """Gives things back one after another. An error, or Ctrl-C, does not stop the others from being given back; the
-    first error is raised at the end: of a `with`, or by `end`."""
+    """Releases several things one after another. An error or Ctrl-C does not prevent the other releases; the first
+    error is raised at the end of the `with` block, or by `end`."""
 
     def __init__(self) -> None:
         self._first: DeviceError | KeyboardInterrupt | None = None

@@ -1,4 +1,4 @@
-"""The streams, events and semaphores that device plans name, each made when it is first needed."""
+"""The streams, events and semaphores that device plans name. Each is created when it is first needed."""
 
 from __future__ import annotations
 
@@ -124,13 +124,14 @@ class RunResources:
         return tuple(found)
 
     def clear(self) -> None:
-        """All semaphores are 0, whatever a given-up run has left."""
+        """Resets all semaphores to 0, whatever a given-up run has left."""
         for ordinal, (address, size) in self._semaphores.items():
             self._gpus.put(self._gpus.devices[ordinal], address, np.zeros(size, np.uint32))
 
     def force_up(self, gone: Collection[int] = ()) -> None:
-        """Whatever waits for a semaphore goes on, except for entries of other processes: before a rank has issued the
-        run, nothing may write its callers' tensors. Those of processes that are `gone` have no callers any more."""
+        """Sets all semaphores so that all waits end, except entries of other processes: before a rank has issued the
+        run, nothing may write its callers' tensors. Entries of processes that are `gone` are set, because they have no
+        callers any more."""
         with Closing() as closing:
             for ordinal, (address, size) in self._semaphores.items():
                 for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free

@@ -1,4 +1,4 @@
-"""Runs of a plan: issued, captured and replayed, waited for, and given up. What is issued the device plans say."""
+"""Runs of a plan: issues, captures, replays, waits for, and gives up runs. The device plans define what is issued."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Runs:
 
     @property
     def number(self) -> int:
-        """The set that the last run has taken."""
+        """The set that the last run used."""
         return self._last.number if self._last is not None else 0
 
     @property
@@ -440,7 +440,7 @@ class Runs:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that has made them, and none that it has forked."""
+        """Whether the current process created them, and is not a fork of that process."""
         return board.forks == self._forks
 
     def answers(self) -> None:
@@ -651,7 +651,8 @@ def handles(streams: Sequence[object], ranks: Sequence[int], stream: Callable[[i
 
 
 def steady(streams: Sequence[object]) -> bool:
-    """Whether their handles stay the same: ints, and PyTorch's streams. Others might tell another one each time."""
+    """Whether the handles of these streams stay the same: ints, and PyTorch's streams. Other objects might return
+    another handle each time."""
     return all(isinstance(given, int) or hasattr(given, "cuda_stream") for given in streams)
 
 

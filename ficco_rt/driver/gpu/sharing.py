@@ -1,10 +1,9 @@
-"""Memory that several processes use: how it is made, mapped and given back, over the calls that differ between vendors.
+"""Memory that several processes use: allocates, maps and releases it, through calls that differ between vendors.
 
-Memory that we allocate is made so that it leaves the process as a file descriptor, or as a *fabric handle*: bytes by
-which another process opens the memory, also on another host of the same NVLink domain. A fabric handle is data, and
-keeps no memory: the process that exports the memory keeps it until all others have opened it. A caller's ordinary
-allocation leaves the process as a handle of some bytes, which the driver of another process on this host opens ("IPC
-memory").
+Memory that we allocate can be exported as a file descriptor, or as a *fabric handle*: bytes by which another process
+opens the memory, also on another host of the same NVLink domain. A fabric handle is plain data and keeps no memory
+alive: the exporting process keeps the memory until all others have opened it. A caller's ordinary allocation is
+exported as a handle of some bytes, which the driver of another process on this host opens ("IPC memory").
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ Leaves: TypeAlias = Literal["descriptor", "fabric", "either"]  # what the memory
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Memory that is mapped to addresses of this process: pieces that lie side by side, of so many bytes, each a
-    multiple of the granularity. `handles` are those of the pieces; none are kept of memory that another process
-    owns."""
+    """Memory mapped to addresses of this process: adjacent pieces of so many bytes, each a multiple of the granularity.
+    `handles` are those of the pieces; for memory that another process owns none are kept."""
 
     address: int
     sizes: tuple[int, ...]
@@ -100,7 +98,7 @@ class Sharing(Protocol):
             closing(self.release_all, handles)
 
     def unmap(self, mapped: Mapped) -> None:
-        """Give back addresses, and handles if there are any."""
+        """Releases addresses, and handles if there are any."""
         self._lifted(mapped.address, mapped.sizes, mapped.size, mapped.handles)
 
     # ---- memory that we allocate: the vendor's calls
@@ -116,24 +114,24 @@ class Sharing(Protocol):
         """Bytes of which every allocation is a multiple."""
 
     def create(self, ordinal: int, size: int, flags: bool, what: str, leaves: Leaves = "descriptor") -> Handle | None:
-        """Memory that has no addresses yet; see `alloc`."""
+        """Allocates memory without addresses; see `alloc`."""
 
     def reserve(self, size: int, what: str) -> int:
-        """Addresses that have no memory yet."""
+        """Reserves addresses without memory."""
 
     def unreserve(self, address: int, size: int) -> None:
         self.call(self.api.MemAddressFree, address, size)
 
     def place(self, address: int, size: int, handle: Handle, what: str) -> None:
-        """Memory gets reserved addresses."""
+        """Maps memory to reserved addresses."""
         self.call(self.api.MemMap, address, size, 0, handle, 0, what=what)
 
     def lift(self, address: int, size: int) -> None:
-        """The piece that begins there has no addresses any more."""
+        """Unmaps the piece that begins at an address."""
         self.call(self.api.MemUnmap, address, size)
 
     def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
-        """Devices may read and write there."""
+        """Gives devices read and write access to a range."""
 
     def export(self, handle: Handle, what: str) -> int:
         """A file descriptor, which the caller closes."""
@@ -162,7 +160,7 @@ class Sharing(Protocol):
         retained: `release` gives each back."""
 
     def handle(self, address: int, what: str) -> bytes:
-        """By which another process opens the ordinary allocation that begins there."""
+        """The handle by which another process opens the ordinary allocation that begins at an address."""
 
     def open(self, handle: bytes, size: int, what: str) -> int:
         """The address, in this process, of another process's allocation of so many bytes."""
@@ -193,7 +191,8 @@ class Found:
 
 @dataclass(slots=True)
 class Shared:
-    """What one exchange of memory has brought: addresses by label, and what is used of others and of callers."""
+    """The result of one exchange of memory: addresses by label, and the memory of others and of callers that is in
+    use."""
 
     addresses: dict[str, int]
     theirs: list[tuple[int, int]]

@@ -1,4 +1,4 @@
-"""A recorded run as spans of a trace, and the message for a run that does not end."""
+"""Converts a recorded run into spans of a trace, and writes the message for a run that does not end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Driver calls, prepared and made one after another in a loop without decisions."""
+"""Prepared driver calls, made one after another in a loop without decisions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def entered(vendor: Vendor, steps: Iterable[DriverStep], *, captured: bool = Fal
 
 
 def make(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
-    """Make the calls, among which are those that change contexts (`entered`). NOTE `watchdog` knows the names here."""
+    """Makes the calls, including those that change contexts (`entered`). NOTE `watchdog` relies on the names of
+    variables here."""
     gpus.current = None
     for device, function, arguments, what, place in steps:
         code = function(*arguments)[0]

@@ -1,7 +1,7 @@
-"""Tensors that other processes can map: `ficco_rt.empty`. Other libraries take them by DLPack, or, where their type has
-a name there, by `__cuda_array_interface__`.
+"""Tensors that other processes can map: `ficco_rt.empty`. Other libraries import them by DLPack, or by
+`__cuda_array_interface__` if it has a name for the type.
 
-The memory is made so that it can leave the process. It leaves it when the tensor is bound to a plan.
+The memory is allocated as exportable. It is exported when the tensor is bound to a plan.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _capsule_gone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_drop_capsule)
 
 class SymmetricTensor:
     """A dense row-major tensor in the memory of one of this process's GPUs; its content is undefined at first. The
-    memory is given back when nobody holds the tensor, or what another library has made of it, any more."""
+    memory is released when nothing refers to the tensor any more, nor to what another library has made from it."""
 
     def __init__(self, vendor: Vendor, ordinal: int, shape: tuple[int, ...], dtype: Dtype) -> None:
         self.shape = shape

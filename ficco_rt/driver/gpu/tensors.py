@@ -1,4 +1,4 @@
-"""Tensors where a kernel finds them."""
+"""A tensor in a device's memory: its address, shape and type, for the launches that use it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a vendor's driver gives. Methods with a body make calls that CUDA and HIP have alike.
+"""The interface to a vendor's driver. Methods with a body make calls that are alike in CUDA and HIP.
 
-Two kinds of methods. Those that *do* something make the call and check it: a refused one is a DeviceError with call,
-code, and `what` it was for (`refused.Refused`); who calls adds the device and the plan's command. Those that *prepare*
-give a DriverCall with its arguments, which every run makes again; its result begins with the code, false if all is
-well, for `failure`.
+There are two kinds of methods. Methods that *act* make the call and check it: a refused call raises a DeviceError with
+the call, its code, and `what` it was for (`refused.Refused`); the caller adds the device and the plan's command.
+Methods that *prepare* return a DriverCall with its arguments, which every run makes again; its result begins with the
+code for `failure`, which is false on success.
 
-Handles (contexts, streams, events, graphs, modules, functions) are whatever the vendor's bindings have for them.
-Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
+Handles (contexts, streams, events, graphs, modules, functions) are objects of the vendor's bindings. Device ordinals
+are the vendor's. Addresses, sizes and pitches are in bytes.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Vendor(Protocol):
     # ---- devices
 
     def version(self) -> str:
-        """Of the driver, with the vendor's name for it."""
+        """The version of the driver, with the vendor's name for it."""
 
     def count(self) -> int:
         """Devices that this process may use."""
@@ -163,10 +163,10 @@ class Vendor(Protocol):
     def facts(self, ordinal: int) -> DeviceFacts: ...
 
     def ticks(self, ordinal: int) -> float:
-        """Of the clock by which kernels mark times, in a microsecond."""
+        """Ticks in a microsecond of the clock by which kernels mark times."""
 
     def features(self, arch: str) -> Features:
-        """What it does for runs on devices of an architecture."""
+        """The features of the driver for runs on devices of an architecture."""
 
     def can_access(self, a: int, b: int) -> bool:
         """Whether device a may read and write b's memory directly."""
@@ -175,10 +175,10 @@ class Vendor(Protocol):
         """Whether a link of GPUs (NVLink, xGMI) connects them, and not only the host's bus."""
 
     def uuid(self, ordinal: int) -> str:
-        """By which all processes know the device; of a part of a GPU (MIG) the part's own."""
+        """The identifier by which all processes know the device; for a part of a GPU (MIG) that of the part."""
 
     def exclusive(self, ordinal: int) -> str:
-        """The command that lets several processes use the device; nothing: they may."""
+        """The command that allows several processes to use the device; empty if they already may."""
 
     def chosen(self) -> int | None:
         """The device whose context the calling thread has made current; None: it has made none."""
@@ -241,7 +241,7 @@ class Vendor(Protocol):
         NOTE runs ask for it."""
 
     def allocations(self, address: int, size: int, what: str) -> Numbers:
-        """Those of all allocations and mappings that hold these bytes."""
+        """The numbers of all allocations and mappings that hold these bytes."""
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """Let other devices touch a caller's memory to which `enable_access` does not lead: mapped ranges of addresses
@@ -255,11 +255,11 @@ class Vendor(Protocol):
         self.call(self.api.MemcpyHtoDAsync, address, source, size, stream)
 
     def to_host(self, target: int, address: int, size: int) -> None:
-        """Done on return."""
+        """Copies to the host; complete on return."""
         self.call(self.api.MemcpyDtoH, target, address, size)
 
     def peek(self, address: int, stream: Handle) -> int:
-        """The word that stands there now, though other streams and kernels wait; `stream` has nothing else to do."""
+        """The current value of a word, readable even while other streams and kernels wait; `stream` must be idle."""
         found = np.zeros(1, np.uint32)
         self.call(self.api.MemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
         self.call(self.api.StreamSynchronize, stream)
@@ -306,7 +306,7 @@ class Vendor(Protocol):
         return float(self.call(self.api.EventElapsedTime, start, stop))
 
     def force(self, address: int, stream: Handle) -> None:
-        """Put a 1 there though kernels hold all multiprocessors."""
+        """Writes a 1 there, even while kernels hold all multiprocessors."""
         function, arguments = self.signal_action(address, stream)
         self.call(function, *arguments)
 
@@ -369,7 +369,7 @@ class Vendor(Protocol):
         return self.call(self.api.ModuleGetFunction, module, entry.encode(), what=what)
 
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
-        """Let blocks ask for so much dynamic shared memory."""
+        """Allows blocks to request this much dynamic shared memory."""
 
     def share_smem(self, function: Handle, what: str) -> None:
         """While a block of the kernel is on a multiprocessor, blocks of other kernels can have all of the shared memory

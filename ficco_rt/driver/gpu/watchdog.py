@@ -1,21 +1,22 @@
-"""A thread that watches the issue lock: a call of a vendor's driver may block, and its own thread can report nothing
-then.
+"""A thread that watches the issue lock. When a call of a vendor's driver blocks, the calling thread cannot report it,
+so the watchdog does.
 
-A graph's launch blocks, for instance, while the device's queues are full of what does not end. `Runs.synchronize` has a
-time limit of its own: there the host asks, and no call blocks.
+For instance, the launch of a graph blocks while the device's queues are full of actions that do not end.
+`Runs.synchronize` needs no watchdog: it polls and has a time limit of its own.
 
-A call that takes longer than its client's `timeout` is told on stderr, with the call that the host is in. Then a second
-thread tells where the streams stand, and whose runs are under way besides. A second one, because that asks the vendor's
-driver, which may not answer while another thread is inside it. It signals the semaphores of all these runs, so that
-waiting kernels and streams drain. No thread can raise an error in another one's call: each executor concerned raises it
-when the call comes back, or when its run is waited for.
+A call that takes longer than its client's `timeout` is reported on stderr, with the call that the host is in. Then a
+second thread reports the progress of the streams, and which other runs are under way. This needs a second thread
+because it calls the vendor's driver, which may not answer while another thread is inside it. The second thread signals
+the semaphores of all these runs, so that waiting kernels and streams drain. No thread can raise an error in another
+one's call: each executor concerned raises it when the call returns, or when its run is waited for.
 
-A replay of a caller's graph that does not end is given up alike: its host may wait for it in no call of ours.
+A replay of a caller's graph that does not end is given up in the same way, because the caller may wait for it outside
+of our calls.
 
-It asks clients with communicators, too, whether a library of collectives tells of an error: no call and no stream shows
-one. Such a client's run is told and let go like one whose call blocks.
+The watchdog also asks clients with communicators whether the library of collectives reports an error, which no call and
+no stream shows. The run of such a client is reported and released like one whose call blocks.
 
-It costs a run nothing: the thread sleeps, and looks a few times in the shortest of the limits.
+Runs are not slowed down: the thread sleeps, and checks a few times within the shortest time limit.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def _answers(ask: Callable[..., None], *arguments: object) -> bool:
 
 
 def told(client: Client, issued: Issued | None = None) -> list[str]:
-    """A report on where the streams of a client stand; `issued`: the issued part of its last run, if not all."""
+    """A report on the progress of a client's streams; `issued`: the issued part of its last run, if not all."""
     with client.asked(ASKED) as there:
         try:
             return client.report(issued) if there else []
@@ -174,8 +175,8 @@ def told(client: Client, issued: Issued | None = None) -> list[str]:
 
 
 def let_go(client: Client, why: str, generation: int, *, ill: bool = False) -> None:
-    """Signal all semaphores of a client, so that its run ends; it is told why. Not of one that has no limit, nor of one
-    whose runs of this `generation` are over."""
+    """Signals all semaphores of a client so that its run ends, and records the reason. Clients without a time limit,
+    and clients whose runs of this `generation` have ended, are left alone."""
     if client.timeout is not None or ill:
         client.give_up(why, generation)
 

@@ -1,4 +1,4 @@
-"""The one way into the HIP runtime: every call is checked here, and no other line sees an error code."""
+"""Makes all calls of the HIP runtime and checks them; no other module handles its error codes."""
 
 from __future__ import annotations
 

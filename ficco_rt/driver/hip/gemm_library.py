@@ -1,4 +1,5 @@
-"""hipBLASLt through hip-python: what launches by the vendor's library need of it. It has run on no AMD GPU yet."""
+"""hipBLASLt through hip-python: the calls that launches by the vendor's library need. It has not yet run on an AMD
+GPU."""
 
 from __future__ import annotations
 

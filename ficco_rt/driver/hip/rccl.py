@@ -1,4 +1,4 @@
-"""RCCL, through the bindings of hip-python: every call is checked here, and no other line sees a result code."""
+"""RCCL through the bindings of hip-python. Every call is checked here; no other module handles its result codes."""
 
 from __future__ import annotations
 

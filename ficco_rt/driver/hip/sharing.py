@@ -1,15 +1,15 @@
-"""Memory of several processes on HIP: the virtual memory management API where the runtime exports memory, and IPC
-memory as the last way. It has run on a stand-in for the runtime only.
+"""Memory shared by several processes on HIP: the virtual memory management API where the runtime exports memory, and
+IPC memory as the last resort. This code has run on a stand-in for the runtime only.
 
 NOTE what differs from version to version, and from CUDA:
 
-* Runtimes before 6.1 refuse memory that is to be exported: an allocation that is exported at the start tells.
-* Before 7.0 there is no mapped memory that caches do not keep, so flags go as IPC memory.
+* Runtimes before 6.1 refuse exportable memory: exporting an allocation at the start shows it.
+* Before 7.0 there is no uncached mapped memory, so flags are shared as IPC memory.
 * Before 7.1 an import takes the address of the descriptor, from then on the descriptor.
-* Memory is made on the current device, whatever device is asked for.
-* A mapped piece is unmapped as it was mapped; runtimes do not all take several at once.
-* Not all runtimes count a retained handle, so that giving it back would free the caller's memory. So handles of our
-  own memory are counted here, and callers' mapped memory is not exported.
+* Memory is allocated on the current device, whatever device is requested.
+* Each mapped piece is unmapped by itself, as it was mapped; not all runtimes accept several at once.
+* Not all runtimes count retained handles, so releasing one would free the caller's memory. Therefore handles of our own
+  memory are counted here, and callers' mapped memory is not exported.
 * An address of another process's memory counts as the current device's: `theirs` says which addresses are such.
 """
 
@@ -42,8 +42,8 @@ _retained: Counter[int] = Counter()  # how often each of its handles is to be gi
 
 
 def number_of(address: int) -> int:
-    """Of memory of this process that can leave it; 0: it is none. NOTE what the runtime says of a mapping may be its
-    addresses' number."""
+    """The number of exportable memory of this process; 0: the memory is not exportable. NOTE what the runtime says of a
+    mapping may be its addresses' number."""
     return next((_numbers[m.address] for m in _made.values() if m.address <= address < m.address + m.size), 0)
 
 

@@ -1,8 +1,8 @@
-"""AMD GPUs through hip-python: what the driver needs of the HIP runtime.
+"""AMD GPUs through hip-python: the calls of the HIP runtime that the GPU driver needs.
 
-Copies between devices have the kind that uses no compute units. On some ROCm versions such copies leave their target
-unwritten and report nothing; so at the start some bytes are sent from each device to each, and if they do not arrive,
-the ordinary kind is taken.
+Copies between devices use the copy kind that needs no compute units. On some ROCm versions such copies leave their
+target unwritten without an error. So at the start some bytes are sent between all pairs of devices, and if they do not
+arrive, the ordinary kind is used.
 """
 
 from __future__ import annotations

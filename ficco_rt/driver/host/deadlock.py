@@ -1,4 +1,4 @@
-"""A run that cannot go on, in words: who waits for what, and who should have let him go on."""
+"""The message for a run that cannot continue: which task waits for what, and which task should have signalled it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe_deadlock(stuck: list[HostStream]) -> str:
 
 
 def describe_waits(stuck: list[HostStream]) -> list[str]:
-    """What streams that cannot go on wait for."""
+    """What the streams that cannot continue wait for."""
     lines = [_waits(stream) for stream in stuck[:SHOWN]]
     if len(stuck) > SHOWN:
         lines.append(f"and {len(stuck) - SHOWN} more streams wait")

@@ -1,8 +1,9 @@
-"""The driver without a device: numpy arrays, virtual streams, one thread, all ranks; in a group, a process's own.
+"""The driver without a device: numpy arrays and virtual streams, stepped by one thread. It runs all ranks, or in a
+group those of its process.
 
-Issuing a call appends it to its stream; `synchronize` then steps any stream whose head is ready, in the
-order that was asked for (see `order`). A plan that lacks a wait gives wrong data under some order; one
-that waits for what never comes ends with a named deadlock. Both are repeatable.
+Issuing a call appends it to its stream; `synchronize` then steps any stream whose head is ready, in the selected order
+(see `order`). A plan that lacks a wait gives wrong data in some order; a plan that waits for a signal that never comes
+ends with a named deadlock. Both are repeatable.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ class HostDriver:
         raise UsageError("the host driver has no graphs; graph=True is for GPUs")
 
     def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
-        """Nothing runs before `synchronize`."""
+        """Issues only: nothing runs before `synchronize`."""
         if streams:
             raise UsageError("the host driver has no streams of the caller's to wait for")
         self._answers()

@@ -1,4 +1,4 @@
-"""What the host computes: each work of a plan as a function of no arguments over resolved views."""
+"""The computations of the host driver: each work of a plan becomes a function without arguments over resolved views."""
 
 from __future__ import annotations
 

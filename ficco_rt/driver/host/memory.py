@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def available() -> int:
-    """Bytes that this process can still take: what the system has free, within its control group's limit."""
+    """Bytes that this process can still allocate: the free memory of the system, within the limit of its control
+    group."""
     free = _meminfo()
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),

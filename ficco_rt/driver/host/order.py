@@ -1,12 +1,13 @@
-"""In which order the host driver takes what may run.
+"""The order in which the host driver runs jobs that are ready.
 
     fifo             as issued
     random(SEED)     any that is ready, by a generator seeded anew for each run
     adversarial      the work that stands latest in the schedule: it comes too early if a wait is missing
     lazy(STREAM)     stream STREAM (its id in the plan) only when nothing else can run, the rest adversarially
 
-`lazy` is exhaustive in a way that seeds are not: when a work of the stream begins at last, all that may
-ever run before it has run. A missing wait on that stream's works lets its waiter run first, always.
+`lazy` is exhaustive in a way that seeds are not: when a work of the stream finally begins, everything that may run
+before it has already run. If a wait for one of that stream's works is missing, the work that should wait always runs
+first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SortKey: TypeAlias = tuple[int, ...]
 
 
 class ReadyPool(Protocol):
-    """The works that may run now."""
+    """The works that are ready to run."""
 
     def push(self, job: HostJob) -> None: ...
 
@@ -58,7 +59,7 @@ def host_order(text: str, plan: Plan) -> str:
 
 
 def ready_pool(order: str) -> ReadyPool:
-    """An empty pool that gives works out in the order. UsageError: it is none."""
+    """An empty pool that returns works in the given order. UsageError: there is no such order."""
     kind, _, number = order_form(order).rstrip(")").partition("(")
     match kind:
         case "fifo":

@@ -1,12 +1,13 @@
-"""The host driver's side of other processes, which step the other ranks of the plan.
+"""The host driver's connection to other processes, which step the other ranks of the plan.
 
-All that crosses a process is memory: tensors that ranks of other processes read or write, and words. A word holds the
-number of the last run in which it was raised, so that no run resets it.
+Processes share only memory: tensors that ranks of other processes read or write, and words. A word holds the number of
+the last run in which it was raised, so no run needs to reset it.
 
 A run begins when all processes have entered it, and ends when all have ended it. Until then nobody reads or writes what
-lies in another process, and the callers' tensors may change. So a run of one process cannot meet the next of another.
+lies in another process, and the callers' tensors may change. So a run of one process never overlaps the next run of
+another.
 
-NOTE words are written behind the data that they tell of, and read before it. x86-64 keeps that order by itself; other
+NOTE words are written after the data that they announce, and read before it. x86-64 keeps that order by itself; other
 processors keep it in practice, as there are thousands of instructions between the two.
 """
 
@@ -135,7 +136,7 @@ class Peers:
         self._until(lambda: all(self._status[p][ENTERED] >= self._run for p in self._others))
 
     def end(self) -> None:
-        """All of the run that is this process's is done: return when the others' is."""
+        """Ends this process's part of the run; returns when the others have ended theirs."""
         self._mine[IDLE] = _DONE
         self._mine[ENDED] = self._run
         self._until(lambda: all(self._status[p][ENDED] >= self._run for p in self._others))
@@ -172,7 +173,7 @@ class Peers:
         self._mine[RAISED] += 1
 
     def heard(self) -> list[HostSignal]:
-        """What others have raised since the last call."""
+        """The signals that others have raised since the last call."""
         up = self._words[self._awaited] >= self._run
         if not up.any():
             return []
@@ -183,7 +184,8 @@ class Peers:
         return found
 
     def wait(self, stuck: list[HostStream]) -> bool:
-        """Nothing can run here. Return when others have raised something; False, when nobody can any more."""
+        """Waits when nothing can run here. Returns when others have raised a signal; False if nobody can raise one any
+        more."""
         over = False
 
         def something() -> bool:

@@ -1,7 +1,8 @@
-"""Memory that the processes of a group on one machine share. It has no name: nothing of it is left, whoever is killed.
+"""Memory that the processes of a group on one machine share. It has no name, so nothing of it remains, whichever
+process is killed.
 
 Each process holds a lock on a byte of the memory's file for as long as it lives. When the process ends, by whatever
-signal, the system gives the lock back. So the others see at once who has ended, whatever PID namespaces there are.
+signal, the system releases the lock. So the others see at once which process has ended, even across PID namespaces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The host driver's steps: jobs run one after another, in the order of a pool of those that may run.
+"""Steps the host driver: runs jobs one after another, in the order given by a pool of ready jobs.
 
-Waits, records and signals are passed at once when they can be; only jobs are chosen among. That loses no order of jobs
-that a device could show.
+Waits, records and signals are executed as soon as possible; the order chooses among jobs only. Every order of jobs that
+a device could show remains possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .tasks import HostJob, HostSignal, HostStream, RaiseTask, WaitTask, WorkTas
 
 
 class Stepper:
-    """Takes all streams from what is issued to their ends. `peers`: the processes that step other ranks' streams."""
+    """Steps all streams from what is issued to their ends. `peers`: the processes that step other ranks' streams."""
 
     def __init__(self, streams: list[HostStream], pool: ReadyPool, peers: Peers | None = None) -> None:
         self.streams = streams
@@ -26,7 +26,7 @@ class Stepper:
         self.current: HostJob | None = None  # for whoever reports an error
 
     def run(self, progress: OnProgress | None) -> None:
-        """Returns when nothing can go on: all is done, or the rest is deadlocked."""
+        """Returns when nothing can continue: everything is done, or the rest is deadlocked."""
         pool = self.pool
         total = sum(len(t.jobs) if isinstance(t, WorkTask) else 1 for s in self.streams for t in s.queue)
         done, told = 0, monotonic()

@@ -1,9 +1,9 @@
-"""What the host driver's streams hold: tasks, their jobs, and the signals that order them.
+"""The contents of the host driver's streams: tasks, their jobs, and the signals that order them.
 
-A task is a bound command, or a part of one: a rank's call of a collective tells that the rank has come, reads what the
-others give when all have come, and writes its result when all have read. What a task does to data is one job (a copy,
-a launch of one work, a part of a collective) or several (a streamed launch). Waits, records and signals do nothing to
-data.
+A task is a bound command, or a part of one: a rank's call of a collective signals that the rank has arrived, reads the
+inputs of the others when all have arrived, and writes its result when all have read. The work of a task on data is one
+job (a copy, a launch of one work, a part of a collective) or several (a streamed launch). Waits, records and signals do
+not touch data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, Stream
 
 @dataclass(slots=True, eq=False)
 class HostStream:
-    """A virtual queue. `head` is the task that is next, or being done."""
+    """A virtual queue. `head` is the task that is next or under way."""
 
     plan: Stream
     queue: list[Task] = field(default_factory=list)
@@ -51,7 +51,7 @@ class HostSignal:
 
 @dataclass(slots=True, eq=False)
 class HostJob:
-    """Something that is done to data, at once and whole."""
+    """An indivisible operation on data."""
 
     run: Callable[[], None]
     op: int  # where it stands in the schedule

@@ -1,4 +1,4 @@
-"""Regions resolved to numpy views, once, when a command is bound."""
+"""Resolves regions to numpy views, once, when a command is bound."""
 
 from __future__ import annotations
 

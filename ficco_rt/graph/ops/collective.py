@@ -1,4 +1,4 @@
-"""`all_gather` and its like: calls of the vendor's library, in which all ranks take part."""
+"""`all_gather` and the other collectives: calls of the vendor's library, in which all ranks take part."""
 
 from __future__ import annotations
 

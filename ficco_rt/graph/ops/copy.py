@@ -1,4 +1,4 @@
-"""`copy`: a region, bit by bit, within a rank or between two."""
+"""`copy`: copies a region bit by bit, within a rank or between two."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CopyKind(OpKind[ir.Copy]):
         return works.Copy(look(copy.dst), look(copy.src), *flags)
 
     def bind(self, copy: ir.Copy, place: Span, resolve: Resolve) -> Twin:
-        """As bits."""
+        """The numpy twin, which copies bits."""
         dst, src = resolve(copy.dst), resolve(copy.src)
         if dst.shape != src.shape or dst.dtype != src.dtype:
             raise malformed(place, f"{copy.src} {src.dtype} cannot be copied to {copy.dst} {dst.dtype}")

@@ -1,4 +1,4 @@
-"""`gemm`: a product of matrices, and what is added to it."""
+"""`gemm`: a matrix product, optionally with a sum added to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch`: a kernel of the user's, which the proof does not see into."""
+"""`launch`: a kernel of the user's, into which the proof cannot see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a kind of operation is to each level: the record that levels read where they would tell kinds apart."""
+"""The record of a kind of operation: what each level of the compiler needs to know, so that no level has to distinguish
+kinds itself."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class Names:
 
 
 class OpKind(Generic[B]):
-    """A kind of operation. What a kind does not say itself is as for a kernel that reads and writes in pieces alike."""
+    """A kind of operation. The defaults are those of a kernel that reads and writes in equal pieces."""
 
     body: ClassVar[type[Any]]
     node: ClassVar[type[n.Operation]]  # the statement that makes it
@@ -105,7 +106,7 @@ class OpKind(Generic[B]):
         raise NotImplementedError
 
     def text(self, body: B) -> str:
-        """What is done, with its exact regions."""
+        """The op in words, with its exact regions."""
         raise NotImplementedError
 
     def values(self, body: B, algebra: Algebra, read: Read) -> Iterable[Pieces]:
@@ -117,7 +118,7 @@ class OpKind(Generic[B]):
         yield from ((region, box) for region in body.reads if self.alike)
 
     def noise(self, body: B, noises: Noises, origin: Span) -> None:
-        """What its roundings do to what elements carry."""
+        """The effect of the op's roundings on the noise of elements."""
         raise NotImplementedError
 
     def stores(self, body: B, before: Sequence[int], ranks: int) -> int | None:
@@ -139,7 +140,7 @@ class OpKind(Generic[B]):
         return f"{out.tensor if rank is None else called(out, rank)} {part(out)}"
 
     def moved(self, body: B, size: Size) -> int:
-        """Bytes."""
+        """Bytes that the op moves."""
         return sum(map(size, (*body.reads, *body.writes)))
 
     def time(self, body: B, machine: Machine, rank: int, size: Size, sms: int | None) -> float:

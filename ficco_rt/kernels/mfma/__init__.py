@@ -1,1 +1,1 @@
-"""The GEMM of AMD's matrix cores: `src/mfma_gemm.hip`."""
+"""The GEMM for AMD's matrix cores: `src/mfma_gemm.hip`."""

@@ -1,6 +1,6 @@
-"""What `src/mfma_gemm.hip` takes: an estimate in clocks, to rank its variants and to say where K is split.
+"""Cost model of `src/mfma_gemm.hip`: an estimate in clocks, which ranks variants and decides where to split K.
 
-Pure numbers, of which none has been measured.
+Pure functions. None of their numbers has been measured.
 """
 
 from __future__ import annotations

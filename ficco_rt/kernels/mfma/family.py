@@ -1,4 +1,4 @@
-"""The GEMM of AMD's matrix cores as a family."""
+"""The kernel family of AMD's matrix cores: `src/mfma_gemm.hip`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class Mfma(AddressFamily[Variant]):
         return cost.alone(v, cost.sharing(v, smem), gemm.rows, gemm.columns, gemm.depth, sms, arch)[1]
 
     def budget(self, v: Variant, request: LaunchRequest) -> int:
-        """Its pipeline is as deep as it is."""
+        """The pipeline depth is fixed (STAGES)."""
         return max(v.smem(STAGES), request.smem)
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
-        """UsageError: nothing says how long its instructions take there, by which K is split."""
+        """Raises UsageError if the architecture lacks the kernel's instructions: their times, by which K is split, are
+        unknown there."""
         if not self.serves(limits.arch):
             raise UsageError(
                 f"the plan has kernel {request.kernel}, whose instructions {limits.arch} does not have; compile the "

@@ -1,4 +1,4 @@
-"""The variants of `src/mfma_gemm.hip`: one compilation each, and what blocks of it take."""
+"""The variants of `src/mfma_gemm.hip`: one compilation each, and the resources of its blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Variant(by_address.Variant):
 
     @property
     def registers(self) -> int:
-        """With the accumulators."""
+        """Registers of a thread, accumulators included."""
         return 512 // self.residency
 
     def options(self, signature: Signature, arch: str) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""The kernels that any GPU runs: the plain twin of the GEMMs, a sum and a copy: `src/naive.cu`."""
+"""Kernels that run on any GPU: a plain GEMM, a sum and a copy (`src/naive.cu`)."""

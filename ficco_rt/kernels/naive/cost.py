@@ -1,4 +1,4 @@
-"""What the plain GEMM of `src/naive.cu` takes: an estimate from its code, which nobody has measured."""
+"""Cost model of the plain GEMM of `src/naive.cu`: an estimate from its code, never measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_FP32 = 0.4
 
 
 def reached(device: Device, dtype: str) -> float:
-    """Of the rate of large GEMMs of `dtype`."""
+    """Fraction of the rate of large GEMMs of `dtype` that the kernel reaches."""
     return _OF_FP32 * gemm_rate(device, "fp32") / gemm_rate(device, dtype)
 
 

@@ -1,4 +1,4 @@
-"""The kernels that any GPU runs as a family: products, and sums and copies, which no other makes."""
+"""The kernel family for any GPU: products, and the sums and copies, which no other family provides."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Naive(Family[Plain]):
         return None
 
     def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
-        """With shared memory for the deepest pipeline that the resources allow."""
+        """Chooses shared memory for the deepest pipeline that the resources allow."""
         threads = BLOCKS[GEMM].threads
         if (request.residency or 1) * threads > limits.max_threads:
             return (

@@ -1,4 +1,4 @@
-"""The host's half of `src/naive.cu`: works packed into the tables that its kernels read."""
+"""Host code of `src/naive.cu`: packs works into the tables that its kernels read."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Packed:
 
     @property
     def tile_works(self) -> TileWorks:
-        """Of each tile the number of its work."""
+        """For each tile the number of its work."""
         return np.repeat(np.arange(len(self.of_works)), self.of_works)
 
     @property
     def image(self) -> tuple[bytes, tuple[int, ...]]:
-        """What goes into device memory, and where works, terms, runs and flags begin in it."""
+        """The content of device memory, and the offsets of works, terms, runs and flags in it."""
         image, offsets = bytearray(), []
         for data in (self.works, self.terms, self.runs, self.flags):
             image += bytes(-len(image) % 16)
@@ -234,7 +234,7 @@ class _CopyTile:
 
 
 def size_of_copy(work: Copy) -> int:
-    """Bytes."""
+    """The size of a copy, bytes."""
     return work.dst.region.elements * TYPES[work.dst.dtype].bytes
 
 

@@ -1,1 +1,1 @@
-"""The GEMM of NVIDIA's tensor cores since Ampere (mma.sync, cp.async): `src/sm80_gemm.cu`."""
+"""The GEMM for NVIDIA's tensor cores since Ampere (mma.sync, cp.async): `src/sm80_gemm.cu`."""

@@ -1,6 +1,6 @@
-"""What `src/sm80_gemm.cu` takes: an estimate, to rank its variants and to say where K is split.
+"""Cost model of `src/sm80_gemm.cu`: an estimate that ranks variants and decides where to split K.
 
-Pure numbers, as on an H100 (`python -m tools.gemm_bench --kernel sm80 --explore`).
+Pure functions, with the numbers of an H100 (`python -m tools.gemm_bench --kernel sm80 --explore`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time
 
 
 def reached(device: Device) -> float:
-    """Of the tensor cores' rate."""
+    """Fraction of the tensor cores' rate that the kernel reaches."""
     return _REACHED.get(compute_capability(device.arch) or 0, _OTHERS)
 
 

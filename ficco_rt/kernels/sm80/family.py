@@ -1,4 +1,4 @@
-"""The GEMM for tensor cores since Ampere as a family."""
+"""The kernel family of tensor cores since Ampere: `src/sm80_gemm.cu`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sm80(AddressFamily[Variant]):
         return (compute_capability(arch) or 0) >= 80
 
     def made_for(self, arch: str) -> bool:
-        """Later tensor cores are fed by other instructions."""
+        """Later tensor cores need other instructions."""
         return 80 <= (compute_capability(arch) or 0) < 89
 
     def reached(self, device: Device, dtype: str) -> float:

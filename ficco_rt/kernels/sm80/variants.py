@@ -1,4 +1,4 @@
-"""The variants of `src/sm80_gemm.cu`: one compilation each, and what blocks of it take."""
+"""The variants of `src/sm80_gemm.cu`: one compilation each, and the resources of its blocks."""
 
 from __future__ import annotations
 

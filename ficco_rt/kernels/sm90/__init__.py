@@ -1,1 +1,1 @@
-"""The GEMM of Hopper's tensor cores (wgmma, TMA): `src/sm90_gemm.cu`."""
+"""The GEMM for Hopper's tensor cores (wgmma, TMA): `src/sm90_gemm.cu`."""

@@ -1,4 +1,4 @@
-"""Which variant of the Hopper kernel makes a launch's works, and how: what the estimate finds best."""
+"""Chooses the variant of the Hopper kernel for a launch's works, and its configuration, by the cost model."""
 
 from __future__ import annotations
 

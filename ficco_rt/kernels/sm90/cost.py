@@ -1,7 +1,7 @@
-"""What `src/sm90_gemm.cu` takes: an estimate, to rank its variants and to say where K is split.
+"""Cost model of `src/sm90_gemm.cu`: an estimate that ranks variants and decides where to split K.
 
-Pure numbers. They were fitted on GPUs by `python -m tools.gemm_bench`: on an H100 with `--explore`, where nothing else
-is said. Microseconds, bytes.
+Pure functions. Their numbers were fitted on GPUs by `python -m tools.gemm_bench`: on an H100 with `--explore`, unless a
+comment says otherwise. Units are microseconds and bytes.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dty
 
 
 def start(v: Variant) -> float:
-    """Of a launch."""
+    """The time that starting a launch takes."""
     return _LAUNCH + _CLUSTER * (v.cluster - 1)
 
 

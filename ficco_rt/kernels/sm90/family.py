@@ -1,4 +1,4 @@
-"""The Hopper kernel as a family."""
+"""The kernel family of Hopper's tensor cores: `src/sm90_gemm.cu`."""
 
 from __future__ import annotations
 

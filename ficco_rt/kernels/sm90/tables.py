@@ -1,14 +1,15 @@
-"""The host's half of `src/sm90_gemm.cu`: which works it takes, tensor maps, and the kernel's parameters.
+"""Host code of `src/sm90_gemm.cu`: the works that it accepts, its tensor maps, and the kernel's parameters.
 
-Numbers only: nothing here touches a device. Who launches the kernel
+This module computes numbers and touches no device. To launch the kernel,
 
-1. compiles a variant (`variants.SOURCE`, `variants.options`),
-2. calls `build` with the works' geometry, how K is split, and the flags to be reset,
-3. puts `table.constants` into device memory, and `table.scratch_bytes` zeroed bytes after it,
-4. encodes `maps` in order (cuTensorMapEncodeTiled: 2-D, 128-byte swizzle, zero fill), and
-5. launches blocks in the variant's clusters with `parameters(…)`, the kernel's only argument. It may be launched
-   again and again, one launch of a table at a time: each leaves the scratch as it found it. Behind another table's
-   launch on its stream it may start early (programmatic stream serialization): it waits itself for what that writes.
+1. compile a variant (`variants.SOURCE`, `variants.options`),
+2. call `build` with the works' geometry, how K is split, and the flags to be reset,
+3. copy `table.constants` into device memory, and `table.scratch_bytes` zeroed bytes after it,
+4. encode `maps` in order (cuTensorMapEncodeTiled: 2-D, 128-byte swizzle, zero fill), and
+5. launch blocks in the variant's clusters with `parameters(…)`, the kernel's only argument. It may be launched again
+   and again, one launch of a table at a time: each leaves the scratch as it found it. After another table's launch on
+   its stream it may start early (programmatic stream serialization): the kernel itself waits for what that launch
+   writes.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def first_grid(
 
 @dataclass(frozen=True, slots=True)
 class PackedLaunch:
-    """A launch, ready but for device addresses."""
+    """A launch, complete except for device addresses."""
 
     variant: Variant
     table: Table

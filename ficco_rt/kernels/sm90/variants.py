@@ -1,4 +1,4 @@
-"""The variants of `src/sm90_gemm.cu`: one compilation each, and what blocks of it take."""
+"""The variants of `src/sm90_gemm.cu`: one compilation each, and the resources of its blocks."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ class Variant:
 
     @property
     def warps(self) -> int:
-        """Those that store a tile."""
+        """Number of warps that store a tile."""
         return 4 if self.pingpong else 4 * self.consumers
 
     @property
     def registers(self) -> int:
-        """Of a thread at launch, before warp groups trade them: what the block's threads can share at most."""
+        """Registers of a thread at launch, before warp groups trade them: what the block's threads can share at
+        most."""
         return self.launch_registers or min(65536 // self.threads // 8 * 8, self.consumer_registers)
 
     def stage_bytes(self, right_transposed: bool) -> int:
@@ -66,7 +67,8 @@ class Variant:
         return -(-self.tile[1] // self.cluster // 8) * 8
 
     def loaded_bytes(self, right_transposed: bool) -> int:
-        """That loads bring into a stage: some columns come twice where a cluster's blocks cannot share them evenly."""
+        """Bytes that loads bring into a stage: some columns come twice where a cluster's blocks cannot share them
+        evenly."""
         twice = self.right_slice * self.cluster - self.tile[1] if right_transposed else 0
         return self.stage_bytes(right_transposed) + 128 * twice
 
