@@ -1,4 +1,4 @@
-"""Reads tensors of other libraries, on GPUs and in host memory, without importing these libraries.
+"""Finds address, shape and type of other libraries' tensors, on GPUs and in host memory, without importing them.
 
 DLPack is tried first, because it has bf16. The capsule is read and dropped; the caller must keep the tensor alive, as
 with any work on a stream.

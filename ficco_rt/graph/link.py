@@ -18,8 +18,9 @@ def link(
 ) -> tuple[tuple[ir.Dep, ...], ...]:
     """For each op the earlier ops that it must follow: read after write, write after read, write after write.
 
-    A write after a write is left out where readers stand between the two. Raises ScheduleError where two
-    ranks touch the same bytes in one phase of a stage and one of them writes: nothing orders those.
+    A write-after-write dependency is left out where reads lie between the two writes: they imply it. Raises
+    ScheduleError where two ranks touch the same bytes in one phase of a stage and one of them writes: nothing orders
+    those.
     """
     history = _History(ops, tensors)
     budget = Budget(ACCESSES)

@@ -145,7 +145,8 @@ class Shape:
 
 
 def shape(block: Footprint, blocks: int, leave: Sequence[Footprint], limits: Limits) -> Shape | None:
-    """How so many blocks leave room for a block of each footprint of `leave`. None: they do not.
+    """The dynamic shared memory with which so many blocks fit and leave room for a block of each footprint of `leave`.
+    None: there is none.
 
     NOTE shared memory alone keeps out the next block, as registers are known by their bounds."""
     has, static = _has(limits), block.static_smem

@@ -1,5 +1,5 @@
-"""The facts of a schedule that `ficco explain` prints, as plain values: stages, waits, bytes, operations, memory, the
-plan."""
+"""The facts of a schedule, as plain values, for `ficco explain` and the language server: stages, waits, bytes,
+operations, memory, the plan."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ supply is full; the users of that supply keep this speed, and the others rise un
 
 Multiprocessors are held: blocks are persistent, and keep a multiprocessor until they end. The first activity gets what
 it requests, a later one what is left, and one multiprocessor if nothing is left. An activity with a part of its
-multiprocessors runs at that part of its speed. Copies take no multiprocessors, but energy and room in caches: while a
+multiprocessors runs at that part of its speed. Copies take no multiprocessors, but energy and cache space: while a
 copy accesses a device's memory, kernels there run at a share (`beside`) of their speed.
 
 After a change, speeds are recomputed only for activities that full supplies connect with the changed one.
@@ -51,8 +51,8 @@ class Activity:
 
 
 class Sharing:
-    """All of a run's. `at` is the virtual clock's: it calls back at a time. `limit`: bytes a microsecond of a port, or
-    of the memory of a device, which is known by its number."""
+    """All activities of one run. `at` is the virtual clock's function that calls back at a given time. `limit`:
+    bytes a microsecond of a port, or of the memory of a device, which is known by its number."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class Watchdog:
                 self._look_at_replays(client)
 
     def _look_at_replays(self, client: Client) -> None:
-        """Nobody need wait for a replay in a call of ours: it has its time limit here."""
+        """A caller may wait for a replay without calling us, so the watchdog enforces its time limit."""
         generation, limit = client.generation, client.timeout
         if client.replayed is None or limit is None or client.overdue:
             return
