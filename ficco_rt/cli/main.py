@@ -79,10 +79,16 @@ def execute(program: str, arguments: Sequence[str]) -> int:
 
 def _repeat_interrupt(caught: sys.UnraisableHookArgs) -> bool:
     """NOTE Python drops a Ctrl-C that arrives in a destructor or in the callback of a weak reference. It is sent to the
-    main thread again, once that is over. Whether it was one."""
+    main thread again once that is over, unless the command has ended by then. Returns whether it was a Ctrl-C."""
     if caught.exc_type is not KeyboardInterrupt:
         return False
-    again = threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    hook = sys.unraisablehook
+
+    def send() -> None:
+        if sys.unraisablehook is hook and (main := threading.main_thread().ident) is not None:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    again = threading.Timer(0.01, send)
     again.daemon = True
     again.start()
     return True

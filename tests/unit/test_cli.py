@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -262,6 +263,32 @@ def test_ctrl_c_in_a_destructor_is_not_lost(run: Callable[..., Ending], monkeypa
     begun = time.monotonic()
     assert run("ficco", "list") == Ending(130, "", "\nficco: interrupted\n")
     assert time.monotonic() - begun < 30
+
+
+def test_ctrl_c_in_a_destructor_is_not_sent_to_an_ended_command(
+    run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    class Timer:
+        def __init__(self, _: float, send: Callable[[], None]) -> None:
+            late.append(send)
+
+        def start(self) -> None:
+            pass
+
+    def ends(*_: object) -> int:
+        Dropped()
+        return 0
+
+    late: list[Callable[[], None]] = []
+    monkeypatch.setattr("ficco_rt.cli.main._invoke", ends)
+    monkeypatch.setattr(threading, "Timer", Timer)
+    assert run("ficco", "list").code == 0
+    (send,) = late
+    send()
 
 
 def test_ctrl_c_in_a_process_leaves_nothing_half_written(here: Path) -> None:
