@@ -79,15 +79,17 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     if options.graph and mode != "graph":
         raise UsageError(f"--graph is --mode graph; given --mode {mode}")
     device, each = job.machine.device, options.ranks_per_process
-    if each is not None and each % options.ranks_per_gpu:
+    if each is not None and each % options.ranks_per_gpu and options.ranks_per_gpu % each:
         raise UsageError(
-            f"--ranks-per-process {each}: a GPU with {options.ranks_per_gpu} ranks belongs to one process; "
-            f"take a multiple of {options.ranks_per_gpu}"
+            f"--ranks-per-process {each}: a process has whole GPUs, or a GPU whole processes; "
+            f"take a multiple or a divisor of {options.ranks_per_gpu}"
         )
     ranks = range(job.plan.ranks)
     processes = tuple(rank // each for rank in ranks) if each else ()
-    devices = tuple(rank // options.ranks_per_gpu for rank in ranks)
-    placement = Placement(devices, processes, nodes_of(processes, job.machine.node))
+    gpus = tuple(rank // options.ranks_per_gpu for rank in ranks)
+    shared = each is not None and each < options.ranks_per_gpu  # processes that share a GPU have a device each
+    devices = processes if shared else gpus
+    placement = Placement(devices, processes, nodes_of(processes, job.machine.node), gpus if shared else ())
     features = here(device.arch, env.others(queue_switch(device.arch).name))
     if options.collectives == "library":
         features = replace(features, collectives=library_of(device.arch))

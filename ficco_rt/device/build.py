@@ -472,14 +472,14 @@ class _SideStreams:
     writes any other flag.
 
     NOTE a stream may not wait for a copied semaphore: the wait might be issued before the copy. A copied semaphore goes
-    to other devices only: a copy inside a device may be a kernel, which may find no free multiprocessor.
+    to other GPUs only: a copy inside a GPU may be a kernel, which may find no free multiprocessor.
 
     Where a copy stream waits for a flag behind a copy, a side stream waits in its place (`side_waits`).
     """
 
     def __init__(self, builder: _Builder) -> None:
         self.plan, self.semaphores, self.features = builder.plan, builder.semaphores, builder.features
-        self.devices = builder.layout.placement.devices
+        self.placement = builder.layout.placement
         self.signal_paths: dict[tuple[int, int], str] = {}
         self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, of their batch
         self.side_waits: set[tuple[int, int]] = set()
@@ -513,7 +513,7 @@ class _SideStreams:
             self.signal_paths[stream.id, p] = "batch" if p == place else "copied"
 
     def _copyable(self, stream: Stream, flag: int) -> bool:
-        elsewhere = self.devices[self.plan.flag_homes[flag]] != self.devices[stream.rank]
+        elsewhere = not self.placement.share_gpu(self.plan.flag_homes[flag], stream.rank)
         private = self.semaphores.table[self.semaphores.flags[flag]].reset != "completion"
         return elsewhere and private
 

@@ -48,8 +48,10 @@ def version_is_known(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def processes_have_devices(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Every rank is in a process, and a device belongs to one."""
+    """Every rank is in a process, and a device belongs to one; if GPUs are given, every rank is on one."""
     placement = plan.placement
+    if placement.gpus and len(placement.gpus) != len(placement.devices):
+        yield Diagnostic(PLACELESS, f"{len(placement.devices)} ranks, and the GPUs of {len(placement.gpus)} of them")
     if not placement.processes:
         return
     if len(placement.processes) != len(placement.devices):
@@ -326,14 +328,15 @@ def batches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def copied_semaphores_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A semaphore that a copy signals is one of another device, since a copy inside a device may need a multiprocessor;
-    and kernels wait for it, since a stream's wait might be issued before the copy."""
-    devices = plan.device_of
+    """A semaphore that a copy signals is one of another GPU, since a copy inside a GPU may need a multiprocessor; and
+    kernels wait for it, since a stream's wait might be issued before the copy."""
+    devices, placement = plan.device_of, plan.placement
+    first = {device: placement.ranks(device)[0] for device in placement.ordinals}
     awaited = {semaphore for action in plan.body for semaphore in action.awaits}
     for action in plan.body:
         for semaphore in action.semaphores if isinstance(action, CopyMemory) else ():
-            if plan.semaphores[semaphore].device == devices[action.stream]:
-                yield action.mistake(f"semaphore {semaphore} of the same device is signalled by a copy")
+            if placement.share_gpu(first[plan.semaphores[semaphore].device], first[devices[action.stream]]):
+                yield action.mistake(f"semaphore {semaphore} of the same GPU is signalled by a copy")
             if semaphore in awaited:
                 yield action.mistake(f"semaphore {semaphore}, for which a stream waits, is signalled by a copy")
 

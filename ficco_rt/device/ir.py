@@ -86,11 +86,18 @@ class Placement:
     device; without processes, one drives all. No event leads from one process to another: semaphores do. `nodes[rank]`
     is the node of a rank, all of whose process is on it; without nodes, there is one. Neither events nor semaphores
     lead from one node to another, and no device touches another node's memory: messages alone do, by the vendor's
-    library."""
+    library. `gpus[rank]` is the GPU of a rank; without GPUs, each device is one. Processes that share a GPU have a
+    device each."""
 
     devices: tuple[int, ...]
     processes: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+
+    def share_gpu(self, a: int, b: int) -> bool:
+        """Whether two ranks are on one GPU, where a copy between them may take a multiprocessor."""
+        of = self.gpus or self.devices
+        return of[a] == of[b]
 
     @property
     def ordinals(self) -> tuple[int, ...]:
@@ -112,15 +119,11 @@ class Placement:
 
     def others(self, device: int) -> tuple[int, ...]:
         """The devices that other processes drive."""
-        if not self.processes:
-            return ()
-        mine = self.process(device)
-        return tuple(other for other in self.ordinals if self.process(other) != mine)
+        return tuple(other for other in self.ordinals if self.process(other) != self.process(device))
 
     def near(self, device: int) -> tuple[int, ...]:
         """The other devices of a device's node."""
-        mine = self.node(device)
-        return tuple(other for other in self.ordinals if other != device and self.node(other) == mine)
+        return tuple(other for other in self.ordinals if other != device and self.node(other) == self.node(device))
 
     def ranks(self, device: int) -> tuple[int, ...]:
         return tuple(rank for rank, owner in enumerate(self.devices) if owner == device)

@@ -154,7 +154,7 @@ class LaunchPlanner:
     def _share(self, device: int, sms: int) -> int:
         """The multiprocessors that a streamed launch may hold if it wants `sms`. Its blocks hold them while they wait,
         so all streamed launches of a device together never ask for more than the device has. They also leave enough
-        free for other work that they may wait for: the launches of other ranks on the device, copies inside the device,
+        free for other work that they may wait for: the launches of other ranks on the device, copies inside a GPU,
         which may run on multiprocessors, and launches that are not streamed."""
         free = self.free.get(device)
         if free is None:
@@ -166,15 +166,14 @@ class LaunchPlanner:
     def _free_on(self, device: int) -> _FreeMultiprocessors:
         here = [s for s in self.plan.streams if self._device(s) == device]
         wanted = [self._wanted(s) for s in here]
-        needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the device
+        needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the GPU
         for stream, want in zip(here, wanted, strict=True):
             for c in stream.commands:
                 if isinstance(c, Launch) or (isinstance(c, CollectiveCall) and not self.by_library):
                     least = self._side_by_side(c) if isinstance(c, Launch) else 1
                     needed = max(needed, least if least > want else 0)
                 if isinstance(c, CopyAsync):
-                    devices = self.placement.devices
-                    local = local or any(devices[t.src.rank] == devices[t.dst.rank] for t in c.transfers)
+                    local = local or any(self.placement.share_gpu(t.src.rank, t.dst.rank) for t in c.transfers)
         # the library's collectives hold their blocks while they wait for other ranks, those of all queues at once
         needed += sum(self.by_library.get(stream.queue, 0) for stream in here)
         concurrent = sum(map(bool, wanted)) > 1

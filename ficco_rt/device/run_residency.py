@@ -62,7 +62,6 @@ def residencies(plan: DevicePlan) -> Residencies:
     needs = dict.fromkeys(holds, 0)
     clusters = dict.fromkeys(holds, 1)
     devices = plan.device_of
-    owner = plan.placement.devices
     for action in plan.actions:
         device = devices[action.stream]
         if isinstance(action, LaunchKernel):
@@ -76,8 +75,9 @@ def residencies(plan: DevicePlan) -> Residencies:
         if isinstance(action, CallCollective):  # its blocks wait for other ranks
             held = Held(plan.communicators[action.communicator].blocks, 1)
             holds[device].setdefault(action.stream, set()).add(held)
-        # NOTE a fill is a kernel, and so may a copy inside a device be
-        local = isinstance(action, CopyMemory) and any(owner[m.dst.rank] == owner[m.src.rank] for m in action.moves)
+        # NOTE a fill is a kernel, and so may a copy inside a GPU be
+        moves = action.moves if isinstance(action, CopyMemory) else ()
+        local = any(plan.placement.share_gpu(m.dst.rank, m.src.rank) for m in moves)
         if local or isinstance(action, ResetSemaphores):
             needs[device] = max(needs[device], 1)
     return {

@@ -298,8 +298,7 @@ class RunSequence:
             case StreamMemOps(changes=changes):
                 return [self._change(self._in_set(node, (c.semaphore,)), c) for c in changes], 0, 0
             case CopyMemory(moves=moves, semaphores=semaphores):
-                devices = self.plan.placement.devices
-                local = any(devices[move.dst.rank] == devices[move.src.rank] for move in moves)
+                local = any(self.plan.placement.share_gpu(move.dst.rank, move.src.rank) for move in moves)
                 return (Part(gives=self._in_set(node, semaphores), single=bool(semaphores)),), int(local), 0
             case ResetSemaphores(first=first, count=count):
                 numbers = self._in_order[self.devices[node.queue]][first : first + count]

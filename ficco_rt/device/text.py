@@ -40,6 +40,8 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         yield f"  ranks in processes {' '.join(map(str, plan.placement.processes))}"
     if plan.placement.nodes:
         yield f"  ranks on nodes {' '.join(map(str, plan.placement.nodes))}"
+    if plan.placement.gpus:
+        yield f"  ranks on GPUs {' '.join(map(str, plan.placement.gpus))}"
     has = {
         "copy batches": f.copy_batches,
         "batched memory operations": f.batched_mem_ops,

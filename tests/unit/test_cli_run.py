@@ -287,7 +287,10 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
         (("--emit", "plan", "--ranks-per-process", "1"), "--ranks-per-process is for --emit device-plan"),
         (("--emit", "plan", "--graph"), "--graph needs a run or --emit device-plan; --emit plan is the same with it"),
         (("--emit", "device-plan", "--graph", "--mode", "traced"), "--graph is --mode graph; given --mode traced"),
-        (("--emit", "device-plan", "--ranks-per-gpu", "2", "--ranks-per-process", "1"), "take a multiple of 2"),
+        (
+            ("--emit", "device-plan", "--ranks-per-gpu", "2", "--ranks-per-process", "3"),
+            "take a multiple or a divisor of 2",
+        ),
         (("--emit", "device-plan", "--machine", "mi300x-mesh", "--mode", "embedded"), "embeds no graphs in callers'"),
     ]:
         refused = run("ficco-run", "good.ficco", "--gpus", "2", *given)

@@ -117,6 +117,24 @@ def test_a_launch_begins_not_early_behind_flags_that_its_stream_resets() -> None
     assert not list(rules.early_starts_are_safe(found))
 
 
+@pytest.mark.parametrize("mode", ["streams", "graph"])
+def test_launches_leave_a_multiprocessor_to_copies_inside_a_gpu_of_two_processes(mode: Mode) -> None:
+    """On an H200 that two processes shared, runs hung whose kernels had all multiprocessors."""
+    machine = profile("h200-switch", 2)
+    sizes = {"M": 1024, "N": 512, "K": 512, "iters": 8}
+    plan = plan_of(build(cases.schedule("concurrent/ar_streamed"), 2, sizes), machine)
+    apart, together = Placement((0, 1), (0, 1)), Placement((0, 1), (0, 1), gpus=(0, 0))
+    layouts = [layout_of(plan, machine.device, where, usual(machine.device.arch)) for where in (apart, together)]
+    alone, sharing = (device_plan(layout, mode) for layout in layouts)
+    assert {launch.sms for launch in alone.launches} == {machine.device.sms}
+    assert {launch.sms for launch in sharing.launches} == {machine.device.sms - 1}
+    check(alone)
+    check(sharing)
+    with pytest.raises(PlanError) as error:
+        check(replace(alone, placement=together))
+    assert "deadlock: stream 1 waits for the multiprocessors of device 0" in str(error.value)
+
+
 KERNEL = "sm90_gemm_64x64_c1_bf16_bf16_nn"
 AGAIN = "compile the schedule again (ficco-run --emit device-plan-json)"
 OTHER = f"{KERNEL}: its works on NVIDIA H200 ask for another launch; {AGAIN}"
@@ -135,6 +153,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "processes",
         lambda p: replace(p, placement=Placement((0, 1), (0,))),
         "2 ranks, and the processes of 1 of them",
+    ),
+    (
+        "no GPUs of some ranks",
+        rules.processes_have_devices,
+        "processes",
+        lambda p: replace(p, placement=replace(p.placement, gpus=(0,))),
+        "2 ranks, and the GPUs of 1 of them",
     ),
     (
         "a device of two processes",
@@ -378,7 +403,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.copied_semaphores_are_for_kernels_elsewhere,
         "gather",
         with_semaphores(0),
-        f"{COPY}: semaphore 0 of the same device is signalled by a copy",
+        f"{COPY}: semaphore 0 of the same GPU is signalled by a copy",
     ),
     (
         "copied semaphore awaited",

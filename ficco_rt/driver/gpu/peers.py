@@ -233,7 +233,11 @@ class Peers:
         )
         locals_ = {self.group.rank * needed + i: local for i, local in enumerate(mine)}
         all_facts = [DeviceFacts(**f) for theirs in facts for _, f, _ in theirs]
-        return Placement(devices, self._processes, self._nodes), locals_, all_facts
+        numbers = {uuid: number for number, uuid in enumerate(owners)}
+        uuids = [uuid for theirs in facts for uuid, *_ in theirs]  # by device
+        shared = len(owners) < len(uuids)
+        gpus = tuple(numbers[uuids[device]] for device in devices) if shared else ()
+        return Placement(devices, self._processes, self._nodes, gpus), locals_, all_facts
 
     def _may_share(self, uuid: str, owners: Sequence[int], most: int, exclusive: str) -> None:
         *others, last = map(str, owners)
