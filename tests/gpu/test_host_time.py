@@ -95,6 +95,6 @@ def loop(
             f"{1e6 * statistics.median(whole):.1f} µs, run(tensors) {1e6 * statistics.median(looked):.1f} µs"
         )
         for at, held, free, rss in seen:
-            print(f"  after {at:6} runs: {held}, free MiB {[f >> 20 for f in free]}, host peak {rss >> 10} MiB")
+            print(f"  after {at:6} runs: {held}, free KiB {[f >> 10 for f in free]}, host peak {rss >> 10} MiB")
         later = [s for s in seen if s[0] >= 100]
         return later[0][1:3] == later[-1][1:3]

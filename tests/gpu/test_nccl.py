@@ -193,6 +193,7 @@ def alone() -> bool:
 def errors(gpus: int, driver: str) -> bool:
     import torch
 
+    from ficco_rt.driver.cuda.call import api
     from ficco_rt.driver.cuda.nccl import Nccl
 
     good = True
@@ -207,9 +208,16 @@ def errors(gpus: int, driver: str) -> bool:
                 executor.run(**tensors)
                 executor.driver.synchronize()
                 streams = [torch.cuda.Stream(i) for i in range(gpus)]
-                with torch.cuda.stream(streams[-1]):  # the last rank's caller is busy for some four seconds
-                    torch.cuda._sleep(int(4 * 1.7e9))
-                real, began = Nccl.state, time.monotonic()
+                go = torch.zeros(1, dtype=torch.int32).pin_memory()
+                with torch.cuda.device(gpus - 1):  # the last rank's caller is busy until communicators are aborted
+                    assert not api().cuStreamWaitValue32(streams[-1].cuda_stream, go.data_ptr(), 1, 0)[0]
+                real, abort, began = Nccl.state, Nccl.abort, time.monotonic()
+
+                def aborted(library: Nccl, communicator: Any, go: Any = go, abort: Any = abort) -> None:
+                    go.fill_(1)
+                    abort(library, communicator)
+
+                Nccl.abort = aborted  # type: ignore[method-assign, assignment]
                 try:
                     executor.run(streams=streams, **tensors)
                     if what.startswith("an"):  # which the watchdog finds
@@ -219,7 +227,8 @@ def errors(gpus: int, driver: str) -> bool:
                 except DeviceError as error:
                     told = str(error)
                 finally:
-                    Nccl.state = real  # type: ignore[method-assign]
+                    Nccl.state, Nccl.abort = real, abort  # type: ignore[method-assign]
+                    go.fill_(1)
                 took = time.monotonic() - began
                 for stream in streams:
                     stream.synchronize()

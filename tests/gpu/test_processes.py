@@ -4,6 +4,7 @@ is run each day, all with FICCO_ALL=1. `--long 17` makes 51 faults and 34,000 ru
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "-m"],
     "mpirun": ["mpirun", "-n", str(RANKS), sys.executable, "-m"],
 }
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # in containers, by Open MPI
 
 
 @pytest.fixture
@@ -76,4 +78,4 @@ def test_callers_graphs_in_a_launchers_processes() -> None:
 
 def launched(launcher: Sequence[str], asked: Mapping[str, Any]) -> bool:
     command = [*launcher, "tests.gpu.processes", json.dumps(asked)]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **AS_ROOT}, check=False).returncode == 0
