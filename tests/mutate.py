@@ -28,10 +28,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 from tests.mutations import Mutation, read
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("ficco_rt", "dsl", "schedules", "tests", "tools", "pyproject.toml")
@@ -73,35 +78,39 @@ def main(arguments: Sequence[str]) -> int:
             said = _gpu_run(trees[0], "")
             if said is not None:
                 raise SystemExit(f"without a mutation: {said}")
-        for test in dict.fromkeys(test for _, m in numbered for test in m.tests if not options.gpus):
-            failed = _failure(trees[0], test)
+        tests = list(dict.fromkeys(test for _, m in numbered for test in m.tests if not options.gpus))
+        for test, failed in zip(tests, _at_once(trees, _failure, tests), strict=True):
             if failed is not None:
                 raise SystemExit(f"without a mutation {test} fails:\n{failed}")
-        results = list(_results(trees, numbered, _on_gpus if options.gpus else _tried))
+        tried = _on_gpus if options.gpus else _tried
+        results = list(_at_once(trees, partial(_reported, tried), numbered))
     print(summary(results))
     return 1 if any(not r.by for r in results) else 0
 
 
-def _results(
-    trees: Sequence[Path], numbered: Sequence[tuple[int, Mutation]], tried: Callable[[Path, Mutation], Result]
-) -> Iterator[Result]:
-    """One for each mutation, in their order; as many at a time as there are trees."""
+def _at_once(trees: Sequence[Path], work: Callable[[Path, T], R], items: Sequence[T]) -> Iterator[R]:
+    """What the work gives for each item, in their order; as many at a time as there are trees."""
     free: SimpleQueue[Path] = SimpleQueue()
     for tree in trees:
         free.put(tree)
 
-    def one(number: int, mutation: Mutation) -> Result:
+    def one(item: T) -> R:
         tree = free.get()
         try:
-            r = tried(tree, mutation)
+            return work(tree, item)
         finally:
             free.put(tree)
-        told = f"{number:3} {mutation.name}: {r.by or 'SURVIVED'} ({r.seconds:.0f} s) {r.why}"
-        print(told, file=sys.stderr, flush=True)
-        return r
 
     with ThreadPoolExecutor(len(trees)) as pool:
-        yield from pool.map(one, *zip(*numbered, strict=True)) if numbered else ()
+        yield from pool.map(one, items)
+
+
+def _reported(tried: Callable[[Path, Mutation], Result], tree: Path, numbered: tuple[int, Mutation]) -> Result:
+    number, mutation = numbered
+    r = tried(tree, mutation)
+    told = f"{number:3} {mutation.name}: {r.by or 'SURVIVED'} ({r.seconds:.0f} s) {r.why}"
+    print(told, file=sys.stderr, flush=True)
+    return r
 
 
 def _on_gpus(tree: Path, mutation: Mutation) -> Result:
