@@ -1,4 +1,4 @@
-"""Finds the dependencies between ops from the regions that they touch."""
+"""Finds the dependencies between ops from the regions that they touch; refuses ranks that conflict within a phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language server: `analysis` answers editors' requests at once, `prover` answers when a proof is done."""
+"""The language server: `syntax` answers editors' requests at once, `prover` answers when a proof is done."""
 
 from __future__ import annotations
 

@@ -192,12 +192,12 @@ def _in_flight(client: Client) -> bool:
 def place_of(thread: int) -> tuple[str, Issued | None]:
     """The call that a thread is in, and what it is for; of a run, what of it is issued. The frame of `make` tells, so
     that no run has to note it."""
-    run_ends: FrameType | None = sys._current_frames().get(thread)
-    inner = run_ends
-    while run_ends is not None:
-        if run_ends.f_code is make.__code__:
-            return _step_of(run_ends.f_locals)
-        run_ends = run_ends.f_back
+    frame: FrameType | None = sys._current_frames().get(thread)
+    inner = frame
+    while frame is not None:
+        if frame.f_code is make.__code__:
+            return _step_of(frame.f_locals)
+        frame = frame.f_back
     where = f"{inner.f_code.co_qualname}, line {inner.f_lineno}" if inner is not None else "a call of the driver"
     return where, None
 
