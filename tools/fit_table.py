@@ -89,7 +89,7 @@ def table(arch: str) -> Iterator[str]:
         alike.setdefault(row + " | ".join(cells), []).append(f"`{own.kernel}`")
     for row, kernels in alike.items():
         yield f"| {', '.join(kernels)} | {row} |"
-    yield "\nOur other blocks fit beside none of the library's blocks in this table.\n"
+    yield "\nThread blocks of our kernels that the table omits fit beside none of the library's blocks in it.\n"
 
 
 def page(text: str) -> str:
