@@ -73,7 +73,6 @@ class MergedRecord:
     times: Count
 
 
-_MODES: dict[str, Literal["graph", "streams"]] = {"graph": "graph", "streams": "streams"}
 Told: TypeAlias = TunedRecord | MergedRecord
 
 
@@ -133,11 +132,7 @@ def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | No
 
 
 def _tuned_record(found: Tuned, path: Path) -> TunedRecord:
-    times = (
-        TimeRecord(c.schedule, dict(c.params), _MODES[t.mode], t.median, t.least, t.most, t.runs)
-        for t in found.times
-        for c in (t.candidate,)
-    )
+    times = (TimeRecord(t.schedule, dict(t.params), t.mode, t.median, t.least, t.most, t.runs) for t in found.times)
     failed = (FailedRecord(c.schedule, dict(c.params), reason) for c, reason in found.failed)
     of = found.case
     return TunedRecord(str(path), of.operation, of.ranks, of.device, dict(of.sizes), tuple(times), tuple(failed))

@@ -99,14 +99,20 @@ def fields(cls: type) -> Mapping[str, _Field]:
 
 @cache
 def hints(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
-    """The types of a class's fields, and those that may be missing."""
-    known = {name: f for name, f in fields(cls).items() if not f.derived}
+    """The types of a class's own fields, and those that may be missing."""
+    known = {name: f for name, f in fields(cls).items() if not (f.derived or INLINE in _marks(f.hint))}
     return {name: f.hint for name, f in known.items()}, frozenset(name for name, f in known.items() if not f.needed)
 
 
 @cache
 def _derived(cls: type) -> frozenset[str]:
     return frozenset(name for name, field in fields(cls).items() if field.derived)
+
+
+@cache
+def _inline(cls: type) -> Mapping[str, type]:
+    """The attributes that are records whose fields stand among those of the class."""
+    return {f.attribute: get_args(f.hint)[0] for f in fields(cls).values() if INLINE in _marks(f.hint)}
 
 
 @cache
@@ -300,9 +306,13 @@ class Reader:
         """A value of a dataclass."""
         if not isinstance(value, dict):
             raise self.wanted(dict, value, at)
-        derived, called = _derived(cls), _called(cls)
-        told = {name: v for name, v in value.items() if name not in derived} if derived else value
-        found = self.values(*hints(cls), told, at)
+        derived, called, inline = _derived(cls), _called(cls), _inline(cls)
+        told = {name: v for name, v in value.items() if name not in derived} if derived or inline else value
+        inner = {
+            attribute: self.object(record, {name: told.pop(name) for name in hints(record)[0] if name in told}, at)
+            for attribute, record in inline.items()
+        }
+        found = inner | self.values(*hints(cls), told, at)
         return cls(**{called.get(name, name): v for name, v in found.items()} if called else found)
 
     def values(

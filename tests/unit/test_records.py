@@ -88,6 +88,14 @@ def test_names_units_and_marks_say_what_json_has() -> None:
         assert list(Draft202012Validator(schema).iter_errors(told | wrong)), wrong
 
 
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A stored value with the fields of another among its own."""
+
+    size: Annotated[Size, INLINE]
+    count: Count = 0
+
+
 GOOD: dict[str, Any] = {"count": 1, "time_us": 2, "code": 1}
 
 
@@ -96,6 +104,7 @@ def test_what_is_right_is_read() -> None:
     found = Reader("f.json").read(Stored, GOOD | more, "value")
     assert found == Stored(1, 2, 1, True, (1, 2), {"T": "bf16", "counts": ((1,), 2)}, {"a": 0.5})
     assert Reader("f.json", others=True).read(Stored, GOOD | {"later": 1}, "value") == Stored(1, 2, 1)
+    assert Reader("f.json").read(Sized, plain(Sized(Size(3), 4)), "value") == Sized(Size(3), 4)
 
 
 @pytest.mark.parametrize(
