@@ -18,7 +18,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from ficco_dsl import format_text
-from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ficco_dsl.symbols import Symbol
 
 from .places import Text, holds
@@ -100,11 +100,7 @@ class Documents:
         if self.versions.get(uri) != number:
             return
         self.answers[uri] = answer
-        wrong = [_diagnostic(record) for record in answer["diagnostics"]]
-        warnings = [_diagnostic(record) for record in answer["warnings"]]
-        if "usage" in answer:
-            warnings.append(Diagnostic(Span(path_of(uri), 1, 1, 1, 2), answer["usage"]))
-        self._publish(uri, wrong, warnings)
+        self._publish(uri, answer.mistakes, answer.warnings)
 
     def _publish(self, uri: str, wrong: Any, warnings: Any) -> None:
         text = self.analyses[uri].text if uri in self.analyses else Text.of("")
@@ -140,15 +136,6 @@ def _told(diagnostic: Diagnostic, severity: lsp.DiagnosticSeverity, text: Text, 
     message = diagnostic.message + (f"\nhelp: {diagnostic.help}" if diagnostic.help else "")
     place = range_of(diagnostic.span, text)
     return lsp.Diagnostic(place, message, severity=severity, source="ficco", related_information=related)
-
-
-def _diagnostic(record: dict[str, Any]) -> Diagnostic:
-    notes = tuple(Note(n["message"], _span(n) if "line" in n else None) for n in record["notes"])
-    return Diagnostic(_span(record), record["message"], notes, record["help"])
-
-
-def _span(record: dict[str, Any]) -> Span:
-    return Span(*(record[key] for key in ("path", "line", "column", "end_line", "end_column")))
 
 
 _ANSWERED = object()  # in place of a message that needs no handling any more
@@ -252,7 +239,7 @@ def _answer(server: Server, documents: Documents) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_HOVER)
     def hover(params: lsp.HoverParams) -> lsp.Hover | None:
         place = here(params)
-        told = _hover(place, documents.answers.get(params.text_document.uri, {})) if place else []
+        told = _hover(place, documents.answers.get(params.text_document.uri, Answer())) if place else []
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, "\n\n".join(told))) if told else None
 
     @server.feature(lsp.TEXT_DOCUMENT_DEFINITION)
@@ -326,14 +313,13 @@ def _hover(place: tuple[Analysis, int, int], answer: Answer) -> list[str]:
     word = word_at(analysis.text, line, column)
     if found is not None:
         symbol = found.symbol
-        size = answer.get("names", {}).get(symbol.name, "") if symbol.what != "stage" else ""
+        size = answer.names.get(symbol.name, "") if symbol.what != "stage" else ""
         told.append(f"**{symbol.what} `{symbol.name}`** {size}".rstrip())
-        told += answer.get("stages", {}).get(symbol.name, []) if symbol.what == "stage" else []
+        told += answer.stages.get(symbol.name, []) if symbol.what == "stage" else []
     elif word is not None and word[0] in WORDS:
         told.append(f"**`{word[0]}`** {WORDS[word[0]]}")
-    for statement in answer.get("statements", []):
-        if holds(Span("", *statement["place"]), line, column) and (found is None or found.symbol.what != "stage"):
-            first, *rest = statement["lines"]
+    for span, (first, *rest) in answer.statements:
+        if holds(span, line, column) and (found is None or found.symbol.what != "stage"):
             told.append("\n".join([first, *(f"- {text}" for text in rest)]))
     return told
 
