@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
 from ..driver.api import GPUS, GpuName
-from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
-from ..files import atomic, records
+from ..errors import UsageError
 from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
-from ..files.records import Positive, Reader, decoded
+from ..files.records import Positive
 from ..graph.overrides import split_overrides, with_overrides, written
 from ..report.charts import Panel, Series, panels
 from ..report.drawing import plain
@@ -25,20 +21,14 @@ from ..report.settings import parse_choices
 from ..report.wording import by_reason, count, show_time
 from ..trace.model import ClockKind
 from .console import Progress, Style, table
-from .messages import say, tell
-from .shape_process import by_threads, measured_in_process, threads_said
-from .shaping import Effort, Row, Setting, measured_row, modelled_row, settings, swept, told
+from .messages import tell
+from .shape_sweep import Effort, Sweep, rows_of, threads_said
+from .shaping import Row, settings
 
 if TYPE_CHECKING:
-    from ficco_dsl.nodes import Schedule
-
     from ..driver.api import CollectivesBy
     from ..machine.model import Machine
-    from ..plan.ir import Plan
-    from ..report.request import Source
-    from .baselines import Baselines
 
-FORMAT = 1
 NOTHING = 2  # the exit code if no setting has a time
 _SHOWN = 40  # lines of the table; the file has all
 
@@ -71,13 +61,14 @@ def shape(
     both = next((name for name in choices if name in said), None)
     if both is not None:
         raise UsageError(f"{both} is set and swept; say it once")
-    tried = swept(choices) if choices else settings(schedule, said, found.device)
+    swept = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    tried = swept if choices else settings(schedule, said, found.device)
     for one in tried:
         with_overrides(schedule, split_overrides(one).said)  # what no queue can say is told before the long work
     progress = Progress()
     effort = Effort(iters, float(timeout), graph, collectives)
     sweep_ = Sweep(schedule, said, found, driver, effort, source)
-    rows = _rows(sweep_, tried, rows_file, progress)
+    rows = rows_of(sweep_, tried, rows_file, progress)
     timed = _timed(rows)
     best = timed[0] if timed else None
     wrote = []
@@ -103,119 +94,6 @@ def _driver(backend: str, machine: str | None) -> GpuName | Literal["sim"]:
     if backend in GPUS:
         return backend
     raise UsageError(f"there is no backend '{backend}' here: settings are measured on cuda or hip, or modelled: sim")
-
-
-@dataclass
-class Sweep:
-    """What all settings of a sweep have in common."""
-
-    schedule: Schedule
-    said: Mapping[str, object]
-    machine: Machine
-    driver: GpuName | Literal["sim"]
-    effort: Effort
-    source: Source
-    baselines: Baselines | None = None
-
-    def like(self, setting: Setting) -> Callable[[], Sweep]:
-        """What makes such a sweep in another process: all of its settings have the threads that this one says."""
-        threads = {name: value for name, value in setting.items() if name.endswith(".threads")}
-        said = {**self.said, **threads}
-        return partial(Sweep, self.schedule, said, self.machine, self.driver, self.effort, self.source)
-
-    @cached_property
-    def _common(self) -> bytes:
-        how = repr((self.machine, sorted(self.said.items()), self.driver, self.effort, __version__))
-        return how.encode() + self.source.data
-
-    def made(self, setting: Mapping[str, object]) -> str:
-        """A digest of what makes the setting's row."""
-        return hashlib.sha256(self._common + repr(sorted(setting.items())).encode()).hexdigest()[:12]
-
-    def row(self, setting: Mapping[str, object]) -> Row:
-        """The setting's row. What it is refused for is the row's problem."""
-        made = self.made(setting)
-        try:
-            plan = self._plan({**self.said, **setting})
-            if self.driver == "sim":
-                return modelled_row(setting, plan, self.machine, made)
-            assert self.baselines is not None
-            return measured_row(setting, plan, self.machine, made, self.driver, self.baselines, self.effort)
-        except (ScheduleError, UsageError, DeviceError, NumbersError) as error:
-            return Row(tuple(setting.items()), problem=told(error), made=made)
-
-    def _plan(self, given: Mapping[str, object]) -> Plan:
-        from ..compiler import compiled
-
-        return compiled(self.schedule, self.machine.ranks, given, self.machine)
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        """With the baselines that measured settings alternate with."""
-        if self.driver == "sim":
-            yield
-            return
-        from ..driver.registry import has_gemms
-        from .baselines import Baselines, baseline_plans
-
-        plans = baseline_plans(self._plan(self.said), self.machine, 1, has_gemms(self.driver))
-        if plans is None:
-            raise UsageError("not all outputs of the schedule are claimed, so nothing says what it is compared with")
-        made = Baselines(plans, self.driver, self.machine, 1, self.effort.timeout, self.effort.collectives)
-        with made:
-            made.warm(graph=self.effort.graph)
-            self.baselines = made
-            yield
-
-
-def _rows(sweep: Sweep, tried: Sequence[Mapping[str, object]], path: str | None, progress: Progress) -> list[Row]:
-    """The rows of all settings, those that were there ahead. Each is in the file before the next is begun."""
-    known = {row.made: row for row in _there(path)}
-    lacking = [one for one in tried if sweep.made(one) not in known]
-    if path is not None and len(lacking) < len(tried):
-        say(f"{path}: {count(len(tried) - len(lacking), 'row')} there, {len(lacking)} to be made")
-    word = "modelling" if sweep.driver == "sim" else "measuring"
-    with progress.step(f"{word} {count(len(lacking), 'setting')}"):
-        for done, (one, row) in enumerate(_made(sweep, lacking), 1):
-            made = sweep.made(one)
-            known[made] = replace(row, made=made) if row.made else row  # what was lost is to be made another time
-            if path is not None:
-                kept = RowsFile(FORMAT, tuple(row for row in known.values() if row.made))
-                write_atomic(path, json.dumps(records.plain(kept), indent=1) + "\n")
-            progress.report(done / len(lacking))
-    return [replace(known[sweep.made(one)], made=sweep.made(one)) for one in tried]
-
-
-def _made(sweep: Sweep, lacking: Sequence[Setting]) -> Iterator[tuple[Setting, Row]]:
-    """The rows of settings. On GPUs those with other threads of the library's blocks are made in other processes, one
-    after another, when this process has given its baselines back."""
-    here, *others = [lacking] if sweep.driver == "sim" else by_threads(sweep.said, lacking).values()
-    if here:
-        with sweep.ready():
-            for one in here:
-                yield one, sweep.row(one)
-    for settings_ in others:
-        yield from zip(settings_, measured_in_process(sweep.like(settings_[0]), settings_), strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class RowsFile:
-    """The rows of a sweep as they are kept."""
-
-    ficco_shape: int
-    rows: tuple[Row, ...]
-
-
-def _there(path: str | None) -> tuple[Row, ...]:
-    """The rows of the file, if there is one."""
-    if path is None or not Path(path).is_file():
-        return ()
-    data = decoded(atomic.read_text(path), path)
-    number = data.get("ficco_shape") if isinstance(data, dict) else None
-    if type(number) is not int or number != FORMAT:
-        raise UsageError(f"{path}: is no table of `ficco shape`, or one of another version; name another file")
-    found: RowsFile = Reader(path, way_out="; name another file").read(RowsFile, data, "")
-    return found.rows
 
 
 # ---------------------------------------------------------------- words and picture
