@@ -13,8 +13,7 @@ from ..analysis.concurrency import Concurrent, concurrent, overlap_rate
 from ..driver.api import GPUS, DriverName
 from ..errors import NumbersError
 from ..files.records import LEFT_OUT, NEWER, Count, Micros, Params, Positive
-from ..report.account_words import SERIAL, RunTimes, lost_words, moved_words, times_of
-from ..report.inside_words import launch_records, summary
+from ..report.account_words import SERIAL, RunTimes, launch_records, lost_words, moved_words, summary, times_of
 from ..report.job import Job, proof_words, short_words, within_roundings
 from ..report.sources import DiagnosticRecord, diagnostic_records
 from ..report.wording import count, join_words, show_params, show_time

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..driver.api import GPUS, DriverName
 from ..errors import UsageError
-from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs
+from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs, write_atomic
 from ..report.job import Job, compile_job
 from ..report.request import Request, Source, machine_at_hand, machine_of, of_stdin, read, read_stdin
 from .choose import chosen, default_of, is_operation, settings_of
@@ -17,7 +17,6 @@ from .intermediate import emit, refuse_device_plan_options
 from .job_runs import modelled_run, real_runs
 from .messages import error_text, print_json, say, warn
 from .options import Options
-from .outputs import write_outputs
 from .result import Result, record, report
 
 if TYPE_CHECKING:
@@ -157,3 +156,47 @@ def _tell(result: Result, options: Options) -> None:
     for path in (options.trace, options.timeline, options.report):
         if path:
             sys.stdout.write(f"wrote {path}\n")
+
+
+# ---------------------------------------------------------------- files that options name
+
+
+def write_outputs(result: Result, options: Options, progress: Progress) -> Result:
+    """Write the files; the result comes back with what they needed besides: arrows, and a measured run's model."""
+    if not (options.trace or options.timeline or options.report):
+        return result
+    from ..report.tracefile import kept, to_json
+
+    result = with_arrows(result)
+    if result.trace.clock != "virtual" and (options.trace or options.report):
+        result = _with_model(result, progress)
+    if options.trace:
+        write_atomic(options.trace, to_json(result.trace, record(result)))
+    if options.timeline:
+        from .timeline import write_picture
+
+        write_picture(result.trace, options.timeline)
+    if options.report:
+        from .page.page_run import of_run
+        from .page.write import page
+
+        write_atomic(options.report, page([of_run(result.job.path, record(result), kept(result.trace))]))
+    return result
+
+
+def with_arrows(result: Result) -> Result:
+    """The result whose trace says which span waited for which."""
+    from ..analysis.causes import arrows
+
+    trace = result.trace
+    return replace(result, trace=replace(trace, arrows=arrows(result.job.plan, trace)))
+
+
+def _with_model(result: Result, progress: Progress) -> Result:
+    """A measured result with the same plan on the virtual clock."""
+    from ..compiler import compilation
+    from ..sim.simulate import simulate
+
+    job = result.job
+    with progress.step("modelling the run"), compilation(job.plan.ranks):
+        return replace(result, modelled=simulate(job.plan, job.machine, "graph" if result.graph else "streams"))

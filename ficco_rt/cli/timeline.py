@@ -10,8 +10,8 @@ from pathlib import Path
 from ..errors import UsageError
 from ..files.atomic import PICTURE, check_outputs, read_text, write_atomic
 from ..report import tracefile
+from ..report.account_words import launch_words
 from ..report.drawing import clean, clock_words, stage_colours
-from ..report.inside_words import launch_words
 from ..report.wording import one_line, show_time
 from ..trace.inside import LaunchInside, launches, pairs
 from ..trace.model import NO_WORK, Trace, TraceSpan, base_name

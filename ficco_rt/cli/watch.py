@@ -14,9 +14,8 @@ from ..report.wording import show_time
 from .console import Progress, Style
 from .job_runs import modelled_run
 from .messages import as_ours, error_text, say, warn
-from .outputs import with_arrows
 from .result import Result, record, report
-from .run import SKETCHED
+from .run import SKETCHED, with_arrows
 from .timeline import sketch
 
 EVERY = 0.25  # seconds between two looks at the file

@@ -1,4 +1,4 @@
-"""The language server: `analysis` answers editors' requests at once, `prover` answers when a proof is done."""
+"""The language server: `syntax` answers editors' requests at once, `prover` answers when a proof is done."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from ficco_dsl import format_text
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ficco_dsl.symbols import Symbol
 
-from .places import Text, holds
 from .prover import Answer, Prover, Request
-from .syntax import WORDS, Analysis, analyse, completions, rename, word_at
+from .syntax import WORDS, Analysis, Text, analyse, completions, holds, rename, word_at
 
 RANKS = 4  # if the editor does not say
 MOST_RANKS = 1024

@@ -10,8 +10,7 @@ from importlib.resources import files
 from itertools import groupby
 
 from ..trace.model import NO_WORK, Launched, Trace, TraceSpan
-from .drawing import WHOLE, about, clock_words, lane_use, tick_labels, ticks
-from .timeline import LAUNCH, WAITING, Timeline, timeline
+from .drawing import LAUNCH, WAITING, WHOLE, Timeline, about, clock_words, lane_use, tick_labels, ticks, timeline
 from .wording import count, one_line, show_bytes, show_flops, show_time
 
 WIDTH = 1240
