@@ -16,7 +16,7 @@ from ..analysis.account import length, rank_uses, union
 from ..graph.kinds import SIDE_OF_SPAN
 from ..graph.ops.kind import Side
 from ..trace.model import NO_WORK, Lane, SpanKind, Trace, TraceSpan, base_name
-from .wording import show_bytes, show_time
+from .wording import count, show_bytes, show_time
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black. Colour-blind readers can tell the first two of
@@ -94,7 +94,7 @@ def stack(spans: Sequence[TraceSpan]) -> list[int]:
     rows = [0] * len(spans)
     busy: list[tuple[float, int]] = []  # (free from, row)
     free: list[int] = []
-    count = 0
+    rows_used = 0
     for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, spans[i].kind != "launch", spans[i].stop, i)):
         span = spans[index]
         while busy and busy[0][0] <= span.start + 1e-6:
@@ -102,7 +102,7 @@ def stack(spans: Sequence[TraceSpan]) -> list[int]:
         if free:
             row = heappop(free)
         else:
-            row, count = count, count + 1
+            row, rows_used = rows_used, rows_used + 1
         rows[index] = row
         heappush(busy, (span.stop, row))
     return rows
@@ -126,8 +126,7 @@ def clock_words(trace: Trace) -> str:
 
 def about(trace: Trace) -> str:
     """One line on a trace: ranks, what the times are of, and how well the time was used."""
-    ranks = "1 rank" if trace.ranks == 1 else f"{trace.ranks} ranks"
-    words = f"{ranks} · {clock_words(trace)}" + (", not measured" if trace.clock == "virtual" else "")
+    words = f"{count(trace.ranks, 'rank')} · {clock_words(trace)}" + (", not measured" * (trace.clock == "virtual"))
     uses = rank_uses(trace)
     if uses and trace.duration:
         busy = sum(u.compute for u in uses) / len(uses) / trace.duration
@@ -211,10 +210,10 @@ def timeline(trace: Trace, *, pointed: bool = False) -> Timeline:
         for lane in (lane for lane in trace.lanes if lane.rank == rank):
             members = by_lane.get((rank, lane.stream), [])
             rows = stack([trace.spans[n] for n in members])
-            count = min(max(rows, default=0) + 1, MAX_ROWS)
-            height = max(lane_height, count * row_height) if count > 1 else lane_height
-            placed = tuple((n, min(row, count - 1)) for n, row in zip(members, rows, strict=True))
-            lanes.append(DrawnLane(lane, y, height, count, placed))
+            high = min(max(rows, default=0) + 1, MAX_ROWS)
+            height = max(lane_height, high * row_height) if high > 1 else lane_height
+            placed = tuple((n, min(row, high - 1)) for n, row in zip(members, rows, strict=True))
+            lanes.append(DrawnLane(lane, y, height, high, placed))
             y += height + gap
         bands.append(Band(rank, top, y + pad - gap, tuple(lanes)))
     stages = stage_colours(trace)

@@ -63,10 +63,13 @@ def draw(trace: Trace) -> str:
                 marks += _draw_row(_marks(spans, scale, bin_width), y + row * each, each, titled)
     bottom = first + (drawn.bands[-1].bottom if drawn.bands else 0.0)
     height = bottom + (3.0 if drawn.small else 8.0) + 8
+    summary = f"{trace.schedule}: {count(trace.ranks, 'rank')}, {show_time(trace.duration)}, {clock_words(trace)}"
+    css = "".join(f".{_css(i)} {{ fill: {c.colour}; }}\n" for i, c in enumerate(drawn.stages))
+    css += f".launch {{ fill: {WHOLE.colour}; }}\n" if LAUNCH in drawn.stage_of else ""
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
-        f'height="{height:g}" role="img" aria-label="{escape(_summary(trace))}">',
-        f"<style>{_STYLE}{_stage_css(drawn)}</style>",
+        f'height="{height:g}" role="img" aria-label="{escape(summary)}">',
+        f"<style>{_STYLE}{css}</style>",
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="stripe" width="6" height="6"/><line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>',
         f'<rect class="page" width="{WIDTH}" height="{height:g}" rx="10"/>',
@@ -82,15 +85,6 @@ def draw(trace: Trace) -> str:
 def _css(stage: int) -> str:
     """The class of a stage's works, or of what stands in its place."""
     return {WAITING: "wait", LAUNCH: "launch"}.get(stage, f"s{stage}")
-
-
-def _stage_css(drawn: Timeline) -> str:
-    css = [f".{_css(i)} {{ fill: {c.colour}; }}\n" for i, c in enumerate(drawn.stages)]
-    return "".join(css) + (f".launch {{ fill: {WHOLE.colour}; }}\n" if LAUNCH in drawn.stage_of else "")
-
-
-def _summary(trace: Trace) -> str:
-    return f"{trace.schedule}: {count(trace.ranks, 'rank')}, {show_time(trace.duration)}, {clock_words(trace)}"
 
 
 def _header(drawn: Timeline) -> tuple[list[str], float]:
