@@ -9,6 +9,7 @@ import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TextIO
 
 from ficco_dsl.diagnostics import Diagnostic, Span
@@ -135,9 +136,7 @@ class Progress:
 def table(rows: Iterable[Sequence[str]], indent: str = "  ", right: frozenset[int] = frozenset()) -> str:
     """Columns of equal width, two spaces apart; the columns in `right` are flush right."""
     cells = [list(row) for row in rows]
-    widths = [
-        max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(max(map(len, cells), default=0))
-    ]
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     lines = []
     for row in cells:
         parts = [c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +16,7 @@ from ..explore import scenarios as sizes_of
 from ..explore.losses import losses
 from ..explore.scenarios import Scenario
 from ..explore.summary import Best, Fit, Pair, best, fit, wins
-from ..explore.sweep import Space, Todo, cores, make, todo
+from ..explore.sweep import Space, cores, make, todo
 from ..explore.table import TABLE, Row, TableFile, read, size_names
 from ..explore.trials import Trial, asked_for, fitting, trials
 from ..files import shipped
@@ -128,27 +128,20 @@ def _sweep(space: Space, output: str | None, jobs: int, progress: Progress) -> l
     if plan.done:
         say(f"{output}: {count(len(plan.done), 'row')} there, {plan.rows} to be made")
     with ExitStack() as stack:
-        file = stack.enter_context(_file(output, plan, space)) if output is not None else None
+        file = None
+        if output is not None:
+            kept = (*plan.others, *plan.done)
+            names = size_names([*(row.sizes for row in kept), *(scenario.sizes for scenario in space.scenarios)])
+            file = stack.enter_context(TableFile(output, kept, names))
         stack.enter_context(progress.step(f"modelling {count(plan.rows, 'row')}"))
         for made in make(plan.parts, jobs):
             rows += made
             if file is not None:
                 file.add(made)
             progress.report((len(rows) - len(plan.done)) / plan.rows)
-    order = {key: i for i, key in enumerate(_keys(space))}
-    return sorted(rows, key=lambda row: order[row.operation, row.scenario, row.ranks, row.machine])
-
-
-def _keys(space: Space) -> Iterator[tuple[str, str, int, str]]:
-    for machine in space.machines:
-        for scenario in space.scenarios:
-            yield space.operation, scenario.name, machine.ranks, machine.name
-
-
-def _file(output: str, plan: Todo, space: Space) -> TableFile:
-    kept = (*plan.others, *plan.done)
-    names = size_names([*(row.sizes for row in kept), *(scenario.sizes for scenario in space.scenarios)])
-    return TableFile(output, kept, names)
+    keys = ((of.name, machine.ranks, machine.name) for machine in space.machines for of in space.scenarios)
+    order = {key: i for i, key in enumerate(keys)}
+    return sorted(rows, key=lambda row: order[row.scenario, row.ranks, row.machine])
 
 
 def _draw(

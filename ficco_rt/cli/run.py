@@ -148,14 +148,19 @@ def _order(text: str | None, job: Job | None = None) -> str | None:
 
 def _tell(result: Result, options: Options) -> None:
     style = Style(sys.stdout)
-    sys.stdout.write(report(result, style))
-    if len(result.trace.lanes) <= SKETCHED and result.trace.spans:
-        from .timeline import sketch
-
-        sys.stdout.write("\n" + sketch(result.trace, style))
+    sys.stdout.write(report(result, style) + sketched(result, style))
     for path in (options.trace, options.timeline, options.report):
         if path:
             sys.stdout.write(f"wrote {path}\n")
+
+
+def sketched(result: Result, style: Style) -> str:
+    """A sketch of the run, to stand under its report; empty where it has too many streams."""
+    if len(result.trace.lanes) > SKETCHED or not result.trace.spans:
+        return ""
+    from .timeline import sketch
+
+    return "\n" + sketch(result.trace, style)
 
 
 # ---------------------------------------------------------------- files that options name

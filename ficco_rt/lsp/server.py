@@ -207,17 +207,9 @@ def _follow(server: Server, documents: Documents) -> None:
         server.told = True
         documents.prover.close()
 
-    @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
-    def opened(params: lsp.DidOpenTextDocumentParams) -> None:
-        documents.changed(params.text_document.uri)
-
-    @server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
-    def changed(params: lsp.DidChangeTextDocumentParams) -> None:
-        documents.changed(params.text_document.uri)
-
-    @server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
-    def closed(params: lsp.DidCloseTextDocumentParams) -> None:
-        documents.closed(params.text_document.uri)
+    for feature in (lsp.TEXT_DOCUMENT_DID_OPEN, lsp.TEXT_DOCUMENT_DID_CHANGE):
+        server.feature(feature)(lambda params: documents.changed(params.text_document.uri))
+    server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)(lambda params: documents.closed(params.text_document.uri))
 
 
 def _answer(server: Server, documents: Documents) -> None:
@@ -315,8 +307,8 @@ def _hover(place: tuple[Analysis, int, int], answer: Answer) -> list[str]:
         size = answer.names.get(symbol.name, "") if symbol.what != "stage" else ""
         told.append(f"**{symbol.what} `{symbol.name}`** {size}".rstrip())
         told += answer.stages.get(symbol.name, []) if symbol.what == "stage" else []
-    elif word is not None and word[0] in WORDS:
-        told.append(f"**`{word[0]}`** {WORDS[word[0]]}")
+    elif word in WORDS:
+        told.append(f"**`{word}`** {WORDS[word]}")
     for span, (first, *rest) in answer.statements:
         if holds(span, line, column) and (found is None or found.symbol.what != "stage"):
             told.append("\n".join([first, *(f"- {text}" for text in rest)]))

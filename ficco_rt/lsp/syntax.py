@@ -141,12 +141,10 @@ def analyse(text: str, path: str, before: Analysis | None = None) -> Analysis:
     return Analysis(lines, schedule, occurrences(schedule), tuple(names.check(schedule)))
 
 
-def word_at(text: Text, line: int, column: int) -> tuple[str, Span] | None:
-    """The word at a place."""
-    for found in re.finditer(r"[A-Za-z_]\w*", text.line(line - 1)):
-        if found.start() + 1 <= column <= found.end() + 1:
-            return found[0], Span("", line, found.start() + 1, line, found.end() + 1)
-    return None
+def word_at(text: Text, line: int, column: int) -> str:
+    """The word at a place; empty if there is none."""
+    words = re.finditer(r"[A-Za-z_]\w*", text.line(line - 1))
+    return next((found[0] for found in words if found.start() + 1 <= column <= found.end() + 1), "")
 
 
 def completions(analysis: Analysis, line: int, column: int) -> list[tuple[str, str]]:

@@ -97,11 +97,11 @@ def _section(name: str, title: str, content: str) -> str:
 
 def _about(runs: Sequence[PageRun]) -> str:
     if len(runs) != 1:
-        return "; ".join(dict.fromkeys(f"{sections.ranks_of(run)}, {sections.whose(run)}" for run in runs))
+        return "; ".join(dict.fromkeys(f"{count(run.ranks, 'rank')}, {sections.whose(run)}" for run in runs))
     (run,) = runs
     if run.trace is not None:
         return about(run.trace)
-    return f"{sections.ranks_of(run)} · {sections.whose(run)}"
+    return f"{count(run.ranks, 'rank')} · {sections.whose(run)}"
 
 
 def _part(name: str) -> str:
