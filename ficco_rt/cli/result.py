@@ -12,7 +12,7 @@ from ..analysis.account import Account, StageUse, account, rank_uses
 from ..analysis.concurrency import Concurrent, concurrent, overlap_rate
 from ..driver.api import GPUS, DriverName
 from ..errors import NumbersError
-from ..files.records import LEFT_OUT, NEWER, Count, Micros, Params, Positive
+from ..files.records import LEFT_OUT, NEWER, Count, Micros, Params, Positive, filled
 from ..report.account_words import SERIAL, RunTimes, launch_records, lost_words, moved_words, summary, times_of
 from ..report.job import Job, proof_words, short_words, within_roundings
 from ..report.sources import DiagnosticRecord, diagnostic_records
@@ -243,35 +243,26 @@ def record(result: Result) -> Run:
     rounded = compared if compared is not None and compared.alone != "exact" else None  # random data were compared
     one_signed = compared.one_signed if compared is not None else None
     exposed, times = result.exposed, times_of(result.trace, plan, job.machine, yardsticks)
-    return Run(
-        schedule=plan.schedule,
-        path=job.path,
-        title=job.title,
-        backend=result.backend,
-        devices=result.devices,
-        processes=result.processes,
+    return filled(
+        Run,
+        result,
+        job,
+        plan,
         collectives=result.collectives or None,
-        graph=result.graph,
         machine=job.machine.name,
         clock=result.trace.clock,
-        ranks=plan.ranks,
         params=dict(plan.params),
         given={g.param: GivenRecord(g.value, g.rule, g.why) for g in job.given},
         choice=None if job.choice is None else choice_record(job.choice),
         # neither right nor wrong: within roundings that may take too much
         verified=None if compared is None or (compared.ok and not compared.correct) else compared.ok,
         integers=compared.integers if compared else None,
-        proven=job.proven,
         why=reasons(job),
         warnings=diagnostic_records(job.warnings),
-        unproven=job.unproven,
         rel_err=rounded.rel_err if rounded else None,
         tolerance=rounded.tolerance if rounded else None,
         one_signed=Error(one_signed.rel_err, one_signed.tolerance) if one_signed is not None else None,
         allowance=compared.allowance if compared else None,
-        short_sums=job.short_sums,
-        seed=result.seed,
-        order=result.order,
         iters=len(result.times),
         time_ms=result.time / 1e3,
         time_ms_min=min(result.times) / 1e3,
@@ -284,16 +275,12 @@ def record(result: Result) -> Run:
         yardsticks_of=yardsticks.of,
         serial_by=yardsticks.serial_by or None,
         ideal_by=yardsticks.ideal_by or None,
-        share_of_ideal=result.share_of_ideal,
         exposed_ms=None if exposed is None else exposed / 1e3,
-        exposed_of=result.exposed_of,
-        concurrent=result.concurrent,
         account=times.account,
         stages=times.stages,
         modelled=_modelled(result),
         launches=launch_records(result.trace),
         host=median(result.host),
-        plan_hash=result.plan_hash,
         version=__version__,
         error=error_record(result.error) if result.error else LEFT_OUT,
     )

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError
 
+T = TypeVar("T")
 Params: TypeAlias = Mapping[str, object]
 _SHOWN = 40  # characters of what is wrong
 
@@ -127,6 +128,14 @@ def _is_record(hint: Any) -> bool:
 
 def _marks(hint: Any) -> tuple[Any, ...]:
     return getattr(hint, "__metadata__", ())
+
+
+def filled(cls: type[T], *sources: object, **own: Any) -> T:
+    """A record with these values of its own. Its other fields have the values of the sources' attributes of the same
+    names, of the first source that has one; a field that no source has keeps its default."""
+    names = {f.name for f in dataclasses.fields(cast(Any, cls))} - own.keys()
+    found = {name: getattr(of, name) for of in reversed(sources) for name in names.intersection(dir(of))}
+    return cls(**found, **own)
 
 
 # ---------------------------------------------------------------- writing

@@ -14,7 +14,7 @@ from ..device.features import usual
 from ..device.fit_table import FitTable, fit_table
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
-from ..files.records import LEFT_OUT, Count, Micros, Params
+from ..files.records import LEFT_OUT, Count, Micros, Params, filled
 from ..geometry.region import between_ranks
 from ..graph.ir import (
     Collective,
@@ -269,23 +269,23 @@ def gather(job: Job) -> Explanation:
     """Everything that is reported, as plain values: bytes, operations, microseconds."""
     graph, plan, machine = job.graph, job.plan, job.machine
     assert graph is not None
-    return Explanation(
-        schedule=graph.schedule,
-        title=job.title,
-        path=job.path,
-        ranks=graph.ranks,
+    device, placement = machine.device, Placement(tuple(range(plan.ranks)))  # each rank on a device of its own
+    planner = LaunchPlanner(plan, device, placement, usual(device.arch), frozenset())
+    return filled(
+        Explanation,
+        job,
+        graph,
         machine=machine.name,
         params=dict(graph.params),
         given=tuple(given_words(job)),
         computes=tuple(claim.text for claim in graph.claims),
         proof=proof_words(job),
-        unproven=job.unproven,
         stages=_stages(graph, plan),
         waits_for=tuple(_waits_for(graph)),
         traffic=_traffic(graph, machine),
         compute=_compute(graph, plan, machine),
         memory=_memory(graph, machine),
-        block_fit=_block_fit(plan, machine),
+        block_fit=fit_table(plan, device, planner.all(rank=0)),
         plan=_plan(plan),
         warnings=diagnostic_records(job.warnings),
     )
@@ -396,7 +396,7 @@ def _waits_for(graph: Graph) -> Iterator[WaitFacts]:
     for stage, before in sorted(pairs, key=lambda p: (order[p[0]], order[p[1]])):
         entries = pairs[stage, before]
         waiting = Counter(rank for _, rank, _ in entries)
-        reasons = sorted(Counter(why[stage, before]).items(), key=lambda r: (-r[1], r[0]))
+        reasons = sorted(why[stage, before].items(), key=lambda r: (-r[1], r[0]))
         total, away = sum(n for n, _, _ in entries), sum(away for _, _, away in entries)
         yield WaitFacts(
             stage=stage,
@@ -499,13 +499,6 @@ def _memory(graph: Graph, machine: Machine) -> Memory:
         shape, same = tensor.shapes[largest], len(set(tensor.shapes)) == 1
         tensors.append(TensorFacts(tensor.name, tensor.kind, tensor.dtype, shape, sizes[largest], same))
     return Memory(tuple(tensors), max(totals, default=0), machine.device.memory)
-
-
-def _block_fit(plan: Plan, machine: Machine) -> FitTable:
-    """Of rank 0, each rank on a device of its own."""
-    device = machine.device
-    planner = LaunchPlanner(plan, device, Placement(tuple(range(plan.ranks))), usual(device.arch), frozenset())
-    return fit_table(plan, device, planner.all(rank=0))
 
 
 def _plan(plan: Plan) -> PlanFacts:

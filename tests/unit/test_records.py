@@ -24,6 +24,7 @@ from ficco_rt.files.records import (
     Reader,
     decoded,
     derived,
+    filled,
     plain,
     schema_of,
 )
@@ -94,6 +95,13 @@ class Sized:
 
     size: Annotated[Size, INLINE]
     count: Count = 0
+
+
+def test_records_are_filled_from_the_first_source_that_has_a_value() -> None:
+    found = filled(Stored, Stored(1, 2.0, 1), Sized(Size(3), 4), code=2)
+    assert found == Stored(1, 2.0, 2)
+    assert filled(Stored, Sized(Size(3), 4), Stored(1, 2.0, 1)) == Stored(4, 2.0, 1)
+    assert filled(Sized, size=Size(3)) == Sized(Size(3))
 
 
 GOOD: dict[str, Any] = {"count": 1, "time_us": 2, "code": 1}
