@@ -177,11 +177,6 @@ def reasons(job: Job) -> tuple[str, ...]:
 _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}
 
 
-def headline(choice: Choice) -> str:
-    """The choice in one line."""
-    return f"{choice.options[0].label}, {how_words(choice.mode)}"
-
-
 def how_words(mode: str) -> str:
     return "as a graph" if mode == "graph" else "on streams"
 
@@ -200,7 +195,7 @@ def report(choice: Choice, style: Style) -> str:
         *(("why" if i == 0 else "", sentence) for i, sentence in enumerate(choice.why)),
         *(("rests on" if i == 0 else "", source) for i, source in enumerate(choice.sources)),
     ]
-    text = f"{style(headline(choice), 'bold')}\n{table(rows)}\n"
+    text = f"{style(f'{best.label}, {how_words(choice.mode)}', 'bold')}\n{table(rows)}\n"
     if choice.runners_up:
         others = [(o.label, _time(o), _beside(o, best)) for o in choice.runners_up]
         text += f"next\n{table(others, right=frozenset({1, 2}))}\n"

@@ -179,7 +179,10 @@ def _text(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str], styl
     lines += _params(rows)
     lines += _refused(rows)
     if pairs:
-        lines.append(f"modelled against measured: {_fit_words(fit(pairs))}")
+        of_all = fit(pairs)
+        words = f"{count(of_all.pairs, 'row')}, median error {100 * of_all.median:.1f} %, p90 {100 * of_all.p90:.1f} %"
+        words += f", rank correlation {of_all.correlation:.2f}" if of_all.correlation is not None else ""
+        lines.append(f"modelled against measured: {words}")
     lines += [f"drawn: {name}" for name in drawn]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -212,19 +215,12 @@ def _params(rows: Sequence[Row]) -> list[str]:
 
 def _refused(rows: Sequence[Row]) -> list[str]:
     """What schedules refuse, each reason once, whatever its numbers."""
-    reasons = sorted(by_reason(rows), key=len, reverse=True)
-    lines = [
-        f"refused: {count(len(of), 'row')}, such as {plain(f'{of[0].label} of {of[0].scenario}: {of[0].problem}')}"
-        for of in reasons[:_REASONS]
-    ]
+    found = by_reason((f"{row.label} of {row.scenario}", row.problem) for row in rows)
+    reasons = sorted(found, key=lambda reason: reason[0], reverse=True)
+    lines = [f"refused: {count(number, 'row')}, such as {plain(first)}" for number, first in reasons[:_REASONS]]
     if len(reasons) > _REASONS:
         lines.append(f"refused: {count(len(reasons) - _REASONS, 'further reason')}; the table has all (-o FILE.csv)")
     return lines
-
-
-def _fit_words(of: Fit) -> str:
-    words = f"{count(of.pairs, 'row')}, median error {100 * of.median:.1f} %, p90 {100 * of.p90:.1f} %"
-    return words + (f", rank correlation {of.correlation:.2f}" if of.correlation is not None else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
-from ..analysis.account import Account, StageUse, account, rank_uses
+from ..analysis.account import Account, StageUse, rank_uses
 from ..analysis.concurrency import Concurrent, concurrent, overlap_rate
 from ..driver.api import GPUS, DriverName
 from ..errors import NumbersError
 from ..files.records import LEFT_OUT, NEWER, Count, Micros, Params, Positive, filled
-from ..report.account_words import SERIAL, RunTimes, launch_records, lost_words, moved_words, summary, times_of
+from ..report import account_words
 from ..report.job import Job, proof_words, short_words, within_roundings
 from ..report.sources import DiagnosticRecord, diagnostic_records
 from ..report.wording import count, join_words, show_params, show_time
@@ -49,13 +49,6 @@ class Result:
     verification: Verification | None = None
     processes: int = 1  # that the ranks were in
     modelled: Trace | None = None  # of a measured run: the same plan on the virtual clock
-
-    @property
-    def account(self) -> Account:
-        """Where the time of the trace went."""
-        yardsticks = self.yardsticks
-        alone = yardsticks.compute_alone, yardsticks.communication_alone
-        return account(self.trace, self.job.plan, self.job.machine, *alone)
 
     @property
     def time(self) -> float:
@@ -226,7 +219,7 @@ class Run:
     concurrent: Concurrent | None = None
     account: Account = NEWER
     stages: tuple[StageUse, ...] = NEWER
-    modelled: RunTimes | None = None
+    modelled: account_words.RunTimes | None = None
     launches: tuple[LaunchInside, ...] = ()
     host: Micros = 0.0
     plan_hash: str
@@ -242,7 +235,7 @@ def record(result: Result) -> Run:
         compared = None
     rounded = compared if compared is not None and compared.alone != "exact" else None  # random data were compared
     one_signed = compared.one_signed if compared is not None else None
-    exposed, times = result.exposed, times_of(result.trace, plan, job.machine, yardsticks)
+    exposed, times = result.exposed, account_words.times_of(result.trace, plan, job.machine, yardsticks)
     return filled(
         Run,
         result,
@@ -279,21 +272,21 @@ def record(result: Result) -> Run:
         account=times.account,
         stages=times.stages,
         modelled=_modelled(result),
-        launches=launch_records(result.trace),
+        launches=account_words.launch_records(result.trace),
         host=median(result.host),
         version=__version__,
         error=error_record(result.error) if result.error else LEFT_OUT,
     )
 
 
-def _modelled(result: Result) -> RunTimes | None:
+def _modelled(result: Result) -> account_words.RunTimes | None:
     """What the model says of the run, beside what was measured; None where it was not asked, or is all there is."""
     from ..exec.ideal import ideal
 
     if result.modelled is None:
         return None
     plan, machine = result.job.plan, result.job.machine
-    return times_of(result.modelled, plan, machine, ideal(plan, machine))
+    return account_words.times_of(result.modelled, plan, machine, ideal(plan, machine))
 
 
 def report(result: Result, style: Style) -> str:
@@ -307,6 +300,7 @@ def report(result: Result, style: Style) -> str:
     modelled = result.trace.clock == "virtual"
     runs = f", median of {len(result.times)} runs" if len(result.times) > 1 else ""
     clock = f"modelled for {machine.name}, not measured" if modelled else f"measured on {machine.name}"
+    host = "to issue a run" if result.backend in GPUS else "of modelling" if result.backend == "sim" else "a run"
     proof = f", {proof_words(job)}" if job.graph is None and job.proven else ""
     rows = [
         *(("why" if i == 0 else "", reason) for i, reason in enumerate(reasons(job))),
@@ -319,10 +313,10 @@ def report(result: Result, style: Style) -> str:
         ("ideal", _ideal(result)),
         *([("at once", _at_once(result, at_once))] if (at_once := result.concurrent) is not None else []),
         ("exposed", _exposed(result)),
-        ("lost", lost_words(result.account)),
-        *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
+        ("lost", account_words.lost_words(account_words.account_of(result.trace, plan, machine, result.yardsticks))),
+        *([("inside", inside)] if (inside := account_words.summary(result.trace)) is not None else []),
         *([("clocks", f"those of the GPUs agree to {show_time(within)}")] if (within := result.trace.within) else []),
-        ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
+        ("host", f"{show_time(median(result.host))} {host} on this machine's CPU"),
         ("plan", f"{result.plan_hash[:16]}{proof}"),
     ]
     lines.append(table(rows))
@@ -330,24 +324,21 @@ def report(result: Result, style: Style) -> str:
 
 
 def _backend(result: Result) -> str:
-    machine = result.job.machine
+    """What ran, on what, and how."""
+    machine, ranks = result.job.machine, result.job.plan.ranks
+    together = f" in {result.processes} processes" if result.processes > 1 else ""
     if result.backend in GPUS:
         how = "graphs" if result.graph else "streams"
-        return (
-            f"{result.backend}: {count(result.job.plan.ranks, 'rank')}{_processes(result)} on {result.devices}, {how}"
-        )
-    ranks = count(result.job.plan.ranks, "virtual GPU") + _processes(result)
+        return f"{result.backend}: {count(ranks, 'rank')}{together} on {result.devices}, {how}"
     how = "no data moves" if result.backend == "sim" else "on numpy"
-    return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
-
-
-def _processes(result: Result) -> str:
-    return f" in {result.processes} processes" if result.processes > 1 else ""
+    links = " and a ".join(links.kind for links in machine.tiers)
+    stands_for = f"as {machine.device.name} on a {links} ({machine.name})"
+    return f"{result.backend}: {count(ranks, 'virtual GPU')}{together}, {how}, {stands_for}"
 
 
 def _serial(result: Result) -> str:
     yardsticks = result.yardsticks
-    how = f"for {SERIAL}"
+    how = f"for {account_words.SERIAL}"
     if yardsticks.measured:
         how = f"measured, as {yardsticks.serial_by}" if yardsticks.serial_by else "measured, computing, then moving"
         how += "" if yardsticks.serial_by else _by(yardsticks)
@@ -392,15 +383,9 @@ def _exposed(result: Result) -> str:
         return f"{time} more than computing alone"
     if result.exposed is None:
         copies = f"{time} of copies with no computing beside them, and more: " if result.exposed_copies else ""
-        return f"{copies}not told apart, as {moved_words(result.peer_bytes)}"
+        return f"{copies}not told apart, as {account_words.moved_words(result.peer_bytes)}"
     traced = ", in a run with timestamps" if result.exposed_of == "traced run" else ""
     return f"{time} of communication with no computing beside it{traced}"
-
-
-def _host(result: Result) -> str:
-    if result.backend in GPUS:
-        return "to issue a run"
-    return "of modelling" if result.backend == "sim" else "a run"
 
 
 def _gain(serial: float, time: float) -> str:
@@ -409,10 +394,6 @@ def _gain(serial: float, time: float) -> str:
         return ""
     times, word = (serial / time, "fast") if serial >= time else (time / serial, "slow")
     return f"; this is {times:.2f} times as {word}"
-
-
-def _links(machine: Any) -> str:
-    return f"{' and a '.join(links.kind for links in machine.tiers)} ({machine.name})"
 
 
 def _numbers(result: Result, style: Style) -> str:

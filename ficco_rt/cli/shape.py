@@ -114,9 +114,8 @@ def _text(of: Sweep, rows: Sequence[Row], wrote: Sequence[str], style: Style) ->
     lines.append(table(shown, right=frozenset((1, 2, 3, 4, 5))))
     if len(timed) > _SHOWN:
         lines.append(f"  … and {count(len(timed) - _SHOWN, 'setting')} more: the table has all (--rows FILE.json)")
-    for alike in by_reason(rows):
-        first = alike[0]
-        lines.append(f"refused: {count(len(alike), 'setting')}, such as {plain(f'{first.label}: {first.problem}')}")
+    reasons = by_reason((row.label, row.problem) for row in rows)
+    lines += [f"refused: {count(number, 'setting')}, such as {plain(first)}" for number, first in reasons]
     if timed:
         best = timed[0]
         words = f"; {best.time_ratio:.3f} of sequential" if best.time_ratio is not None else ""

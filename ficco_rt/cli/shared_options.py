@@ -4,7 +4,7 @@ share."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -75,40 +75,29 @@ def all_of(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 # ---------------------------------------------------------------- what shells complete
 
 
-def complete_from(*lists: Callable[[], Any] | list[str], files: bool = False) -> Complete:
-    """Words of these lists, which are made when a shell asks; and files."""
+def complete_from(*lists: str | list[str], files: bool = False) -> Complete:
+    """Words of these lists, or of the lists that are called so, which are made when a shell asks; and files."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-        words = [word for known in lists for word in (known if isinstance(known, list) else known())]
+        words = [word for known in lists for word in (_known(known) if isinstance(known, str) else known)]
         found = [CompletionItem(word) for word in words if word.startswith(begun)]
         return [*found, CompletionItem(begun, type="file")] if files else found
 
     return complete
 
 
-def _machines() -> Any:
+def _known(what: str) -> Iterable[str]:
+    from ..files import shipped
     from ..machine.profiles import NAMES
 
-    return NAMES
+    return {"machines": NAMES, "schedules": shipped.shipped(), "operations": shipped.operations()}[what]
 
 
-def _schedules() -> Any:
-    from ..files import shipped
-
-    return [entry.name for entry in shipped.entries()]
-
-
-def _operations() -> Any:
-    from ..files import shipped
-
-    return shipped.operations()
-
-
-complete_machines = complete_from(_machines, files=True)
-complete_schedules = complete_from(_schedules, files=True)
-complete_operations = complete_from(_operations)
-complete_targets = complete_from(_operations, _schedules, files=True)
-complete_explored = complete_from(_operations, files=True)
+complete_machines = complete_from("machines", files=True)
+complete_schedules = complete_from("schedules", files=True)
+complete_operations = complete_from("operations")
+complete_targets = complete_from("operations", "schedules", files=True)
+complete_explored = complete_from("operations", files=True)
 
 
 # ---------------------------------------------------------------- options of several commands

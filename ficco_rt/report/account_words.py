@@ -69,8 +69,12 @@ def times_of(trace: Trace, plan: Plan, machine: Machine, yardsticks: Yardsticks)
     """The account and the stages of a run."""
     if not trace.arrows:
         trace = replace(trace, arrows=arrows(plan, trace))
-    alone = yardsticks.compute_alone, yardsticks.communication_alone
-    return RunTimes(trace.duration, stages_of(trace), account(trace, plan, machine, *alone))
+    return RunTimes(trace.duration, stages_of(trace), account_of(trace, plan, machine, yardsticks))
+
+
+def account_of(trace: Trace, plan: Plan, machine: Machine, yardsticks: Yardsticks) -> Account:
+    """Where the time of a run went beside its yardsticks."""
+    return account(trace, plan, machine, yardsticks.compute_alone, yardsticks.communication_alone)
 
 
 def stages_of(trace: Trace) -> tuple[StageUse, ...]:
