@@ -48,7 +48,7 @@ class Result:
     order: str | None = None
     verification: Verification | None = None
     processes: int = 1  # that the ranks were in
-    modelled: Trace | None = None  # of a measured run: the same plan on the virtual clock
+    modelled: account_words.RunTimes | None = None  # of a measured run: the same plan on the virtual clock
 
     @property
     def time(self) -> float:
@@ -271,22 +271,11 @@ def record(result: Result) -> Run:
         exposed_ms=None if exposed is None else exposed / 1e3,
         account=times.account,
         stages=times.stages,
-        modelled=_modelled(result),
         launches=account_words.launch_records(result.trace),
         host=median(result.host),
         version=__version__,
         error=error_record(result.error) if result.error else LEFT_OUT,
     )
-
-
-def _modelled(result: Result) -> account_words.RunTimes | None:
-    """What the model says of the run, beside what was measured; None where it was not asked, or is all there is."""
-    from ..exec.ideal import ideal
-
-    if result.modelled is None:
-        return None
-    plan, machine = result.job.plan, result.job.machine
-    return account_words.times_of(result.modelled, plan, machine, ideal(plan, machine))
 
 
 def report(result: Result, style: Style) -> str:

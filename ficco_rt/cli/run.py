@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from ..driver.api import GPUS, DriverName
 from ..errors import UsageError
 from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs, write_atomic
+from ..report.account_words import times_of
 from ..report.job import Job, compile_job
 from ..report.request import Request, Source, machine_at_hand, machine_of, of_stdin, read, read_stdin
 from .choose import chosen, default_of, is_operation, settings_of
@@ -198,10 +199,12 @@ def with_arrows(result: Result) -> Result:
 
 
 def _with_model(result: Result, progress: Progress) -> Result:
-    """A measured result with the same plan on the virtual clock."""
+    """A measured result with what the model says of the same plan."""
     from ..compiler import compilation
+    from ..exec.ideal import ideal
     from ..sim.simulate import simulate
 
-    job = result.job
-    with progress.step("modelling the run"), compilation(job.plan.ranks):
-        return replace(result, modelled=simulate(job.plan, job.machine, "graph" if result.graph else "streams"))
+    plan, machine = result.job.plan, result.job.machine
+    with progress.step("modelling the run"), compilation(plan.ranks):
+        trace = simulate(plan, machine, "graph" if result.graph else "streams")
+    return replace(result, modelled=times_of(trace, plan, machine, ideal(plan, machine)))
