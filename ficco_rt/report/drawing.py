@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from html import escape
 
 from ..analysis.account import length, rank_uses, union
 from ..graph.kinds import SIDE_OF_SPAN
@@ -94,17 +95,12 @@ def stack(spans: Sequence[TraceSpan]) -> list[int]:
     rows = [0] * len(spans)
     busy: list[tuple[float, int]] = []  # (free from, row)
     free: list[int] = []
-    rows_used = 0
     for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, spans[i].kind != "launch", spans[i].stop, i)):
         span = spans[index]
         while busy and busy[0][0] <= span.start + 1e-6:
             heappush(free, heappop(busy)[1])
-        if free:
-            row = heappop(free)
-        else:
-            row, rows_used = rows_used, rows_used + 1
-        rows[index] = row
-        heappush(busy, (span.stop, row))
+        rows[index] = heappop(free) if free else len(busy)
+        heappush(busy, (span.stop, rows[index]))
     return rows
 
 
@@ -136,6 +132,13 @@ def about(trace: Trace) -> str:
         elif any(u.moving for u in uses):
             words += f" · exposed communication {show_time(max(u.exposed for u in uses))}"
     return words
+
+
+def svg_page(width: float, height: float, label: str, style: str, body: Iterable[str]) -> str:
+    """The text of a picture. `label` is what it shows, for readers who cannot see it."""
+    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(label)}">'
+    return "\n".join([head, f"<style>{style}</style>", *body, "</svg>"]) + "\n"
 
 
 def ticks(duration: float, about: int = 9) -> list[float]:
