@@ -13,10 +13,6 @@ from .shared_options import (
     MANY,
     SETTINGS,
     bound_options,
-    complete_explored,
-    complete_machines,
-    complete_operations,
-    complete_schedules,
     flag,
     gpus_option,
     json_option,
@@ -25,6 +21,7 @@ from .shared_options import (
     option,
     run_options,
     set_option,
+    target,
     trust_option,
     version_option,
 )
@@ -87,11 +84,7 @@ def verb(short: str | None, *options: Decorator, alone: bool = False, **words: A
     return declare
 
 
-def target(metavar: str, complete: Any = None, name: str = "target", **more: Any) -> Decorator:
-    return click.argument(name, metavar=metavar, shell_complete=complete, **more)
-
-
-schedule_target = target("SCHEDULE", complete_schedules)
+schedule_target = target("SCHEDULE", "schedules files")
 candidates_option = option(
     "--candidates FILE.json",
     "Choose among these: a list of schedules, or of {schedule, params}.",
@@ -110,7 +103,7 @@ def output_option(file: str, help: str, or_else: str = "", **more: Any) -> Decor
 @verb(
     "Write a first schedule.",
     target("FILE.ficco", name="file"),
-    option("--like SCHEDULE", "Copy this one, such as ag_gemm/streamed.", shell_complete=complete_schedules),
+    option("--like SCHEDULE", "Copy this one, such as ag_gemm/streamed.", complete="schedules files"),
 )
 def init() -> None:
     """Write a first schedule to a new file, to be changed and run."""
@@ -118,7 +111,7 @@ def init() -> None:
 
 @verb(
     "Prove schedules, check their plans, warn of slow text.",
-    target("SCHEDULE|plan.json...", complete_schedules, "targets", nargs=-1, required=True),
+    target("SCHEDULE|plan.json...", "schedules files", "targets", nargs=-1, required=True),
     option(
         "--gpus -n N,N,...",
         "Numbers of ranks to check at.",
@@ -162,7 +155,7 @@ def compile_() -> None:
     """Write the proven, checked plan of a schedule as JSON; `-` is standard input."""
 
 
-@verb(None, target("[OPERATION]", complete_operations, "operation", required=False), json_option, alone=True)
+@verb(None, target("[OPERATION]", "operations", "operation", required=False), json_option, alone=True)
 def list_() -> None:
     """The schedules that come with ficco, or those of one operation, such as ag_gemm."""
 
@@ -196,7 +189,7 @@ def calibrate() -> None:
 
 @verb(
     "Show a machine and where its numbers come from.",
-    target("[NAME|FILE.toml]", complete_machines, required=False),
+    target("[NAME|FILE.toml]", "machines files", required=False),
     output_option("FILE.toml", "Write it to a file instead, to be changed."),
     json_option,
     alone=True,
@@ -208,7 +201,7 @@ def machine() -> None:
 
 @verb(
     "Say which schedule an operation should get, and why.",
-    target("OPERATION", complete_operations, "operation"),
+    target("OPERATION", "operations", "operation"),
     bound_options,
     option(
         "--by rules|model|measured",
@@ -228,7 +221,7 @@ def choose() -> None:
 
 @verb(
     "Measure an operation's best schedules and remember.",
-    target("OPERATION|FILE...", complete_operations, "targets", nargs=-1, required=True),
+    target("OPERATION|FILE...", "operations", "targets", nargs=-1, required=True),
     gpus_option("all GPUs"),
     set_option,
     backend_option("auto|cuda|hip", "The GPUs to measure on."),
@@ -296,7 +289,7 @@ def schema() -> None:
 
 @verb(
     "Model many schedules on many sizes and machines.",
-    target("OPERATION|TABLE", complete_explored),
+    target("OPERATION|TABLE", "operations files"),
     option("--scenarios FILE.json", "Sizes under names.", or_else="ficco's own, unless --set gives all sizes"),
     option("--only TEXT", "Only scenarios with this in their names. Repeatable.", multiple=True),
     option(
@@ -324,7 +317,7 @@ def schema() -> None:
         "A machine to model time on, stored or a file's. Repeatable.",
         or_else="h200-switch",
         multiple=True,
-        shell_complete=complete_machines,
+        complete="machines files",
     ),
     output_option(
         "FILE.csv|json", "The table, written row by row. Rows that are there, made by this version, are not made again."

@@ -135,7 +135,8 @@ def real_runs(
         devices, collectives = executor.driver.describe(), executor.driver.collectives
         yardsticks = baselines.yardsticks(median(times)) if baselines else ideal(job.plan, job.machine, shared)
     if group is not None:
-        times = _slowest(group, times, timeout)
+        told = group.exchange(json.dumps(times).encode(), timeout, "the times of the runs")
+        times = [max(each) for each in zip(*map(json.loads, told), strict=True)]  # of the slowest process
     return Result(
         job=job,
         backend=backend,
@@ -152,9 +153,3 @@ def real_runs(
         verification=verification,
         processes=1 if group is None else group.size,
     )
-
-
-def _slowest(group: Group, times: list[float], timeout: float) -> list[float]:
-    """Of each run the time of the process that took longest."""
-    told = group.exchange(json.dumps(times).encode(), timeout, "the times of the runs")
-    return [max(each) for each in zip(*map(json.loads, told), strict=True)]

@@ -329,9 +329,8 @@ def _serial(result: Result) -> str:
     yardsticks = result.yardsticks
     how = f"for {account_words.SERIAL}"
     if yardsticks.measured:
-        how = f"measured, as {yardsticks.serial_by}" if yardsticks.serial_by else "measured, computing, then moving"
-        how += "" if yardsticks.serial_by else _by(yardsticks)
-        how += f", {count(yardsticks.turns, 'run')} in turn with these"
+        as_ = f"as {yardsticks.serial_by}" if yardsticks.serial_by else f"computing, then moving{_by(yardsticks)}"
+        how = f"measured, {as_}, {count(yardsticks.turns, 'run')} in turn with these"
     return f"{show_time(yardsticks.serial)} {how}{_gain(yardsticks.serial, result.time)}{_estimate(result)}"
 
 

@@ -36,17 +36,18 @@ def whole_number(least: int, most: int) -> Callable[[object], int]:
 
 
 def option(
-    form: str, help: str, default: str | int | None = None, *, or_else: str = "", **more: Any
+    form: str, help: str, default: str | int | None = None, *, or_else: str = "", complete: str = "", **more: Any
 ) -> Callable[[F], F]:
     """An option. `form`: its names with blanks between, then what it takes, as in `--gpus -n N`. The help ends with the
-    default, or with what happens without the option: `or_else`. Shells complete words that are listed: `auto|cuda`."""
+    default, or with what happens without the option: `or_else`. Shells complete words that are listed, `auto|cuda`, or
+    those of `complete`."""
     *names, takes = form.split()
     if (takes.islower() and takes.isidentifier()) or takes.startswith("-"):
         names, takes = form.split(), ""
     words = or_else or default
     text = help if words is None else f"{help}  [default: {words}]"
-    if re.fullmatch(r"[a-z]+(\|[a-z]+)+", takes):
-        more["shell_complete"] = complete_from(takes.split("|"))
+    if complete or re.fullmatch(r"[a-z]+(\|[a-z]+)+", takes):
+        more["shell_complete"] = complete_from(complete or takes.split("|"))
     return click.option(*names, metavar=takes or None, help=text, default=default, **more)
 
 
@@ -55,6 +56,11 @@ def number(
 ) -> Callable[[F], F]:
     """An option that takes a whole number."""
     return option(form, help, default, or_else=or_else, type=whole_number(*limits))
+
+
+def target(metavar: str, complete: str = "", name: str = "target", **more: Any) -> Callable[[F], F]:
+    """What a command works on; shells complete the words of `complete`."""
+    return click.argument(name, metavar=metavar, shell_complete=complete_from(complete) if complete else None, **more)
 
 
 def flag(names: str, help: str, default: bool | None = False, *, or_else: str = "") -> Callable[[F], F]:
@@ -75,13 +81,14 @@ def all_of(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 # ---------------------------------------------------------------- what shells complete
 
 
-def complete_from(*lists: str | list[str], files: bool = False) -> Complete:
-    """Words of these lists, or of the lists that are called so, which are made when a shell asks; and files."""
+def complete_from(lists: str | list[str]) -> Complete:
+    """The words of a list; or of the lists that are called so, with blanks between, which are made when a shell asks.
+    `files` is any file."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-        words = [word for known in lists for word in (_known(known) if isinstance(known, str) else known)]
+        words = lists if isinstance(lists, list) else [word for name in lists.split() for word in _known(name)]
         found = [CompletionItem(word) for word in words if word.startswith(begun)]
-        return [*found, CompletionItem(begun, type="file")] if files else found
+        return [*found, CompletionItem(begun, type="file")] if "files" in lists else found
 
     return complete
 
@@ -90,14 +97,7 @@ def _known(what: str) -> Iterable[str]:
     from ..files import shipped
     from ..machine.profiles import NAMES
 
-    return {"machines": NAMES, "schedules": shipped.shipped(), "operations": shipped.operations()}[what]
-
-
-complete_machines = complete_from("machines", files=True)
-complete_schedules = complete_from("schedules", files=True)
-complete_operations = complete_from("operations")
-complete_targets = complete_from("operations", "schedules", files=True)
-complete_explored = complete_from("operations", files=True)
+    return {"machines": NAMES, "schedules": shipped.shipped(), "operations": shipped.operations(), "files": ()}[what]
 
 
 # ---------------------------------------------------------------- options of several commands
@@ -128,7 +128,7 @@ machine_option = option(
     "--machine NAME|FILE.toml",
     "The machine to compile for and to model time on: a stored one (see `ficco machine`) or a file's.",
     or_else="h200-switch",
-    shell_complete=complete_machines,
+    complete="machines files",
 )
 trust_option = flag("--trust", "Let a stored plan name kernels' files outside of its folder (docs/trust.md).")
 json_option = flag("--json as_json", "Print one JSON object on stdout and nothing else.")
@@ -136,7 +136,7 @@ bound_options = all_of(gpus_option(), set_option, machine_option)  # what binds 
 ranks_per_gpu = number("--ranks-per-gpu N", (1, 1024), "Ranks that share a GPU, so that fewer GPUs do.", 1)
 
 run_options = all_of(
-    click.argument("target", metavar="SCHEDULE|OPERATION|plan.json", shell_complete=complete_targets),
+    target("SCHEDULE|OPERATION|plan.json", "operations schedules files"),
     gpus_option("all GPUs, 8 without any, or the plan's own"),
     set_option,
     option(

@@ -192,7 +192,7 @@ def went(run: PageRun) -> str:
     if run.measured:
         note += " These times are of the run with timestamps, which takes a little longer than the timed runs."
     head = ["part", "time", "of the run", "means"]
-    return f"{bar(run, account.time)}{table(head, rows, {1, 2}, escaped=True)}<p class='note'>{escape(note)}</p>"
+    return f"{bar(account, account.time)}{table(head, rows, {1, 2}, escaped=True)}<p class='note'>{escape(note)}</p>"
 
 
 def _part(account: Account, part: Spent) -> str:
@@ -200,11 +200,8 @@ def _part(account: Account, part: Spent) -> str:
     return part_name(WORDS[account.side][part.name][0], part.time)
 
 
-def bar(run: PageRun, full: float) -> str:
+def bar(account: Account, full: float) -> str:
     """The parts of a run's time side by side; `full` microseconds are the whole width."""
-    account = run.account
-    if account is None:
-        return ""
     made = []
     faster = sum(min(0.0, part.time) for part in account.parts)
     for part in account.parts:
@@ -281,7 +278,7 @@ def comparison(runs: Sequence[PageRun]) -> str:
     """Runs side by side: a column each, and their times as bars of one scale."""
     full = max((run.account.time for run in runs if run.account is not None), default=0.0)
     bars = [
-        f'<div class="run"><b>{letter(i)}</b>{bar(run, full)}<span>{show_time(run.time)}</span></div>'
+        f'<div class="run"><b>{letter(i)}</b>{bar(run.account, full)}<span>{show_time(run.time)}</span></div>'
         for i, run in enumerate(runs)
         if run.account is not None
     ]
