@@ -17,16 +17,7 @@ from typing import IO, Any
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A document's text, and what binds its sizes."""
-
-    path: str
-    text: str
-    ranks: int
-    settings: tuple[str, ...] = ()
-    machine: str | None = None
+from ..report.request import Request
 
 
 @dataclass(slots=True)
@@ -129,7 +120,7 @@ def _send(value: object, stream: IO[bytes]) -> None:
 
 def _refused(request: Request, why: str) -> Answer:
     """There is no proof, and the text is not to blame."""
-    return Answer(warnings=(Diagnostic(Span(request.path, 1, 1, 1, 2), why),))
+    return Answer(warnings=(Diagnostic(Span(request.source.name, 1, 1, 1, 2), why),))
 
 
 # ---------------------------------------------------------------- in the process
@@ -139,12 +130,9 @@ def prove(request: Request) -> Answer:
     """Diagnostics, warnings and facts of a schedule."""
     from ..errors import UsageError
     from ..report.job import compile_job
-    from ..report.request import Request as Asked
-    from ..report.request import Source
 
-    source = Source(request.path, request.path, request.text.encode(), False, {request.path: request.text})
     try:
-        return _facts(compile_job(Asked(source, request.ranks, request.settings, request.machine)))
+        return _facts(compile_job(request))
     except ScheduleError as error:
         return Answer(error.diagnostics)
     except UsageError as error:

@@ -21,7 +21,8 @@ from ficco_dsl import format_text
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ficco_dsl.symbols import Symbol
 
-from .prover import Answer, Prover, Request
+from ..report.request import Request, Source
+from .prover import Answer, Prover
 from .syntax import WORDS, Analysis, Text, analyse, completions, holds, rename, word_at
 
 RANKS = 4  # if the editor does not say
@@ -86,7 +87,9 @@ class Documents:
         if analysis.mistakes:
             self.prover.forget(uri)
             return
-        self.prover.submit(uri, number, Request(path_of(uri), document.source, self.ranks, self.settings, self.machine))
+        path, text = path_of(uri), document.source
+        source = Source(path, path, text.encode("utf-8", "replace"), False, {path: text})
+        self.prover.submit(uri, number, Request(source, self.ranks, self.settings, self.machine))
 
     def closed(self, uri: str) -> None:
         self.prover.forget(uri)

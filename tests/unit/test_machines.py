@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.cli.declare import complete_from
 from ficco_rt.cli.machine import kernels
 from ficco_rt.cli.main import execute
-from ficco_rt.cli.shared_options import complete_from
 from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.machine import durations, file, measured_tables
 from ficco_rt.machine.discover import DeviceFacts
