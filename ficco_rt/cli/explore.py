@@ -78,7 +78,10 @@ def explore(
             f"{measured}: has measured none of these schedules and params at these sizes and numbers of ranks"
         )
     drawn = _draw(plot, rows, pairs, found, progress) if plot is not None else []
-    tell(as_json, lambda: _record(rows, pairs, drawn), lambda style: _text(rows, pairs, drawn, style))
+    first, refused = best(rows), sum(bool(row.problem) for row in rows)
+    fitted = fit(pairs) if pairs else None
+    told = Exploration("virtual", len(rows), refused, wins(first), first, fitted, tuple(drawn))
+    tell(as_json, lambda: told, lambda style: _text(told, rows, style))
     asked = asked_for(tried)
     return 0 if any(row.time is not None for row in rows if not asked or row.schedule in asked) else NOTHING
 
@@ -163,12 +166,10 @@ def _draw(
 # ---------------------------------------------------------------- words
 
 
-def _text(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str], style: Style) -> str:
+def _text(told: Exploration, rows: Sequence[Row], style: Style) -> str:
     lines = []
-    found = best(rows)
-    for (operation, ranks, machine), group in groupby(
-        found, key=lambda b: (b.row.operation, b.row.ranks, b.row.machine)
-    ):
+    alike = groupby(told.best, key=lambda b: (b.row.operation, b.row.ranks, b.row.machine))
+    for (operation, ranks, machine), group in alike:
         of = list(group)
         title = f"{operation}, {count(ranks, 'rank')}, modelled for {machine}, not measured"
         lines += [style(title, "bold"), table([_HEADER, *map(_line, of[:_SHOWN])], right=frozenset((2, 3, 4)))]
@@ -178,12 +179,11 @@ def _text(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str], styl
         lines += [f"  fastest: {won}", ""]
     lines += _params(rows)
     lines += _refused(rows)
-    if pairs:
-        of_all = fit(pairs)
-        words = f"{count(of_all.pairs, 'row')}, median error {100 * of_all.median:.1f} %, p90 {100 * of_all.p90:.1f} %"
-        words += f", rank correlation {of_all.correlation:.2f}" if of_all.correlation is not None else ""
+    if (fitted := told.fit) is not None:
+        words = f"{count(fitted.pairs, 'row')}, median error {100 * fitted.median:.1f} %, p90 {100 * fitted.p90:.1f} %"
+        words += f", rank correlation {fitted.correlation:.2f}" if fitted.correlation is not None else ""
         lines.append(f"modelled against measured: {words}")
-    lines += [f"drawn: {name}" for name in drawn]
+    lines += [f"drawn: {name}" for name in told.drawn]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -241,8 +241,3 @@ class Exploration:
     best: tuple[Best, ...]
     fit: Fit | None
     drawn: tuple[str, ...]
-
-
-def _record(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str]) -> Exploration:
-    found, refused = best(rows), sum(bool(row.problem) for row in rows)
-    return Exploration("virtual", len(rows), refused, wins(found), found, fit(pairs) if pairs else None, tuple(drawn))

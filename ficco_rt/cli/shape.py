@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -69,7 +69,7 @@ def shape(
     effort = Effort(iters, float(timeout), graph, collectives)
     sweep_ = Sweep(schedule, said, found, driver, effort, source)
     rows = rows_of(sweep_, tried, rows_file, progress)
-    timed = _timed(rows)
+    timed = sorted((row for row in rows if row.time is not None), key=_place)  # the best first
     best = timed[0] if timed else None
     wrote = []
     if plot is not None and timed:
@@ -79,7 +79,10 @@ def shape(
         text = source.data.decode("utf-8")
         write_atomic(output, written(text, source.name, dict(best.setting)))
         wrote.append(output)
-    tell(as_json, lambda: _record(sweep_, rows, wrote), lambda style: _text(sweep_, rows, wrote, style))
+    clock: ClockKind = "virtual" if driver == "sim" else "device"
+    name, all_rows = schedule.name, tuple(rows)
+    told = Shaped(name, found.ranks, found.name, clock, __version__, all_rows, best, tuple(wrote))
+    tell(as_json, lambda: told, lambda style: _text(told, timed, found.device.name, style))
     return 0 if best is not None else NOTHING
 
 
@@ -99,33 +102,28 @@ def _driver(backend: str, machine: str | None) -> GpuName | Literal["sim"]:
 # ---------------------------------------------------------------- words and picture
 
 
-def _timed(rows: Sequence[Row]) -> list[Row]:
-    """Those with a time, the best first."""
-    return sorted(
-        (row for row in rows if row.time is not None), key=lambda row: (round(row.time or 0.0, 1), len(row.setting))
-    )
+def _place(row: Row) -> tuple[float, int]:
+    return round(row.time or 0.0, 1), len(row.setting)
 
 
-def _text(of: Sweep, rows: Sequence[Row], wrote: Sequence[str], style: Style) -> str:
-    machine, driver, timed = of.machine, of.driver, _timed(rows)
-    how = f"modelled for {machine.name}, not measured" if driver == "sim" else f"measured on {machine.device.name}"
-    lines = [style(f"{of.schedule.name}, {count(machine.ranks, 'rank')}, {how}", "bold")]
+def _text(of: Shaped, timed: Sequence[Row], device: str, style: Style) -> str:
+    how = f"modelled for {of.machine}, not measured" if of.clock == "virtual" else f"measured on {device}"
+    lines = [style(f"{of.schedule}, {count(of.ranks, 'rank')}, {how}", "bold")]
     shown = [_HEADER, *map(_line, timed[:_SHOWN])]
     lines.append(table(shown, right=frozenset((1, 2, 3, 4, 5))))
     if len(timed) > _SHOWN:
         lines.append(f"  … and {count(len(timed) - _SHOWN, 'setting')} more: the table has all (--rows FILE.json)")
-    reasons = by_reason((row.label, row.problem) for row in rows)
+    reasons = by_reason((row.label, row.problem) for row in of.rows)
     lines += [f"refused: {count(number, 'setting')}, such as {plain(first)}" for number, first in reasons]
-    if timed:
-        best = timed[0]
+    if (best := of.best) is not None:
         words = f"; {best.time_ratio:.3f} of sequential" if best.time_ratio is not None else ""
         words += f", {100 * best.share_of_saving:.0f} % of the ideal saving" if best.share_of_saving is not None else ""
         lines.append(f"best: {plain(best.label)}{words}")
-    if driver == "sim":
+    if of.clock == "virtual":
         lines.append(_MODEL)
     elif len({threads_said(dict(row.setting)) for row in timed}) > 1:
         lines.append(_APART)
-    lines += [f"wrote {name}" for name in wrote]
+    lines += [f"wrote {name}" for name in of.wrote]
     return "\n".join(lines) + "\n"
 
 
@@ -156,16 +154,15 @@ def picture(rows: Sequence[Row], name: str, machine: Machine, driver: str) -> st
         high = any(key.endswith(".priority") and value == "high" for key, value in row.setting)
         kinds.setdefault("with priority" if high else "without", []).append(row)
     made = []
-    reads: tuple[tuple[str, Callable[[Row], int | None], int, str], ...] = (
-        ("multiprocessors left free", lambda row: row.free_sms, 1, ""),
-        ("shared memory left free on a multiprocessor", lambda row: row.free_smem, 1024, ", KiB"),
-    )
-    for what, read_, scale, unit in reads:
+    for free, what, scale, unit in (
+        ("free_sms", "multiprocessors left free", 1, ""),
+        ("free_smem", "shared memory left free on a multiprocessor", 1024, ", KiB"),
+    ):
         series = []
         for kind, of in sorted(kinds.items()):
-            placed = [(row, free) for row in of if row.time_ratio is not None and (free := read_(row)) is not None]
-            points = tuple((free / scale, row.time_ratio or 0.0) for row, free in placed)
-            tips = tuple(f"{row.label}\n{row.time_ratio:.3f} of sequential" for row, _ in placed)
+            placed = [row for row in of if row.time_ratio is not None and getattr(row, free) is not None]
+            points = tuple((getattr(row, free) / scale, row.time_ratio or 0.0) for row in placed)
+            tips = tuple(f"{row.label}\n{row.time_ratio:.3f} of sequential" for row in placed)
             series.append(Series(kind, points, tips))
         made.append(Panel(f"time over sequential, by {what}", f"{what}{unit}", "time over sequential", tuple(series)))
     how = "modelled, not measured" if driver == "sim" else "measured"
@@ -192,10 +189,3 @@ class Shaped:
     rows: tuple[Row, ...]
     best: Row | None
     wrote: tuple[str, ...]
-
-
-def _record(of: Sweep, rows: Sequence[Row], wrote: Sequence[str]) -> Shaped:
-    clock: ClockKind = "virtual" if of.driver == "sim" else "device"
-    best = next(iter(_timed(rows)), None)
-    name, machine = of.schedule.name, of.machine
-    return Shaped(name, machine.ranks, machine.name, clock, __version__, tuple(rows), best, tuple(wrote))
