@@ -42,9 +42,9 @@ class Style:
 
 def show_diagnostic(diagnostic: Diagnostic, sources: Sources, style: Style, kind: str = "") -> str:
     """The message with its place, the source line with a caret, notes and help."""
-    label = style(kind, "yellow") if kind == "warning: " else style(kind, "red")
-    lines = [f"{style(show_place(diagnostic.span), 'bold')}: {label}{diagnostic.message}"]
-    lines += _excerpt(diagnostic.span, sources, style, "red" if kind != "warning: " else "yellow")
+    colour = "yellow" if kind == "warning: " else "red"
+    lines = [f"{style(show_place(diagnostic.span), 'bold')}: {style(kind, colour)}{diagnostic.message}"]
+    lines += _excerpt(diagnostic.span, sources, style, colour)
     for note in diagnostic.notes:
         place = f"{show_place(note.span)}: " if note.span else ""
         lines.append(f"  {style('note:', 'cyan')} {place}{note.text}")

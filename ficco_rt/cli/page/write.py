@@ -34,7 +34,10 @@ def page(runs: Sequence[PageRun], watched: Watched | None = None) -> str:
     """The page. The same runs give the same bytes. Only a watched page may have no run yet."""
     single = len(runs) == 1
     title = " · ".join(dict.fromkeys(run.schedule for run in runs)) or (watched.file if watched else "")
-    made = _wrong(watched) if watched is not None and watched.wrong is not None else []
+    made = []
+    if watched is not None and watched.wrong is not None:  # the messages, above what was right before
+        words = f"<pre class='bad'>{escape(plain(watched.wrong))}</pre>"
+        made.append(_section("wrong", f"{watched.file} is wrong; what was right before stands below", words))
     made += _several(runs) if len(runs) > 1 else []
     for number, run in enumerate(runs):
         made += _run(run, number, single)
@@ -57,12 +60,6 @@ def page(runs: Sequence[PageRun], watched: Watched | None = None) -> str:
 def timeline_page(trace: Trace) -> str:
     """The page of a trace of which nothing else is known."""
     return page([of_run("", None, trace)])
-
-
-def _wrong(watched: Watched) -> list[str]:
-    """The messages that answer a wrong schedule, above what was right before."""
-    words = f"<pre class='bad'>{escape(plain(watched.wrong or ''))}</pre>"
-    return [_section("wrong", f"{watched.file} is wrong; what was right before stands below", words)]
 
 
 def _several(runs: Sequence[PageRun]) -> list[str]:
