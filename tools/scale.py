@@ -23,7 +23,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt import compiler
 from ficco_rt.files.atomic import read_text, write_atomic
-from ficco_rt.machine.durations import ADDED, CollectiveName, behind_another, collective_time
+from ficco_rt.graph.ir import CollectiveKind
+from ficco_rt.machine.durations import ADDED, behind_another, collective_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select.candidates import by_rules, text_of
@@ -36,7 +37,7 @@ SIMULATED = 64
 NODES, DOMAINS = "h200-nodes", "gb200-nodes"
 RANKS = {NODES: (8, 16, 32, 64, 128, 256, 576), DOMAINS: (8, 24, 72, 144, 288, 576)}
 ROWS, WIDTH, DEPTH = 18432, 3584, 8192  # of A; columns a GPU, of 16 GPUs in all; inner size
-COLLECTIVES: Mapping[str, CollectiveName] = {"ag_gemm": "all_gather", "gemm_rs": "reduce_scatter"}
+COLLECTIVES: Mapping[str, CollectiveKind] = {"ag_gemm": "all_gather", "gemm_rs": "reduce_scatter"}
 
 
 def sizes(operation: str, ranks: int, weak: bool) -> dict[str, object]:

@@ -8,28 +8,130 @@ from typing import Any
 
 import click
 
-from .shared_options import (
-    EXITS,
-    MANY,
-    SETTINGS,
-    bound_options,
-    complete_explored,
-    complete_machines,
-    complete_operations,
-    complete_schedules,
-    flag,
-    gpus_option,
-    json_option,
-    machine_option,
-    number,
-    option,
-    run_options,
+from .declare import EXITS, MANY, SETTINGS, Decorator, all_of, flag, number, option, target
+
+# ---------------------------------------------------------------- options of several commands
+
+
+def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from .. import __version__
+
+        click.echo(f"ficco {__version__}")
+        context.exit()
+
+
+def gpus_option(or_else: str = "8, or those of a machine's file if it has fewer") -> Decorator:
+    return number("--gpus -n N", (1, 1024), "Ranks, one a GPU.", or_else=or_else)
+
+
+version_option = click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
+)
+set_option = option(
+    "--set settings NAME=VALUE",
+    "Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. QUEUE.ATTRIBUTE=VALUE says "
+    "an attribute of a queue, such as compute.sms=100. Repeatable.",
+    multiple=True,
+)
+machine_option = option(
+    "--machine NAME|FILE.toml",
+    "The machine to compile for and to model time on: a stored one (see `ficco machine`) or a file's.",
+    or_else="h200-switch",
+    complete="machines files",
+)
+trust_option = flag("--trust", "Let a stored plan name kernels' files outside of its folder (docs/trust.md).")
+json_option = flag("--json as_json", "Print one JSON object on stdout and nothing else.")
+bound_options = all_of(gpus_option(), set_option, machine_option)  # what binds the sizes of a schedule
+ranks_per_gpu = number("--ranks-per-gpu N", (1, 1024), "Ranks that share a GPU, so that fewer GPUs do.", 1)
+
+run_options = all_of(
+    target("SCHEDULE|OPERATION|plan.json", "operations schedules files"),
+    gpus_option("all GPUs, 8 without any, or the plan's own"),
     set_option,
+    option(
+        "--backend auto|cuda|hip|host|sim",
+        "What runs it; auto takes GPUs if there are any, sim models time alone.",
+        "auto",
+    ),
+    ranks_per_gpu,
+    number(
+        "--node N",
+        (1, 1 << 16),
+        "GPUs that reach each other's memory; an NVLink domain may hold several machines.",
+        or_else="those of the processes that the launcher has started on this machine",
+    ),
+    flag(
+        "--graph/--no-graph",
+        "Replay the plan as captured graphs, one a GPU; checked against the same run on streams.",
+        None,
+    ),
+    option(
+        "--collectives",
+        "What makes those of the plan on GPUs: NCCL or RCCL, or copies and sums of ours.",
+        "auto",
+        or_else="auto, the library where it is installed and each rank has a GPU of its own",
+        type=click.Choice(["auto", "library", "copies"]),
+    ),
+    number("--timeout SECONDS", (1, MANY), "How long a run on GPUs may take before it is given up.", 60),
+    machine_option,
+    option(
+        "--order ORDER",
+        "What the host backend takes first: fifo, random:SEED, adversarial or lazy:STREAM.",
+        or_else="fifo",
+    ),
+    number(
+        "--iters N",
+        (1, MANY),
+        "Timed runs besides the verified one; the median counts.",
+        or_else="3 on GPUs with baselines, else the verified run is timed",
+    ),
+    number("--warmup N", (0, MANY), "Runs before the timed ones.", 0),
+    flag(
+        "--baselines/--no-baselines",
+        "On GPUs, measure serial and ideal in turn with the timed runs, or have them modelled.",
+        True,
+        or_else="--baselines",
+    ),
+    flag(
+        "--exact", "Verify on integers alone, which nothing rounds: results must be equal.", or_else="random data, too"
+    ),
+    flag("--no-verify", "Do not compare the result with a reference."),
+    number("--seed N", (0, 2**63 - 1), "Seed of the random inputs.", 0),
+    option("--trace FILE.json", "Write what happened when, for ui.perfetto.dev and `ficco timeline`."),
+    option("--timeline FILE.svg|html", "Draw what happened when."),
+    option(
+        "--report FILE.html",
+        "Write a page with all of it: what ran and why, verdicts, timeline, where the time went, stages.",
+    ),
+    option(
+        "--emit",
+        "Print this instead of running.",
+        type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json", "run-plan"]),
+    ),
+    option(
+        "--mode",
+        "With --emit device-plan: of which mode; embedded graphs are parts of callers' own.",
+        or_else="streams",
+        type=click.Choice(["streams", "graph", "embedded", "traced", "gated"]),
+    ),
+    number(
+        "--ranks-per-process N",
+        (1, 1024),
+        "With --emit device-plan: for processes with so many ranks each.",
+        or_else="one process",
+    ),
+    option(
+        "--by rules|model|measured",
+        "With an OPERATION: what chooses its schedule.",
+        or_else="rules; the model on a mesh",
+    ),
     trust_option,
-    version_option,
+    json_option,
 )
 
-Decorator = Callable[[Any], Any]
+
+# ---------------------------------------------------------------- commands
 
 
 def _run(**options: Any) -> int:
@@ -79,19 +181,12 @@ def verb(short: str | None, *options: Decorator, alone: bool = False, **words: A
             return int(getattr(import_module(f".{name}", __package__), name)(**given))
 
         call.__doc__ = described.__doc__
-        made: Any = call
-        for decorator in reversed(options):
-            made = decorator(made)
-        return ficco.command(name, short_help=short, no_args_is_help=not alone, **words)(made)
+        return ficco.command(name, short_help=short, no_args_is_help=not alone, **words)(all_of(*options)(call))
 
     return declare
 
 
-def target(metavar: str, complete: Any = None, name: str = "target", **more: Any) -> Decorator:
-    return click.argument(name, metavar=metavar, shell_complete=complete, **more)
-
-
-schedule_target = target("SCHEDULE", complete_schedules)
+schedule_target = target("SCHEDULE", "schedules files")
 candidates_option = option(
     "--candidates FILE.json",
     "Choose among these: a list of schedules, or of {schedule, params}.",
@@ -110,7 +205,7 @@ def output_option(file: str, help: str, or_else: str = "", **more: Any) -> Decor
 @verb(
     "Write a first schedule.",
     target("FILE.ficco", name="file"),
-    option("--like SCHEDULE", "Copy this one, such as ag_gemm/streamed.", shell_complete=complete_schedules),
+    option("--like SCHEDULE", "Copy this one, such as ag_gemm/streamed.", complete="schedules files"),
 )
 def init() -> None:
     """Write a first schedule to a new file, to be changed and run."""
@@ -118,7 +213,7 @@ def init() -> None:
 
 @verb(
     "Prove schedules, check their plans, warn of slow text.",
-    target("SCHEDULE|plan.json...", complete_schedules, "targets", nargs=-1, required=True),
+    target("SCHEDULE|plan.json...", "schedules files", "targets", nargs=-1, required=True),
     option(
         "--gpus -n N,N,...",
         "Numbers of ranks to check at.",
@@ -162,7 +257,7 @@ def compile_() -> None:
     """Write the proven, checked plan of a schedule as JSON; `-` is standard input."""
 
 
-@verb(None, target("[OPERATION]", complete_operations, "operation", required=False), json_option, alone=True)
+@verb(None, target("[OPERATION]", "operations", "operation", required=False), json_option, alone=True)
 def list_() -> None:
     """The schedules that come with ficco, or those of one operation, such as ag_gemm."""
 
@@ -196,7 +291,7 @@ def calibrate() -> None:
 
 @verb(
     "Show a machine and where its numbers come from.",
-    target("[NAME|FILE.toml]", complete_machines, required=False),
+    target("[NAME|FILE.toml]", "machines files", required=False),
     output_option("FILE.toml", "Write it to a file instead, to be changed."),
     json_option,
     alone=True,
@@ -208,7 +303,7 @@ def machine() -> None:
 
 @verb(
     "Say which schedule an operation should get, and why.",
-    target("OPERATION", complete_operations, "operation"),
+    target("OPERATION", "operations", "operation"),
     bound_options,
     option(
         "--by rules|model|measured",
@@ -228,7 +323,7 @@ def choose() -> None:
 
 @verb(
     "Measure an operation's best schedules and remember.",
-    target("OPERATION|FILE...", complete_operations, "targets", nargs=-1, required=True),
+    target("OPERATION|FILE...", "operations", "targets", nargs=-1, required=True),
     gpus_option("all GPUs"),
     set_option,
     backend_option("auto|cuda|hip", "The GPUs to measure on."),
@@ -296,7 +391,7 @@ def schema() -> None:
 
 @verb(
     "Model many schedules on many sizes and machines.",
-    target("OPERATION|TABLE", complete_explored),
+    target("OPERATION|TABLE", "operations files"),
     option("--scenarios FILE.json", "Sizes under names.", or_else="ficco's own, unless --set gives all sizes"),
     option("--only TEXT", "Only scenarios with this in their names. Repeatable.", multiple=True),
     option(
@@ -324,7 +419,7 @@ def schema() -> None:
         "A machine to model time on, stored or a file's. Repeatable.",
         or_else="h200-switch",
         multiple=True,
-        shell_complete=complete_machines,
+        complete="machines files",
     ),
     output_option(
         "FILE.csv|json", "The table, written row by row. Rows that are there, made by this version, are not made again."

@@ -11,15 +11,15 @@ the other, by the vendor's libraries if these are installed. The collectives alo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from ..driver.api import CollectivesBy, GpuName, Pool
+    from ..driver.api import Pool
     from ..exec.executor import Executor
     from ..exec.ideal import Yardsticks
     from ..exec.operation import Exchange, Multiplication, Operation, Repeated
@@ -36,32 +36,20 @@ ITERATIONS = "iterations one after the other"  # what serial is called where it 
 
 @dataclass(frozen=True, slots=True)
 class BaselinePlans:
-    """What is run to measure the yardsticks. None: nothing is multiplied, nothing moved. `serial` is None where the
-    library has none, or where it is the plan that is measured; `serial_by` names it then. `sharing`: the collectives of
-    so many `iterations` alone."""
+    """What is run to measure the yardsticks: the operation in turn (`serial`), its products, its copies, and, where it
+    repeats a product and its collective, so many `iterations` of the collectives. A plan is missing where nothing is
+    multiplied or moved; `serial`, where the library has none, or where it is the plan that is measured, which
+    `serial_by` names then."""
 
-    serial: Plan | None
+    plans: Mapping[Key, Plan]
     serial_by: str
-    multiplying: Plan | None
-    moving: Plan | None
-    sharing: Plan | None = None
     iterations: int = 0
     ideal_by: str = ""  # of the way of `multiplying` and `moving`
-
-    @property
-    def there(self) -> Mapping[Key, Plan]:
-        found: dict[Key, Plan | None] = {
-            "serial": self.serial,
-            "multiplying": self.multiplying,
-            "moving": self.moving,
-            "sharing": self.sharing,
-        }
-        return {key: plan for key, plan in found.items() if plan is not None}
 
     def overfill(self, pools: tuple[Pool, ...]) -> str:
         """Why the baselines do not fit into the free memory; empty if they fit."""
         for pool in pools:
-            needed = sum(_bytes(plan, rank) for plan in self.there.values() for rank in pool.ranks)
+            needed = sum(_bytes(plan, rank) for plan in self.plans.values() for rank in pool.ranks)
             if needed > FILLED * pool.free:
                 gib = 1 << 30
                 return f"they need {needed / gib:.1f} GiB and {pool.name} has {pool.free / gib:.1f} GiB free"
@@ -87,59 +75,34 @@ def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int, vendor: boo
             return _compiled(repeated_text(repeated, vendor=vendor, threads=threads, **what), plan.ranks, machine)
 
         copies = _compiled(copies_text(counts, ceil(operation.times)), plan.ranks, machine)
-        both, products, collectives = made(), made(sharing=False), made(multiplying=False)
-        return BaselinePlans(both, ITERATIONS, products, copies, collectives, repeated.number, way.by)
+        plans: dict[Key, Plan] = {"serial": made(), "multiplying": made(sharing=False), "moving": copies}
+        return BaselinePlans(plans | {"sharing": made(multiplying=False)}, ITERATIONS, repeated.number, way.by)
     serial, name = _shipped_serial(operation, machine)
-    if serial == plan:
-        serial = None
-    multiplying = _compiled(products_text(way.multiplications), plan.ranks, machine) if way.multiplications else None
-    moving = _compiled(copies_text(counts), plan.ranks, machine) if any(map(any, counts)) else None
-    return BaselinePlans(serial, name, multiplying, moving, ideal_by=way.by)
+    plans = {} if serial is None or serial == plan else {"serial": serial}
+    if way.multiplications:
+        plans["multiplying"] = _compiled(products_text(way.multiplications), plan.ranks, machine)
+    if any(map(any, counts)):
+        plans["moving"] = _compiled(copies_text(counts), plan.ranks, machine)
+    return BaselinePlans(plans, name, ideal_by=way.by)
 
 
-class Baselines:
-    """The executors of such plans, and how long their runs took. To be closed; before the first turn, `warm`."""
+class Baselines(ExitStack):
+    """The executors of such plans, which `opened` makes, and how long their runs took. To be closed, which keeps the
+    times; before the first turn, `warm`."""
 
-    def __init__(
-        self,
-        plans: BaselinePlans,
-        backend: GpuName,
-        machine: Machine,
-        ranks_per_gpu: int,
-        timeout: float,
-        collectives: CollectivesBy,
-    ) -> None:
-        from ..exec.executor import Executor
+    def __init__(self, plans: BaselinePlans, opened: Callable[[Plan], Executor]) -> None:
         from ..exec.inputs import noise
 
+        super().__init__()
         self._plans = plans
-        self._times: dict[Key, list[float]] = {key: [] for key in plans.there}
+        self._times: dict[Key, list[float]] = {key: [] for key in plans.plans}
         self._executors: dict[Key, Executor] = {}
-        self._open = ExitStack()
         with ExitStack() as opening:
-            for key, plan in plans.there.items():
-                executor = Executor(
-                    plan,
-                    backend,
-                    machine=machine,
-                    ranks_per_gpu=ranks_per_gpu,
-                    timeout=timeout,
-                    collectives=collectives,
-                )
-                self._executors[key] = opening.enter_context(executor)
+            for key, plan in plans.plans.items():
+                executor = self._executors[key] = opening.enter_context(opened(plan))
                 for name, rank, array in noise(plan):
                     executor.write(name, rank, array)
-            self._open = opening.pop_all()
-
-    def __enter__(self) -> Baselines:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.__exit__(*error)  # type: ignore[arg-type]
-
-    def close(self) -> None:
-        """Give all back; the times are kept."""
-        self._open.close()
+            self.push(opening.pop_all())
 
     def warm(self, *, graph: bool) -> None:
         """One run of each plan that does not count: it loads kernels and makes graphs."""
@@ -298,10 +261,4 @@ def _compiled(text: str, ranks: int, machine: Machine) -> Plan:
 def _bytes(plan: Plan, rank: int) -> int:
     from ..types import TYPES
 
-    total = 0
-    for tensor in plan.tensors:
-        size = TYPES[tensor.dtype].bytes
-        for n in tensor.shapes[rank]:
-            size *= n
-        total += size
-    return total
+    return sum(TYPES[tensor.dtype].bytes * prod(tensor.shapes[rank]) for tensor in plan.tensors)

@@ -12,7 +12,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ..device.ir import Mode
 from ..errors import PlanError, SizesError, exit_code
 from ..files import atomic
-from ..files.records import Count
+from ..files.records import Count, filled
 from ..report.job import Job, compile_job, operations, proof_words, short_words, waits
 from ..report.request import STDIN, Request, Source, parse, read
 from ..report.settings import gpu_list
@@ -216,17 +216,15 @@ def _sentence(job: Job) -> str:
 
 def _record(target: str, job: Job) -> PlanChecked:
     plan = job.plan
-    return PlanChecked(
+    return filled(
+        PlanChecked,
+        job,
+        plan,
         target=target,
-        schedule=plan.schedule,
-        ranks=plan.ranks,
         ok=True,
-        proven=job.proven,
-        unproven=job.unproven,
         proof_ms=job.proof_time / 1e3,
         operations=operations(plan),
         streams=len(plan.streams),
         waits=waits(plan),
-        short_sums=job.short_sums,
         warnings=diagnostic_records(job.warnings),
     )

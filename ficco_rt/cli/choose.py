@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import UsageError
 from ..files import atomic, shipped
-from ..files.records import NEWER, PAIRS, Count, Micros, Params, Reader, decoded
+from ..files.records import NEWER, PAIRS, Count, Micros, Params, Reader, decoded, filled
 from ..machine.profiles import is_file
 from ..report.job import Job, given_words
 from ..report.request import joins_more, machine_of
@@ -161,22 +161,9 @@ class ChoiceRecord:
 
 def record(choice: Choice) -> ChoiceRecord:
     """What --json prints."""
-    return ChoiceRecord(
-        operation=choice.operation,
-        ranks=choice.ranks,
-        machine=choice.machine.name,
-        by=choice.by,
-        schedule=choice.schedule,
-        params=choice.params,
-        mode=choice.mode,
-        kernel="vendor" if choice.vendored else "ours",
-        predicted=choice.predicted,
-        why=choice.why,
-        sources=choice.sources,
-        candidates=tuple(
-            CandidateRecord(schedule=o.schedule, params=dict(o.params), predicted=o.predicted) for o in choice.options
-        ),
-    )
+    kernel = "vendor" if choice.vendored else "ours"
+    candidates = tuple(filled(CandidateRecord, option, params=dict(option.params)) for option in choice.options)
+    return filled(ChoiceRecord, choice, machine=choice.machine.name, kernel=kernel, candidates=candidates)
 
 
 def reasons(job: Job) -> tuple[str, ...]:
@@ -188,11 +175,6 @@ def reasons(job: Job) -> tuple[str, ...]:
 
 
 _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}
-
-
-def headline(choice: Choice) -> str:
-    """The choice in one line."""
-    return f"{choice.options[0].label}, {how_words(choice.mode)}"
 
 
 def how_words(mode: str) -> str:
@@ -213,7 +195,7 @@ def report(choice: Choice, style: Style) -> str:
         *(("why" if i == 0 else "", sentence) for i, sentence in enumerate(choice.why)),
         *(("rests on" if i == 0 else "", source) for i, source in enumerate(choice.sources)),
     ]
-    text = f"{style(headline(choice), 'bold')}\n{table(rows)}\n"
+    text = f"{style(f'{best.label}, {how_words(choice.mode)}', 'bold')}\n{table(rows)}\n"
     if choice.runners_up:
         others = [(o.label, _time(o), _beside(o, best)) for o in choice.runners_up]
         text += f"next\n{table(others, right=frozenset({1, 2}))}\n"

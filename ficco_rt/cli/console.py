@@ -9,6 +9,7 @@ import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TextIO
 
 from ficco_dsl.diagnostics import Diagnostic, Span
@@ -41,9 +42,9 @@ class Style:
 
 def show_diagnostic(diagnostic: Diagnostic, sources: Sources, style: Style, kind: str = "") -> str:
     """The message with its place, the source line with a caret, notes and help."""
-    label = style(kind, "yellow") if kind == "warning: " else style(kind, "red")
-    lines = [f"{style(show_place(diagnostic.span), 'bold')}: {label}{diagnostic.message}"]
-    lines += _excerpt(diagnostic.span, sources, style, "red" if kind != "warning: " else "yellow")
+    colour = "yellow" if kind == "warning: " else "red"
+    lines = [f"{style(show_place(diagnostic.span), 'bold')}: {style(kind, colour)}{diagnostic.message}"]
+    lines += _excerpt(diagnostic.span, sources, style, colour)
     for note in diagnostic.notes:
         place = f"{show_place(note.span)}: " if note.span else ""
         lines.append(f"  {style('note:', 'cyan')} {place}{note.text}")
@@ -135,9 +136,7 @@ class Progress:
 def table(rows: Iterable[Sequence[str]], indent: str = "  ", right: frozenset[int] = frozenset()) -> str:
     """Columns of equal width, two spaces apart; the columns in `right` are flush right."""
     cells = [list(row) for row in rows]
-    widths = [
-        max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(max(map(len, cells), default=0))
-    ]
+    widths = [max(map(len, column)) for column in zip_longest(*cells, fillvalue="")]
     lines = []
     for row in cells:
         parts = [c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +16,7 @@ from ..explore import scenarios as sizes_of
 from ..explore.losses import losses
 from ..explore.scenarios import Scenario
 from ..explore.summary import Best, Fit, Pair, best, fit, wins
-from ..explore.sweep import Space, Todo, cores, make, todo
+from ..explore.sweep import Space, cores, make, todo
 from ..explore.table import TABLE, Row, TableFile, read, size_names
 from ..explore.trials import Trial, asked_for, fitting, trials
 from ..files import shipped
@@ -78,7 +78,10 @@ def explore(
             f"{measured}: has measured none of these schedules and params at these sizes and numbers of ranks"
         )
     drawn = _draw(plot, rows, pairs, found, progress) if plot is not None else []
-    tell(as_json, lambda: _record(rows, pairs, drawn), lambda style: _text(rows, pairs, drawn, style))
+    first, refused = best(rows), sum(bool(row.problem) for row in rows)
+    fitted = fit(pairs) if pairs else None
+    told = Exploration("virtual", len(rows), refused, wins(first), first, fitted, tuple(drawn))
+    tell(as_json, lambda: told, lambda style: _text(told, rows, style))
     asked = asked_for(tried)
     return 0 if any(row.time is not None for row in rows if not asked or row.schedule in asked) else NOTHING
 
@@ -128,27 +131,20 @@ def _sweep(space: Space, output: str | None, jobs: int, progress: Progress) -> l
     if plan.done:
         say(f"{output}: {count(len(plan.done), 'row')} there, {plan.rows} to be made")
     with ExitStack() as stack:
-        file = stack.enter_context(_file(output, plan, space)) if output is not None else None
+        file = None
+        if output is not None:
+            kept = (*plan.others, *plan.done)
+            names = size_names([*(row.sizes for row in kept), *(scenario.sizes for scenario in space.scenarios)])
+            file = stack.enter_context(TableFile(output, kept, names))
         stack.enter_context(progress.step(f"modelling {count(plan.rows, 'row')}"))
         for made in make(plan.parts, jobs):
             rows += made
             if file is not None:
                 file.add(made)
             progress.report((len(rows) - len(plan.done)) / plan.rows)
-    order = {key: i for i, key in enumerate(_keys(space))}
-    return sorted(rows, key=lambda row: order[row.operation, row.scenario, row.ranks, row.machine])
-
-
-def _keys(space: Space) -> Iterator[tuple[str, str, int, str]]:
-    for machine in space.machines:
-        for scenario in space.scenarios:
-            yield space.operation, scenario.name, machine.ranks, machine.name
-
-
-def _file(output: str, plan: Todo, space: Space) -> TableFile:
-    kept = (*plan.others, *plan.done)
-    names = size_names([*(row.sizes for row in kept), *(scenario.sizes for scenario in space.scenarios)])
-    return TableFile(output, kept, names)
+    keys = ((of.name, machine.ranks, machine.name) for machine in space.machines for of in space.scenarios)
+    order = {key: i for i, key in enumerate(keys)}
+    return sorted(rows, key=lambda row: order[row.scenario, row.ranks, row.machine])
 
 
 def _draw(
@@ -170,12 +166,10 @@ def _draw(
 # ---------------------------------------------------------------- words
 
 
-def _text(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str], style: Style) -> str:
+def _text(told: Exploration, rows: Sequence[Row], style: Style) -> str:
     lines = []
-    found = best(rows)
-    for (operation, ranks, machine), group in groupby(
-        found, key=lambda b: (b.row.operation, b.row.ranks, b.row.machine)
-    ):
+    alike = groupby(told.best, key=lambda b: (b.row.operation, b.row.ranks, b.row.machine))
+    for (operation, ranks, machine), group in alike:
         of = list(group)
         title = f"{operation}, {count(ranks, 'rank')}, modelled for {machine}, not measured"
         lines += [style(title, "bold"), table([_HEADER, *map(_line, of[:_SHOWN])], right=frozenset((2, 3, 4)))]
@@ -185,9 +179,11 @@ def _text(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str], styl
         lines += [f"  fastest: {won}", ""]
     lines += _params(rows)
     lines += _refused(rows)
-    if pairs:
-        lines.append(f"modelled against measured: {_fit_words(fit(pairs))}")
-    lines += [f"drawn: {name}" for name in drawn]
+    if (fitted := told.fit) is not None:
+        words = f"{count(fitted.pairs, 'row')}, median error {100 * fitted.median:.1f} %, p90 {100 * fitted.p90:.1f} %"
+        words += f", rank correlation {fitted.correlation:.2f}" if fitted.correlation is not None else ""
+        lines.append(f"modelled against measured: {words}")
+    lines += [f"drawn: {name}" for name in told.drawn]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -219,19 +215,12 @@ def _params(rows: Sequence[Row]) -> list[str]:
 
 def _refused(rows: Sequence[Row]) -> list[str]:
     """What schedules refuse, each reason once, whatever its numbers."""
-    reasons = sorted(by_reason(rows), key=len, reverse=True)
-    lines = [
-        f"refused: {count(len(of), 'row')}, such as {plain(f'{of[0].label} of {of[0].scenario}: {of[0].problem}')}"
-        for of in reasons[:_REASONS]
-    ]
+    found = by_reason((f"{row.label} of {row.scenario}", row.problem) for row in rows)
+    reasons = sorted(found, key=lambda reason: reason[0], reverse=True)
+    lines = [f"refused: {count(number, 'row')}, such as {plain(first)}" for number, first in reasons[:_REASONS]]
     if len(reasons) > _REASONS:
         lines.append(f"refused: {count(len(reasons) - _REASONS, 'further reason')}; the table has all (-o FILE.csv)")
     return lines
-
-
-def _fit_words(of: Fit) -> str:
-    words = f"{count(of.pairs, 'row')}, median error {100 * of.median:.1f} %, p90 {100 * of.p90:.1f} %"
-    return words + (f", rank correlation {of.correlation:.2f}" if of.correlation is not None else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +241,3 @@ class Exploration:
     best: tuple[Best, ...]
     fit: Fit | None
     drawn: tuple[str, ...]
-
-
-def _record(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str]) -> Exploration:
-    found, refused = best(rows), sum(bool(row.problem) for row in rows)
-    return Exploration("virtual", len(rows), refused, wins(found), found, fit(pairs) if pairs else None, tuple(drawn))

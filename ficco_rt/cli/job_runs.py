@@ -6,10 +6,11 @@ import json
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..driver.api import GPUS, DriverName, GpuName
+from ..driver.api import GPUS, DriverName
 from ..report.job import Job
 from .baselines import UNASKED, Baselines, baseline_plans, turns_among
 from .console import Progress
@@ -18,7 +19,6 @@ from .options import Options
 from .result import Result
 
 if TYPE_CHECKING:
-    from ..exec.executor import Executor
     from ..exec.inputs import InputValues
     from ..process.group import Group
 
@@ -53,6 +53,7 @@ def real_runs(
     """One verified run, then the timed runs. Where one process drives all GPUs, these alternate with the baselines.
     Without --iters and without baselines, the verified run is the timed one."""
     with progress.step("preparing the run"):
+        from ..driver.registry import has_gemms
         from ..exec.executor import Executor
         from ..exec.ideal import ideal
         from ..exec.inputs import fresh_inputs
@@ -74,19 +75,10 @@ def real_runs(
             host.append(self.issued_in if backend in GPUS else (time.perf_counter() - start) * 1e6)
 
     shared, timeout = options.ranks_per_gpu, float(options.timeout)
+    how: dict[str, Any] = {"ranks_per_gpu": shared, "timeout": timeout, "collectives": options.collectives}
+    how |= {"driver": backend, "machine": job.machine}
     with ExitStack() as opened:
-        executor = opened.enter_context(
-            Timed(
-                job.plan,
-                backend,
-                machine=job.machine,
-                order=order,
-                ranks_per_gpu=shared,
-                timeout=timeout,
-                collectives=options.collectives,
-                group=group,
-            )
-        )
+        executor = opened.enter_context(Timed(job.plan, order=order, group=group, **how))
         verification = None
         if options.no_verify:
             with progress.step("making inputs"):
@@ -109,7 +101,17 @@ def real_runs(
                 check_replay(executor)
         baselines = None
         if backend != "host" and options.baselines and right and group is None:
-            baselines = _baselines(job, options, backend, executor, opened, progress)
+            with progress.step("preparing the baselines"):
+                plans = baseline_plans(job.plan, job.machine, shared, has_gemms(backend))
+                why = "" if plans is None else plans.overfill(executor.driver.pools())
+                if why:
+                    say(
+                        "warning: serial and ideal are modelled, as there is no room to measure them: "
+                        f"{why} (--no-baselines)"
+                    )
+                elif plans is not None:
+                    baselines = opened.enter_context(Baselines(plans, partial(Executor, **how)))
+                    baselines.warm(graph=bool(options.graph))
         timed = options.iters or (UNASKED if baselines else 0 if verification and not options.warmup else 1)
         turns = turns_among(timed) if baselines else frozenset()
         for number in range(-options.warmup, timed):
@@ -133,7 +135,8 @@ def real_runs(
         devices, collectives = executor.driver.describe(), executor.driver.collectives
         yardsticks = baselines.yardsticks(median(times)) if baselines else ideal(job.plan, job.machine, shared)
     if group is not None:
-        times = _slowest(group, times, timeout)
+        told = group.exchange(json.dumps(times).encode(), timeout, "the times of the runs")
+        times = [max(each) for each in zip(*map(json.loads, told), strict=True)]  # of the slowest process
     return Result(
         job=job,
         backend=backend,
@@ -150,37 +153,3 @@ def real_runs(
         verification=verification,
         processes=1 if group is None else group.size,
     )
-
-
-def _slowest(group: Group, times: list[float], timeout: float) -> list[float]:
-    """Of each run the time of the process that took longest."""
-    told = group.exchange(json.dumps(times).encode(), timeout, "the times of the runs")
-    return [max(each) for each in zip(*map(json.loads, told), strict=True)]
-
-
-def _baselines(
-    job: Job,
-    options: Options,
-    backend: GpuName,
-    executor: Executor,
-    opened: ExitStack,
-    progress: Progress,
-) -> Baselines | None:
-    """The baselines that alternate with the runs of the schedule; None if the plan has no operation or memory is too
-    small."""
-    with progress.step("preparing the baselines"):
-        from ..driver.registry import has_gemms
-
-        plans = baseline_plans(job.plan, job.machine, options.ranks_per_gpu, has_gemms(backend))
-        if plans is None:
-            return None
-        why = plans.overfill(executor.driver.pools())
-        if why:
-            say(f"warning: serial and ideal are modelled, as there is no room to measure them: {why} (--no-baselines)")
-            return None
-        found = Baselines(
-            plans, backend, job.machine, options.ranks_per_gpu, float(options.timeout), options.collectives
-        )
-        opened.enter_context(found)
-        found.warm(graph=bool(options.graph))
-    return found

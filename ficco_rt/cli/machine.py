@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -128,45 +128,32 @@ class MachineList:
 Told: TypeAlias = MachineRecord | MachineList
 
 
-def numbers(machine: Machine, part: Device | Links, path: str) -> Iterator[Number]:
-    """The numbers of a part of a machine."""
-    for name, hint in hints(type(part)).items():
-        value = getattr(part, name)
-        if is_table(hint):
-            inner = hint.__args__[0].__args__[1]
-            found = [(f"{name}.{key}", number, unit_of(inner)) for key, number in value]
-        else:
-            found = [(name, value, unit_of(hint))]
-        for key, number, unit in found:
-            if unit is not None:
+def parts(machine: Machine) -> Iterator[tuple[Any, dict[str, Number]]]:
+    """The device and the tiers, each with its numbers by name."""
+    for path, part in (("device", machine.device), *((f"tiers[{i}]", links) for i, links in enumerate(machine.tiers))):
+        found = {}
+        for name, hint in hints(type(part)).items():
+            value, tabled = getattr(part, name), is_table(hint)
+            unit = unit_of(hint.__args__[0].__args__[1] if tabled else hint)
+            if unit is None:
+                continue
+            for key, number in [(f"{name}.{key}", of_key) for key, of_key in value] if tabled else [(name, value)]:
                 source = machine.source_of(f"{path}.{key}")
                 measured = source.startswith("measured") if unit.measurable else None
-                yield Number(key, number, unit.words, measured, source)
-
-
-def parts(machine: Machine) -> Iterator[tuple[Device | Links, str]]:
-    """The device and the tiers, with their paths."""
-    yield machine.device, "device"
-    for i, links in enumerate(machine.tiers):
-        yield links, f"tiers[{i}]"
+                found[key] = Number(key, number, unit.words, measured, source)
+        yield part, found
 
 
 def record(machine: Machine) -> MachineRecord:
     """The machine as JSON tells it."""
-
-    def told(part: Device | Links, path: str) -> dict[str, Number]:
-        return {n.name: n for n in numbers(machine, part, path)}
-
-    device = machine.device
+    (device, numbers), *tiers = parts(machine)
     return MachineRecord(
         name=machine.name,
         source=machine.source,
         ranks=machine.ranks,
         kernels=kernels(device.arch),
-        device=DeviceRecord(device.name, device.arch, told(device, "device")),
-        tiers=tuple(
-            TierRecord(links.name, links.kind, told(links, f"tiers[{i}]")) for i, links in enumerate(machine.tiers)
-        ),
+        device=DeviceRecord(device.name, device.arch, numbers),
+        tiers=tuple(TierRecord(links.name, links.kind, found) for links, found in tiers),
         measured=MeasuredRecord(m.devices, m.driver, m.software, m.date) if (m := machine.measured) else None,
         tables={name: len(getattr(m, name)) if m else 0 for name in TITLES},
     )
@@ -214,9 +201,7 @@ def _joined(links: Links) -> str:
 
 
 def _measured(machine: Machine) -> str:
-    found = [
-        n.measured for part, path in parts(machine) for n in numbers(machine, part, path) if n.measured is not None
-    ]
+    found = [n.measured for _, numbers in parts(machine) for n in numbers.values() if n.measured is not None]
     if not any(found):
         return "not measured"
     return f"{sum(found)} of {len(found)} rates and times measured"
@@ -227,7 +212,8 @@ def _measured(machine: Machine) -> str:
 
 def render(machine: Machine, style: Style) -> str:
     """The machine for people."""
-    device, measured = machine.device, machine.measured
+    (device, numbers), *tiers = parts(machine)
+    measured = machine.measured
     out = [
         f"{style(machine.name, 'bold')}: {count(machine.ranks, 'rank')}, {linked(machine)}; {_measured(machine)}",
         f"  source   {machine.source}",
@@ -235,12 +221,12 @@ def render(machine: Machine, style: Style) -> str:
         f"  vendor   {_library(device)}",
         "",
         f"{style(device.name, 'bold')} ({device.arch})",
-        _numbers(machine, device, "device"),
+        _numbers(numbers.values()),
     ]
-    for i, links in enumerate(machine.tiers):
+    for links, numbers in tiers:
         title = style(f"Tier {links.name}", "bold")
         by = "" if links.reach == "memory" else ", by messages of NCCL or RCCL alone"
-        out += ["", f"{title}: {links.kind} of {_joined(links)}{by}", _numbers(machine, links, f"tiers[{i}]")]
+        out += ["", f"{title}: {links.kind} of {_joined(links)}{by}", _numbers(numbers.values())]
     out += ["", style("Measurements", "bold")]
     if measured is not None:
         where = f"{', '.join(measured.devices)}; driver {measured.driver}"
@@ -253,10 +239,10 @@ def render(machine: Machine, style: Style) -> str:
     return "\n".join(out) + "\n"
 
 
-def _numbers(machine: Machine, part: Device | Links, path: str) -> str:
+def _numbers(numbers: Iterable[Number]) -> str:
     words = {True: "measured", False: "not measured", None: ""}
     rows, last = [], ""
-    for n in numbers(machine, part, path):
+    for n in numbers:
         source = n.source.removeprefix("not measured: ").removeprefix("measured ")
         if not source and n.measured is not None:
             source = "see source"

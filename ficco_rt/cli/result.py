@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
-from ..analysis.account import Account, StageUse, account, rank_uses
+from ..analysis.account import Account, StageUse, rank_uses
 from ..analysis.concurrency import Concurrent, concurrent, overlap_rate
 from ..driver.api import GPUS, DriverName
 from ..errors import NumbersError
-from ..files.records import LEFT_OUT, NEWER, Count, Micros, Params, Positive
-from ..report.account_words import SERIAL, RunTimes, lost_words, moved_words, times_of
-from ..report.inside_words import launch_records, summary
+from ..files.records import LEFT_OUT, NEWER, Count, Micros, Params, Positive, filled
+from ..report import account_words
 from ..report.job import Job, proof_words, short_words, within_roundings
 from ..report.sources import DiagnosticRecord, diagnostic_records
 from ..report.wording import count, join_words, show_params, show_time
@@ -49,14 +48,7 @@ class Result:
     order: str | None = None
     verification: Verification | None = None
     processes: int = 1  # that the ranks were in
-    modelled: Trace | None = None  # of a measured run: the same plan on the virtual clock
-
-    @property
-    def account(self) -> Account:
-        """Where the time of the trace went."""
-        yardsticks = self.yardsticks
-        alone = yardsticks.compute_alone, yardsticks.communication_alone
-        return account(self.trace, self.job.plan, self.job.machine, *alone)
+    modelled: account_words.RunTimes | None = None  # of a measured run: the same plan on the virtual clock
 
     @property
     def time(self) -> float:
@@ -227,7 +219,7 @@ class Run:
     concurrent: Concurrent | None = None
     account: Account = NEWER
     stages: tuple[StageUse, ...] = NEWER
-    modelled: RunTimes | None = None
+    modelled: account_words.RunTimes | None = None
     launches: tuple[LaunchInside, ...] = ()
     host: Micros = 0.0
     plan_hash: str
@@ -243,36 +235,27 @@ def record(result: Result) -> Run:
         compared = None
     rounded = compared if compared is not None and compared.alone != "exact" else None  # random data were compared
     one_signed = compared.one_signed if compared is not None else None
-    exposed, times = result.exposed, times_of(result.trace, plan, job.machine, yardsticks)
-    return Run(
-        schedule=plan.schedule,
-        path=job.path,
-        title=job.title,
-        backend=result.backend,
-        devices=result.devices,
-        processes=result.processes,
+    exposed, times = result.exposed, account_words.times_of(result.trace, plan, job.machine, yardsticks)
+    return filled(
+        Run,
+        result,
+        job,
+        plan,
         collectives=result.collectives or None,
-        graph=result.graph,
         machine=job.machine.name,
         clock=result.trace.clock,
-        ranks=plan.ranks,
         params=dict(plan.params),
         given={g.param: GivenRecord(g.value, g.rule, g.why) for g in job.given},
         choice=None if job.choice is None else choice_record(job.choice),
         # neither right nor wrong: within roundings that may take too much
         verified=None if compared is None or (compared.ok and not compared.correct) else compared.ok,
         integers=compared.integers if compared else None,
-        proven=job.proven,
         why=reasons(job),
         warnings=diagnostic_records(job.warnings),
-        unproven=job.unproven,
         rel_err=rounded.rel_err if rounded else None,
         tolerance=rounded.tolerance if rounded else None,
         one_signed=Error(one_signed.rel_err, one_signed.tolerance) if one_signed is not None else None,
         allowance=compared.allowance if compared else None,
-        short_sums=job.short_sums,
-        seed=result.seed,
-        order=result.order,
         iters=len(result.times),
         time_ms=result.time / 1e3,
         time_ms_min=min(result.times) / 1e3,
@@ -285,29 +268,14 @@ def record(result: Result) -> Run:
         yardsticks_of=yardsticks.of,
         serial_by=yardsticks.serial_by or None,
         ideal_by=yardsticks.ideal_by or None,
-        share_of_ideal=result.share_of_ideal,
         exposed_ms=None if exposed is None else exposed / 1e3,
-        exposed_of=result.exposed_of,
-        concurrent=result.concurrent,
         account=times.account,
         stages=times.stages,
-        modelled=_modelled(result),
-        launches=launch_records(result.trace),
+        launches=account_words.launch_records(result.trace),
         host=median(result.host),
-        plan_hash=result.plan_hash,
         version=__version__,
         error=error_record(result.error) if result.error else LEFT_OUT,
     )
-
-
-def _modelled(result: Result) -> RunTimes | None:
-    """What the model says of the run, beside what was measured; None where it was not asked, or is all there is."""
-    from ..exec.ideal import ideal
-
-    if result.modelled is None:
-        return None
-    plan, machine = result.job.plan, result.job.machine
-    return times_of(result.modelled, plan, machine, ideal(plan, machine))
 
 
 def report(result: Result, style: Style) -> str:
@@ -321,6 +289,7 @@ def report(result: Result, style: Style) -> str:
     modelled = result.trace.clock == "virtual"
     runs = f", median of {len(result.times)} runs" if len(result.times) > 1 else ""
     clock = f"modelled for {machine.name}, not measured" if modelled else f"measured on {machine.name}"
+    host = "to issue a run" if result.backend in GPUS else "of modelling" if result.backend == "sim" else "a run"
     proof = f", {proof_words(job)}" if job.graph is None and job.proven else ""
     rows = [
         *(("why" if i == 0 else "", reason) for i, reason in enumerate(reasons(job))),
@@ -333,10 +302,10 @@ def report(result: Result, style: Style) -> str:
         ("ideal", _ideal(result)),
         *([("at once", _at_once(result, at_once))] if (at_once := result.concurrent) is not None else []),
         ("exposed", _exposed(result)),
-        ("lost", lost_words(result.account)),
-        *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
+        ("lost", account_words.lost_words(account_words.account_of(result.trace, plan, machine, result.yardsticks))),
+        *([("inside", inside)] if (inside := account_words.summary(result.trace)) is not None else []),
         *([("clocks", f"those of the GPUs agree to {show_time(within)}")] if (within := result.trace.within) else []),
-        ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
+        ("host", f"{show_time(median(result.host))} {host} on this machine's CPU"),
         ("plan", f"{result.plan_hash[:16]}{proof}"),
     ]
     lines.append(table(rows))
@@ -344,28 +313,24 @@ def report(result: Result, style: Style) -> str:
 
 
 def _backend(result: Result) -> str:
-    machine = result.job.machine
+    """What ran, on what, and how."""
+    machine, ranks = result.job.machine, result.job.plan.ranks
+    together = f" in {result.processes} processes" if result.processes > 1 else ""
     if result.backend in GPUS:
         how = "graphs" if result.graph else "streams"
-        return (
-            f"{result.backend}: {count(result.job.plan.ranks, 'rank')}{_processes(result)} on {result.devices}, {how}"
-        )
-    ranks = count(result.job.plan.ranks, "virtual GPU") + _processes(result)
+        return f"{result.backend}: {count(ranks, 'rank')}{together} on {result.devices}, {how}"
     how = "no data moves" if result.backend == "sim" else "on numpy"
-    return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
-
-
-def _processes(result: Result) -> str:
-    return f" in {result.processes} processes" if result.processes > 1 else ""
+    links = " and a ".join(links.kind for links in machine.tiers)
+    stands_for = f"as {machine.device.name} on a {links} ({machine.name})"
+    return f"{result.backend}: {count(ranks, 'virtual GPU')}{together}, {how}, {stands_for}"
 
 
 def _serial(result: Result) -> str:
     yardsticks = result.yardsticks
-    how = f"for {SERIAL}"
+    how = f"for {account_words.SERIAL}"
     if yardsticks.measured:
-        how = f"measured, as {yardsticks.serial_by}" if yardsticks.serial_by else "measured, computing, then moving"
-        how += "" if yardsticks.serial_by else _by(yardsticks)
-        how += f", {count(yardsticks.turns, 'run')} in turn with these"
+        as_ = f"as {yardsticks.serial_by}" if yardsticks.serial_by else f"computing, then moving{_by(yardsticks)}"
+        how = f"measured, {as_}, {count(yardsticks.turns, 'run')} in turn with these"
     return f"{show_time(yardsticks.serial)} {how}{_gain(yardsticks.serial, result.time)}{_estimate(result)}"
 
 
@@ -406,15 +371,9 @@ def _exposed(result: Result) -> str:
         return f"{time} more than computing alone"
     if result.exposed is None:
         copies = f"{time} of copies with no computing beside them, and more: " if result.exposed_copies else ""
-        return f"{copies}not told apart, as {moved_words(result.peer_bytes)}"
+        return f"{copies}not told apart, as {account_words.moved_words(result.peer_bytes)}"
     traced = ", in a run with timestamps" if result.exposed_of == "traced run" else ""
     return f"{time} of communication with no computing beside it{traced}"
-
-
-def _host(result: Result) -> str:
-    if result.backend in GPUS:
-        return "to issue a run"
-    return "of modelling" if result.backend == "sim" else "a run"
 
 
 def _gain(serial: float, time: float) -> str:
@@ -423,10 +382,6 @@ def _gain(serial: float, time: float) -> str:
         return ""
     times, word = (serial / time, "fast") if serial >= time else (time / serial, "slow")
     return f"; this is {times:.2f} times as {word}"
-
-
-def _links(machine: Any) -> str:
-    return f"{' and a '.join(links.kind for links in machine.tiers)} ({machine.name})"
 
 
 def _numbers(result: Result, style: Style) -> str:

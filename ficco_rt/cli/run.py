@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from ..driver.api import GPUS, DriverName
 from ..errors import UsageError
-from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs
+from ..files.atomic import PAGE, PICTURE, TRACE, check_outputs, write_atomic
+from ..report.account_words import times_of
 from ..report.job import Job, compile_job
 from ..report.request import Request, Source, machine_at_hand, machine_of, of_stdin, read, read_stdin
 from .choose import chosen, default_of, is_operation, settings_of
@@ -17,7 +18,6 @@ from .intermediate import emit, refuse_device_plan_options
 from .job_runs import modelled_run, real_runs
 from .messages import error_text, print_json, say, warn
 from .options import Options
-from .outputs import write_outputs
 from .result import Result, record, report
 
 if TYPE_CHECKING:
@@ -149,11 +149,62 @@ def _order(text: str | None, job: Job | None = None) -> str | None:
 
 def _tell(result: Result, options: Options) -> None:
     style = Style(sys.stdout)
-    sys.stdout.write(report(result, style))
-    if len(result.trace.lanes) <= SKETCHED and result.trace.spans:
-        from .timeline import sketch
-
-        sys.stdout.write("\n" + sketch(result.trace, style))
+    sys.stdout.write(report(result, style) + sketched(result, style))
     for path in (options.trace, options.timeline, options.report):
         if path:
             sys.stdout.write(f"wrote {path}\n")
+
+
+def sketched(result: Result, style: Style) -> str:
+    """A sketch of the run, to stand under its report; empty where it has too many streams."""
+    if len(result.trace.lanes) > SKETCHED or not result.trace.spans:
+        return ""
+    from .timeline import sketch
+
+    return "\n" + sketch(result.trace, style)
+
+
+# ---------------------------------------------------------------- files that options name
+
+
+def write_outputs(result: Result, options: Options, progress: Progress) -> Result:
+    """Write the files; the result comes back with what they needed besides: arrows, and a measured run's model."""
+    if not (options.trace or options.timeline or options.report):
+        return result
+    from ..report.tracefile import kept, to_json
+
+    result = with_arrows(result)
+    if result.trace.clock != "virtual" and (options.trace or options.report):
+        result = _with_model(result, progress)
+    if options.trace:
+        write_atomic(options.trace, to_json(result.trace, record(result)))
+    if options.timeline:
+        from .timeline import write_picture
+
+        write_picture(result.trace, options.timeline)
+    if options.report:
+        from .page.page_run import of_run
+        from .page.write import page
+
+        write_atomic(options.report, page([of_run(result.job.path, record(result), kept(result.trace))]))
+    return result
+
+
+def with_arrows(result: Result) -> Result:
+    """The result whose trace says which span waited for which."""
+    from ..analysis.causes import arrows
+
+    trace = result.trace
+    return replace(result, trace=replace(trace, arrows=arrows(result.job.plan, trace)))
+
+
+def _with_model(result: Result, progress: Progress) -> Result:
+    """A measured result with what the model says of the same plan."""
+    from ..compiler import compilation
+    from ..exec.ideal import ideal
+    from ..sim.simulate import simulate
+
+    plan, machine = result.job.plan, result.job.machine
+    with progress.step("modelling the run"), compilation(plan.ranks):
+        trace = simulate(plan, machine, "graph" if result.graph else "streams")
+    return replace(result, modelled=times_of(trace, plan, machine, ideal(plan, machine)))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
 from ..driver.api import GPUS, GpuName
-from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
-from ..files import atomic, records
+from ..errors import UsageError
 from ..files.atomic import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
-from ..files.records import Positive, Reader, decoded
+from ..files.records import Positive
 from ..graph.overrides import split_overrides, with_overrides, written
 from ..report.charts import Panel, Series, panels
 from ..report.drawing import plain
@@ -25,20 +21,14 @@ from ..report.settings import parse_choices
 from ..report.wording import by_reason, count, show_time
 from ..trace.model import ClockKind
 from .console import Progress, Style, table
-from .messages import say, tell
-from .shape_process import by_threads, measured_in_process, threads_said
-from .shaping import Effort, Row, Setting, measured_row, modelled_row, settings, swept, told
+from .messages import tell
+from .shape_sweep import Effort, Sweep, rows_of, threads_said
+from .shaping import Row, settings
 
 if TYPE_CHECKING:
-    from ficco_dsl.nodes import Schedule
-
     from ..driver.api import CollectivesBy
     from ..machine.model import Machine
-    from ..plan.ir import Plan
-    from ..report.request import Source
-    from .baselines import Baselines
 
-FORMAT = 1
 NOTHING = 2  # the exit code if no setting has a time
 _SHOWN = 40  # lines of the table; the file has all
 
@@ -71,14 +61,15 @@ def shape(
     both = next((name for name in choices if name in said), None)
     if both is not None:
         raise UsageError(f"{both} is set and swept; say it once")
-    tried = swept(choices) if choices else settings(schedule, said, found.device)
+    swept = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    tried = swept if choices else settings(schedule, said, found.device)
     for one in tried:
         with_overrides(schedule, split_overrides(one).said)  # what no queue can say is told before the long work
     progress = Progress()
     effort = Effort(iters, float(timeout), graph, collectives)
     sweep_ = Sweep(schedule, said, found, driver, effort, source)
-    rows = _rows(sweep_, tried, rows_file, progress)
-    timed = _timed(rows)
+    rows = rows_of(sweep_, tried, rows_file, progress)
+    timed = sorted((row for row in rows if row.time is not None), key=_place)  # the best first
     best = timed[0] if timed else None
     wrote = []
     if plot is not None and timed:
@@ -88,7 +79,10 @@ def shape(
         text = source.data.decode("utf-8")
         write_atomic(output, written(text, source.name, dict(best.setting)))
         wrote.append(output)
-    tell(as_json, lambda: _record(sweep_, rows, wrote), lambda style: _text(sweep_, rows, wrote, style))
+    clock: ClockKind = "virtual" if driver == "sim" else "device"
+    name, all_rows = schedule.name, tuple(rows)
+    told = Shaped(name, found.ranks, found.name, clock, __version__, all_rows, best, tuple(wrote))
+    tell(as_json, lambda: told, lambda style: _text(told, timed, found.device.name, style))
     return 0 if best is not None else NOTHING
 
 
@@ -105,150 +99,31 @@ def _driver(backend: str, machine: str | None) -> GpuName | Literal["sim"]:
     raise UsageError(f"there is no backend '{backend}' here: settings are measured on cuda or hip, or modelled: sim")
 
 
-@dataclass
-class Sweep:
-    """What all settings of a sweep have in common."""
-
-    schedule: Schedule
-    said: Mapping[str, object]
-    machine: Machine
-    driver: GpuName | Literal["sim"]
-    effort: Effort
-    source: Source
-    baselines: Baselines | None = None
-
-    def like(self, setting: Setting) -> Callable[[], Sweep]:
-        """What makes such a sweep in another process: all of its settings have the threads that this one says."""
-        threads = {name: value for name, value in setting.items() if name.endswith(".threads")}
-        said = {**self.said, **threads}
-        return partial(Sweep, self.schedule, said, self.machine, self.driver, self.effort, self.source)
-
-    @cached_property
-    def _common(self) -> bytes:
-        how = repr((self.machine, sorted(self.said.items()), self.driver, self.effort, __version__))
-        return how.encode() + self.source.data
-
-    def made(self, setting: Mapping[str, object]) -> str:
-        """A digest of what makes the setting's row."""
-        return hashlib.sha256(self._common + repr(sorted(setting.items())).encode()).hexdigest()[:12]
-
-    def row(self, setting: Mapping[str, object]) -> Row:
-        """The setting's row. What it is refused for is the row's problem."""
-        made = self.made(setting)
-        try:
-            plan = self._plan({**self.said, **setting})
-            if self.driver == "sim":
-                return modelled_row(setting, plan, self.machine, made)
-            assert self.baselines is not None
-            return measured_row(setting, plan, self.machine, made, self.driver, self.baselines, self.effort)
-        except (ScheduleError, UsageError, DeviceError, NumbersError) as error:
-            return Row(tuple(setting.items()), problem=told(error), made=made)
-
-    def _plan(self, given: Mapping[str, object]) -> Plan:
-        from ..compiler import compiled
-
-        return compiled(self.schedule, self.machine.ranks, given, self.machine)
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        """With the baselines that measured settings alternate with."""
-        if self.driver == "sim":
-            yield
-            return
-        from ..driver.registry import has_gemms
-        from .baselines import Baselines, baseline_plans
-
-        plans = baseline_plans(self._plan(self.said), self.machine, 1, has_gemms(self.driver))
-        if plans is None:
-            raise UsageError("not all outputs of the schedule are claimed, so nothing says what it is compared with")
-        made = Baselines(plans, self.driver, self.machine, 1, self.effort.timeout, self.effort.collectives)
-        with made:
-            made.warm(graph=self.effort.graph)
-            self.baselines = made
-            yield
-
-
-def _rows(sweep: Sweep, tried: Sequence[Mapping[str, object]], path: str | None, progress: Progress) -> list[Row]:
-    """The rows of all settings, those that were there ahead. Each is in the file before the next is begun."""
-    known = {row.made: row for row in _there(path)}
-    lacking = [one for one in tried if sweep.made(one) not in known]
-    if path is not None and len(lacking) < len(tried):
-        say(f"{path}: {count(len(tried) - len(lacking), 'row')} there, {len(lacking)} to be made")
-    word = "modelling" if sweep.driver == "sim" else "measuring"
-    with progress.step(f"{word} {count(len(lacking), 'setting')}"):
-        for done, (one, row) in enumerate(_made(sweep, lacking), 1):
-            made = sweep.made(one)
-            known[made] = replace(row, made=made) if row.made else row  # what was lost is to be made another time
-            if path is not None:
-                kept = RowsFile(FORMAT, tuple(row for row in known.values() if row.made))
-                write_atomic(path, json.dumps(records.plain(kept), indent=1) + "\n")
-            progress.report(done / len(lacking))
-    return [replace(known[sweep.made(one)], made=sweep.made(one)) for one in tried]
-
-
-def _made(sweep: Sweep, lacking: Sequence[Setting]) -> Iterator[tuple[Setting, Row]]:
-    """The rows of settings. On GPUs those with other threads of the library's blocks are made in other processes, one
-    after another, when this process has given its baselines back."""
-    here, *others = [lacking] if sweep.driver == "sim" else by_threads(sweep.said, lacking).values()
-    if here:
-        with sweep.ready():
-            for one in here:
-                yield one, sweep.row(one)
-    for settings_ in others:
-        yield from zip(settings_, measured_in_process(sweep.like(settings_[0]), settings_), strict=True)
-
-
-@dataclass(frozen=True, slots=True)
-class RowsFile:
-    """The rows of a sweep as they are kept."""
-
-    ficco_shape: int
-    rows: tuple[Row, ...]
-
-
-def _there(path: str | None) -> tuple[Row, ...]:
-    """The rows of the file, if there is one."""
-    if path is None or not Path(path).is_file():
-        return ()
-    data = decoded(atomic.read_text(path), path)
-    number = data.get("ficco_shape") if isinstance(data, dict) else None
-    if type(number) is not int or number != FORMAT:
-        raise UsageError(f"{path}: is no table of `ficco shape`, or one of another version; name another file")
-    found: RowsFile = Reader(path, way_out="; name another file").read(RowsFile, data, "")
-    return found.rows
-
-
 # ---------------------------------------------------------------- words and picture
 
 
-def _timed(rows: Sequence[Row]) -> list[Row]:
-    """Those with a time, the best first."""
-    return sorted(
-        (row for row in rows if row.time is not None), key=lambda row: (round(row.time or 0.0, 1), len(row.setting))
-    )
+def _place(row: Row) -> tuple[float, int]:
+    return round(row.time or 0.0, 1), len(row.setting)
 
 
-def _text(of: Sweep, rows: Sequence[Row], wrote: Sequence[str], style: Style) -> str:
-    machine, driver, timed = of.machine, of.driver, _timed(rows)
-    how = f"modelled for {machine.name}, not measured" if driver == "sim" else f"measured on {machine.device.name}"
-    lines = [style(f"{of.schedule.name}, {count(machine.ranks, 'rank')}, {how}", "bold")]
+def _text(of: Shaped, timed: Sequence[Row], device: str, style: Style) -> str:
+    how = f"modelled for {of.machine}, not measured" if of.clock == "virtual" else f"measured on {device}"
+    lines = [style(f"{of.schedule}, {count(of.ranks, 'rank')}, {how}", "bold")]
     shown = [_HEADER, *map(_line, timed[:_SHOWN])]
     lines.append(table(shown, right=frozenset((1, 2, 3, 4, 5))))
     if len(timed) > _SHOWN:
         lines.append(f"  … and {count(len(timed) - _SHOWN, 'setting')} more: the table has all (--rows FILE.json)")
-    for alike in by_reason(rows):
-        first = alike[0]
-        lines.append(f"refused: {count(len(alike), 'setting')}, such as {plain(f'{first.label}: {first.problem}')}")
-    if timed:
-        best = timed[0]
+    reasons = by_reason((row.label, row.problem) for row in of.rows)
+    lines += [f"refused: {count(number, 'setting')}, such as {plain(first)}" for number, first in reasons]
+    if (best := of.best) is not None:
         words = f"; {best.time_ratio:.3f} of sequential" if best.time_ratio is not None else ""
         words += f", {100 * best.share_of_saving:.0f} % of the ideal saving" if best.share_of_saving is not None else ""
         lines.append(f"best: {plain(best.label)}{words}")
-    if driver == "sim":
+    if of.clock == "virtual":
         lines.append(_MODEL)
     elif len({threads_said(dict(row.setting)) for row in timed}) > 1:
         lines.append(_APART)
-    lines += [f"wrote {name}" for name in wrote]
+    lines += [f"wrote {name}" for name in of.wrote]
     return "\n".join(lines) + "\n"
 
 
@@ -279,16 +154,15 @@ def picture(rows: Sequence[Row], name: str, machine: Machine, driver: str) -> st
         high = any(key.endswith(".priority") and value == "high" for key, value in row.setting)
         kinds.setdefault("with priority" if high else "without", []).append(row)
     made = []
-    reads: tuple[tuple[str, Callable[[Row], int | None], int, str], ...] = (
-        ("multiprocessors left free", lambda row: row.free_sms, 1, ""),
-        ("shared memory left free on a multiprocessor", lambda row: row.free_smem, 1024, ", KiB"),
-    )
-    for what, read_, scale, unit in reads:
+    for free, what, scale, unit in (
+        ("free_sms", "multiprocessors left free", 1, ""),
+        ("free_smem", "shared memory left free on a multiprocessor", 1024, ", KiB"),
+    ):
         series = []
         for kind, of in sorted(kinds.items()):
-            placed = [(row, free) for row in of if row.time_ratio is not None and (free := read_(row)) is not None]
-            points = tuple((free / scale, row.time_ratio or 0.0) for row, free in placed)
-            tips = tuple(f"{row.label}\n{row.time_ratio:.3f} of sequential" for row, _ in placed)
+            placed = [row for row in of if row.time_ratio is not None and getattr(row, free) is not None]
+            points = tuple((getattr(row, free) / scale, row.time_ratio or 0.0) for row in placed)
+            tips = tuple(f"{row.label}\n{row.time_ratio:.3f} of sequential" for row in placed)
             series.append(Series(kind, points, tips))
         made.append(Panel(f"time over sequential, by {what}", f"{what}{unit}", "time over sequential", tuple(series)))
     how = "modelled, not measured" if driver == "sim" else "measured"
@@ -315,10 +189,3 @@ class Shaped:
     rows: tuple[Row, ...]
     best: Row | None
     wrote: tuple[str, ...]
-
-
-def _record(of: Sweep, rows: Sequence[Row], wrote: Sequence[str]) -> Shaped:
-    clock: ClockKind = "virtual" if of.driver == "sim" else "device"
-    best = next(iter(_timed(rows)), None)
-    name, machine = of.schedule.name, of.machine
-    return Shaped(name, machine.ranks, machine.name, clock, __version__, tuple(rows), best, tuple(wrote))

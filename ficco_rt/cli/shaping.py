@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import ceil
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from ficco_dsl import nodes as n
@@ -23,11 +21,8 @@ from ..graph.overrides import NOTHING, split_overrides, value_of, with_overrides
 
 if TYPE_CHECKING:
     from ..device.ir import DeviceLaunch
-    from ..driver.api import CollectivesBy, GpuName
-    from ..exec.ideal import Yardsticks
     from ..machine.model import Device, Machine
     from ..plan.ir import Plan
-    from .baselines import Baselines
 
 Setting: TypeAlias = Mapping[str, object]  # what queues say, and perhaps params, in place of the text
 KIB = 1 << 10
@@ -111,11 +106,6 @@ def settings(schedule: n.Schedule, said: Setting, device: Device) -> list[dict[s
     return list({tuple(sorted(one.items(), key=str)): one for one in found}.values())
 
 
-def swept(choices: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
-    """All combinations of the caller's values."""
-    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-
-
 def _all(queues: Sequence[str], attribute: str, value: object) -> dict[str, object]:
     return {f"{queue}.{attribute}": value for queue in queues}
 
@@ -151,59 +141,3 @@ def left_free(plan: Plan, machine: Machine) -> tuple[int | None, int | None]:
         for launch in launches
     )
     return max(0, device.sms - taken), max(0, device.smem_per_sm - held)
-
-
-# ---------------------------------------------------------------- how long it takes
-
-
-def modelled_row(setting: Setting, plan: Plan, machine: Machine, made: str) -> Row:
-    """The row of a setting, modelled on the virtual clock."""
-    from ..compiler import compilation
-    from ..exec.ideal import ideal
-    from ..sim.simulate import simulate
-
-    with compilation(plan.ranks):
-        time = simulate(plan, machine).duration
-    return timed_row(setting, plan, machine, made, time, ideal(plan, machine))
-
-
-def timed_row(setting: Setting, plan: Plan, machine: Machine, made: str, time: float, found: Yardsticks) -> Row:
-    """The row of a setting that took `time`."""
-    ideal = max(found.compute_alone, found.collectives_alone) if found.iterations else found.ideal
-    sms, smem = left_free(plan, machine)
-    return Row(tuple(setting.items()), time, found.serial, ideal, found.iterations, sms, smem, "", made)
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How a setting is measured: runs, each with a turn of the baselines; seconds that a run may take."""
-
-    runs: int
-    timeout: float
-    graph: bool
-    collectives: CollectivesBy
-
-
-def measured_row(
-    setting: Setting, plan: Plan, machine: Machine, made: str, backend: GpuName, baselines: Baselines, effort: Effort
-) -> Row:
-    """The row of a setting, measured on GPUs: its numbers are verified on integers, then it is timed in turn with the
-    baselines."""
-    from ..errors import NumbersError
-    from ..exec.executor import Executor
-    from ..exec.verify import verified_run
-
-    with Executor(plan, backend, machine=machine, timeout=effort.timeout, collectives=effort.collectives) as executor:
-        if plan.claims:
-            found = verified_run(executor, values="exact")
-            if not found.ok:
-                raise NumbersError(f"{found.worst} (on integers that nothing rounds)")
-        executor.graph = effort.graph
-        executor.run()
-        times = []
-        for _ in range(effort.runs):
-            executor.run()
-            times.append(executor.duration)
-            baselines.turn()
-    yardsticks = baselines.yardsticks(median(times), last=effort.runs)
-    return timed_row(setting, plan, machine, made, median(times), yardsticks)

@@ -10,9 +10,10 @@ from pathlib import Path
 from ..errors import UsageError
 from ..files.atomic import PICTURE, check_outputs, read_text, write_atomic
 from ..report import tracefile
-from ..report.drawing import clean, clock_words, stage_colours
-from ..report.inside_words import launch_words
-from ..report.wording import one_line, show_time
+from ..report.account_words import launch_words
+from ..report.drawing import clean, clock_words
+from ..report.drawing import timeline as layout
+from ..report.wording import count, one_line, show_time
 from ..trace.inside import LaunchInside, launches, pairs
 from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
 from .console import Style, table
@@ -33,7 +34,7 @@ def timeline(trace: str, output: str | None, works: bool = False, against: str |
     record = _read(trace)
     if output:
         write_picture(record, output)
-        ranks = "1 rank" if record.ranks == 1 else f"{record.ranks} ranks"
+        ranks = count(record.ranks, "rank")
         sys.stdout.write(f"{output}: {record.schedule}, {ranks}, {show_time(record.duration)} {clock_words(record)}\n")
     else:
         words = clock_words(record) + (", not measured" if record.clock == "virtual" else "")
@@ -54,41 +55,32 @@ def write_picture(trace: Trace, path: str) -> None:
 
 def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
     """One line a stream: a column's height is the share of its time that the stream worked."""
-    trace = clean(trace)
-    lanes = sorted(trace.lanes, key=lambda lane: lane.rank)
-    colours = stage_colours(trace)
+    drawn = layout(trace)
+    trace, colours = drawn.trace, drawn.stages
     colour_of = {c.name: c.colour for c in colours}
     letter_of = {c.name: "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[i % 26] for i, c in enumerate(colours)}
-    name_width = min(max((len(lane.name) for lane in lanes), default=0), 14)
-    margin = len(f"rank {max(trace.ranks - 1, 0)}") + 2 + name_width + 4
+    first = len(f"rank {max(trace.ranks - 1, 0)}")
+    name_width = min(max((len(lane.name) for lane in trace.lanes), default=0), 14)
+    margin = first + 2 + name_width + 4
     if columns is None:
         columns = shutil.get_terminal_size((100, 24)).columns
     width = max(_NARROWEST, min(columns - margin, _WIDEST))
-    by_lane: dict[tuple[int, int], list[TraceSpan]] = {}
-    for span in trace.spans:
-        if span.kind not in NO_WORK:
-            by_lane.setdefault((span.rank, span.stream), []).append(span)
     lines = []
-    last = None
-    for lane in lanes:
-        rank = f"rank {lane.rank}" if lane.rank != last else ""
-        last = lane.rank
-        cells = _cells(by_lane.get((lane.rank, lane.stream), []), trace.duration, width)
-        drawn = ""
-        for share, stage in cells:
-            block = _BLOCKS[min(8, max(1, round(share * 8)))] if share > 0 else " "
-            if not style.on and block != " ":  # without colours a letter says the stage, in small where half idle
-                block = letter_of[stage] if share >= 0.5 else letter_of[stage].lower()
-            drawn += style.rgb(block, colour_of[stage]) if stage else block
-        label = f"{rank:<{len(f'rank {max(trace.ranks - 1, 0)}')}}  {lane.name[:name_width]:>{name_width}}"
-        lines.append(f"{label} │{drawn}│")
-    end = show_time(trace.duration)
-    lines.append(" " * (margin - 2) + "0" + end.rjust(width - 1))
-    if style.on:
-        keys = "   ".join(f"{style.rgb('█', c.colour)} {c.name}" for c in colours)
-    else:
-        keys = "   ".join(f"{letter_of[c.name]} {c.name}" for c in colours)
-    lines.append(" " * (margin - 2) + keys)
+    for band in drawn.bands:
+        rank = f"rank {band.rank}"
+        for lane in band.lanes:
+            works = [span for number, _ in lane.spans if (span := trace.spans[number]).kind not in NO_WORK]
+            cells = ""
+            for share, stage in _cells(works, trace.duration, width):
+                block = _BLOCKS[min(8, max(1, round(share * 8)))] if share > 0 else " "
+                if not style.on and block != " ":  # without colours a letter says the stage, in small where half idle
+                    block = letter_of[stage] if share >= 0.5 else letter_of[stage].lower()
+                cells += style.rgb(block, colour_of[stage]) if stage else block
+            lines.append(f"{rank:<{first}}  {lane.lane.name[:name_width]:>{name_width}} │{cells}│")
+            rank = ""
+    lines.append(" " * (margin - 2) + "0" + show_time(trace.duration).rjust(width - 1))
+    keys = (f"{style.rgb('█', c.colour) if style.on else letter_of[c.name]} {c.name}" for c in colours)
+    lines.append(" " * (margin - 2) + "   ".join(keys))
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

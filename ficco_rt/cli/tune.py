@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..errors import UsageError
 from ..files import atomic
-from ..files.records import Count, Micros, Params
+from ..files.records import Count, Micros, Params, filled
 from ..report.settings import parse_settings
 from ..report.wording import count, show_params, show_time
 from .choose import candidates_of, how_words
@@ -73,7 +73,6 @@ class MergedRecord:
     times: Count
 
 
-_MODES: dict[str, Literal["graph", "streams"]] = {"graph": "graph", "streams": "streams"}
 Told: TypeAlias = TunedRecord | MergedRecord
 
 
@@ -133,14 +132,10 @@ def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | No
 
 
 def _tuned_record(found: Tuned, path: Path) -> TunedRecord:
-    times = (
-        TimeRecord(c.schedule, dict(c.params), _MODES[t.mode], t.median, t.least, t.most, t.runs)
-        for t in found.times
-        for c in (t.candidate,)
-    )
-    failed = (FailedRecord(c.schedule, dict(c.params), reason) for c, reason in found.failed)
-    of = found.case
-    return TunedRecord(str(path), of.operation, of.ranks, of.device, dict(of.sizes), tuple(times), tuple(failed))
+    times = tuple(filled(TimeRecord, t, params=dict(t.params), us=t.median) for t in found.times)
+    failed = tuple(filled(FailedRecord, c, params=dict(c.params), reason=reason) for c, reason in found.failed)
+    case, sizes = found.case, dict(found.case.sizes)
+    return filled(TunedRecord, case, output=str(path), sizes=sizes, times=times, failed=failed)
 
 
 def _tuned_report(found: Tuned, path: Path) -> str:

@@ -14,10 +14,8 @@ from ..report.wording import show_time
 from .console import Progress, Style
 from .job_runs import modelled_run
 from .messages import as_ours, error_text, say, warn
-from .outputs import with_arrows
 from .result import Result, record, report
-from .run import SKETCHED
-from .timeline import sketch
+from .run import sketched, with_arrows
 
 EVERY = 0.25  # seconds between two looks at the file
 GONE = 4  # looks for which it is not there, until that is told: editors take a moment to put a new one there
@@ -35,6 +33,7 @@ def watch(
     if isinstance(file, int) or not Path(file).is_file():
         raise UsageError(f"{target}: cannot be saved again; watch takes a file")
     check_outputs([(PAGE, output)], [file])
+    progress = Progress()
     seen: Stamp | None = None
     last: Result | None = None  # of the last schedule that was right
     first = True
@@ -49,7 +48,8 @@ def watch(
         if stamp is not None and stamp != seen:
             seen = stamp
             try:
-                last = _draw(target, _modelled(target, gpus, settings, machine), last, output)
+                job = compile_job(Request.of(target, gpus, settings, machine), progress.step)
+                last = _draw(target, with_arrows(modelled_run(job, 0, progress)), last, output)
             except UsageError as error:
                 if first:
                     raise
@@ -68,13 +68,6 @@ def _stamp(file: Path) -> Stamp | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _modelled(target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None) -> Result:
-    """Proof, check of the plan, and a run on the virtual clock."""
-    progress = Progress()
-    job = compile_job(Request.of(target, gpus, settings, machine), progress.step)
-    return with_arrows(modelled_run(job, 0, progress))
-
-
 def _draw(target: str, result: Result, last: Result | None, output: str | None) -> Result:
     style = Style(sys.stdout)
     _head(target, style)
@@ -82,8 +75,7 @@ def _draw(target: str, result: Result, last: Result | None, output: str | None) 
     if last is not None and last.plan_hash != result.plan_hash and last.time:
         change = 100 * (result.time / last.time - 1)
         sys.stdout.write(f"  before   {show_time(last.time)}; this takes {change:+.1f} %\n")
-    if len(result.trace.lanes) <= SKETCHED and result.trace.spans:
-        sys.stdout.write("\n" + sketch(result.trace, style))
+    sys.stdout.write(sketched(result, style))
     sys.stdout.flush()
     warn(result.job.warnings, result.job.texts)
     _write(target, result, None, output)

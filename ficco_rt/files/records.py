@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ..errors import UsageError
 
+T = TypeVar("T")
 Params: TypeAlias = Mapping[str, object]
 _SHOWN = 40  # characters of what is wrong
 
@@ -99,14 +100,20 @@ def fields(cls: type) -> Mapping[str, _Field]:
 
 @cache
 def hints(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
-    """The types of a class's fields, and those that may be missing."""
-    known = {name: f for name, f in fields(cls).items() if not f.derived}
+    """The types of a class's own fields, and those that may be missing."""
+    known = {name: f for name, f in fields(cls).items() if not (f.derived or INLINE in _marks(f.hint))}
     return {name: f.hint for name, f in known.items()}, frozenset(name for name, f in known.items() if not f.needed)
 
 
 @cache
 def _derived(cls: type) -> frozenset[str]:
     return frozenset(name for name, field in fields(cls).items() if field.derived)
+
+
+@cache
+def _inline(cls: type) -> Mapping[str, type]:
+    """The attributes that are records whose fields stand among those of the class."""
+    return {f.attribute: get_args(f.hint)[0] for f in fields(cls).values() if INLINE in _marks(f.hint)}
 
 
 @cache
@@ -121,6 +128,14 @@ def _is_record(hint: Any) -> bool:
 
 def _marks(hint: Any) -> tuple[Any, ...]:
     return getattr(hint, "__metadata__", ())
+
+
+def filled(cls: type[T], *sources: object, **own: Any) -> T:
+    """A record with these values of its own. Its other fields have the values of the sources' attributes of the same
+    names, of the first source that has one; a field that no source has keeps its default."""
+    names = {f.name for f in dataclasses.fields(cast(Any, cls))} - own.keys()
+    found = {name: getattr(of, name) for of in reversed(sources) for name in names.intersection(dir(of))}
+    return cls(**found, **own)
 
 
 # ---------------------------------------------------------------- writing
@@ -300,9 +315,13 @@ class Reader:
         """A value of a dataclass."""
         if not isinstance(value, dict):
             raise self.wanted(dict, value, at)
-        derived, called = _derived(cls), _called(cls)
-        told = {name: v for name, v in value.items() if name not in derived} if derived else value
-        found = self.values(*hints(cls), told, at)
+        derived, called, inline = _derived(cls), _called(cls), _inline(cls)
+        told = {name: v for name, v in value.items() if name not in derived} if derived or inline else value
+        inner = {
+            attribute: self.object(record, {name: told.pop(name) for name in hints(record)[0] if name in told}, at)
+            for attribute, record in inline.items()
+        }
+        found = inner | self.values(*hints(cls), told, at)
         return cls(**{called.get(name, name): v for name, v in found.items()} if called else found)
 
     def values(

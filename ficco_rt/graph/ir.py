@@ -25,7 +25,7 @@ Priority: TypeAlias = Literal["high", "normal", "low"]
 Hazard: TypeAlias = Literal["read after write", "write after read", "write after write"]
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # What the vendor's library is called for. `send_recv`: each rank sends to one rank and receives from one.
-CallKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+CallKind: TypeAlias = Literal[CollectiveKind, "send_recv"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,32 +1,35 @@
-"""Runs the proofs of the language server in a separate process, which can be killed: `python -m ficco_rt.lsp.prover`.
+"""Runs the proofs of the language server in a separate process, which can be killed.
 
-The process reads requests and writes answers as JSON, one a line. A newer request for the same document ends the
-process that works on the older one.
+The process reads requests from its standard input and writes answers to its standard output, pickled. A newer request
+for the same document ends the process that works on the older one.
 """
 
 from __future__ import annotations
 
-import json
+import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import IO, Any
 
-Answer: TypeAlias = dict[str, Any]
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
+
+from ..report.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A document's text, and what binds its sizes."""
+@dataclass(slots=True)
+class Answer:
+    """What the proof of a document gave. For hovers: by the name of a value its size or shape, by that of a stage what
+    it waits for, by the place of a statement what it does."""
 
-    path: str
-    text: str
-    ranks: int
-    settings: tuple[str, ...] = ()
-    machine: str | None = None
+    mistakes: tuple[Diagnostic, ...] = ()
+    warnings: tuple[Diagnostic, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, list[str]] = field(default_factory=dict)
+    statements: list[tuple[Span, list[str]]] = field(default_factory=list)
 
 
 class Prover:
@@ -37,7 +40,7 @@ class Prover:
         self._tell = tell
         self._waiting: dict[str, tuple[int, Request]] = {}
         self._at: str | None = None  # the document that is at work
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False  # the process was ended while it was at work
         self._changed = threading.Condition()
         self._ended = False
@@ -88,28 +91,36 @@ class Prover:
                     process.wait()
                     self._process = None
             if answer is None and not stopped:
-                answer = {"proven": False, "diagnostics": [], "warnings": [], "usage": "the process of the proof ended"}
+                answer = _refused(request, "the process of the proof ended")
             if answer is not None:
                 self._tell(name, version, answer)
 
 
-def _started() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ficco_rt.lsp.prover"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+def _started() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", f"import {__name__} as prover; prover.serve()"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _asked(process: subprocess.Popen[str], request: Request) -> Answer | None:
+def _asked(process: subprocess.Popen[bytes], request: Request) -> Answer | None:
     """None: the process was ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(json.dumps(asdict(request)) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-    except OSError:
+        _send(request, process.stdin)
+        found: Answer = pickle.load(process.stdout)
+    except (OSError, EOFError, pickle.UnpicklingError):
         return None
-    found: Answer | None = json.loads(line) if line else None
     return found
+
+
+def _send(value: object, stream: IO[bytes]) -> None:
+    pickle.dump(value, stream)
+    stream.flush()
+
+
+def _refused(request: Request, why: str) -> Answer:
+    """There is no proof, and the text is not to blame."""
+    return Answer(warnings=(Diagnostic(Span(request.source.name, 1, 1, 1, 2), why),))
 
 
 # ---------------------------------------------------------------- in the process
@@ -117,61 +128,46 @@ def _asked(process: subprocess.Popen[str], request: Request) -> Answer | None:
 
 def prove(request: Request) -> Answer:
     """Diagnostics, warnings and facts of a schedule."""
-    from ficco_dsl.diagnostics import ScheduleError
-
     from ..errors import UsageError
-    from ..files.records import plain
     from ..report.job import compile_job
-    from ..report.request import Request as Asked
-    from ..report.request import Source
-    from ..report.sources import diagnostic_records
 
-    source = Source(request.path, request.path, request.text.encode(), False, {request.path: request.text})
     try:
-        asked = Asked(source, request.ranks, tuple(request.settings), request.machine)
-        job = compile_job(asked)
+        return _facts(compile_job(request))
     except ScheduleError as error:
-        return {"proven": False, "diagnostics": plain(diagnostic_records(error.diagnostics)), "warnings": []}
+        return Answer(error.diagnostics)
     except UsageError as error:
-        return {"proven": False, "diagnostics": [], "warnings": [], "usage": str(error)}
-    warnings = plain(diagnostic_records(job.warnings))
-    return {"proven": job.proven, "diagnostics": [], "warnings": warnings, **_facts(job)}
+        return _refused(request, str(error))
 
 
-def _facts(job: Any) -> dict[str, Any]:
-    """What hovers show: by the name of a value its size or shape, by that of a stage what it waits for, by the place of
-    a statement what it does."""
+def _facts(job: Any) -> Answer:
     from ..graph.kinds import kind_of
     from ..report.schedule_facts import gather
     from ..report.wording import show_bytes, show_value
     from ..types import TYPES
 
-    graph, told = job.graph, gather(job)
-    names = {name: f"= {show_value(value)}" for name, value in graph.params}
-    stages: dict[str, list[str]] = {}
-    statements: list[dict[str, Any]] = []
+    graph, answer = job.graph, Answer(warnings=job.warnings)
+    answer.names = {name: f"= {show_value(value)}" for name, value in graph.params}
     sizes: dict[str, int] = {}
     for tensor in graph.tensors:
         sizes[tensor.name] = TYPES[tensor.dtype].bytes
         shape = " × ".join(map(str, tensor.shapes[0]))
         size = show_bytes(sizes[tensor.name] * prod(tensor.shapes[0]))
-        names[tensor.name] = f"{shape} of {tensor.dtype} on rank 0: {size}"
-    for pair in told.waits_for:
+        answer.names[tensor.name] = f"{shape} of {tensor.dtype} on rank 0: {size}"
+    for pair in gather(job).waits_for:
         because = ", ".join(dict.fromkeys(f"{b.tensor} ({b.hazard})" for b in pair.because))
-        stages.setdefault(pair.stage, []).append(f"waits for {pair.for_}, because of {because}")
-    by_place: dict[tuple[int, ...], list[Any]] = {}
+        answer.stages.setdefault(pair.stage, []).append(f"waits for {pair.for_}, because of {because}")
+    by_place: dict[Span, list[Any]] = {}
     for op in graph.ops:
         if op.where.rank == 0:
-            span = op.where.origin
-            by_place.setdefault((span.line, span.column, span.end_line, span.end_column), []).append(op)
+            by_place.setdefault(op.where.origin, []).append(op)
     for place, ops in by_place.items():
         lines = [f"rank 0: {len(ops)} × {kind_of(ops[0].body).word}"]
         for word, regions in (("writes", ops[0].writes), ("reads", ops[0].reads)):
             for region in regions:
                 size = show_bytes(region.elements * sizes[region.tensor])
                 lines.append(f"{word} {_shown(region)}: {size}")
-        statements.append({"place": place, "lines": lines})
-    return {"names": names, "stages": stages, "statements": statements}
+        answer.statements.append((place, lines))
+    return answer
 
 
 def _shown(region: Any) -> str:
@@ -182,17 +178,15 @@ def _shown(region: Any) -> str:
     return f"{region.tensor}@{region.rank} {boxes[0]}{more}"
 
 
-def serve(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        given: Mapping[str, Any] = json.loads(line)
+def serve() -> None:
+    """Answers requests until there are no more."""
+    while True:
         try:
-            answer = prove(Request(**given))
+            request: Request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = prove(request)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not end the editor's proofs
-            answer = {"proven": False, "diagnostics": [], "warnings": [], "usage": f"a bug of ficco: {error!r}"}
-        yield json.dumps(answer)
-
-
-if __name__ == "__main__":
-    for answered in serve(iter(sys.stdin)):
-        sys.stdout.write(answered + "\n")
-        sys.stdout.flush()
+            answer = _refused(request, f"a bug of ficco: {error!r}")
+        _send(answer, sys.stdout.buffer)

@@ -18,12 +18,12 @@ from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from ficco_dsl import format_text
-from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ficco_dsl.symbols import Symbol
 
-from .places import Text, holds
-from .prover import Answer, Prover, Request
-from .syntax import WORDS, Analysis, analyse, completions, rename, word_at
+from ..report.request import Request, Source
+from .prover import Answer, Prover
+from .syntax import WORDS, Analysis, Text, analyse, completions, holds, rename, word_at
 
 RANKS = 4  # if the editor does not say
 MOST_RANKS = 1024
@@ -87,7 +87,9 @@ class Documents:
         if analysis.mistakes:
             self.prover.forget(uri)
             return
-        self.prover.submit(uri, number, Request(path_of(uri), document.source, self.ranks, self.settings, self.machine))
+        path, text = path_of(uri), document.source
+        source = Source(path, path, text.encode("utf-8", "replace"), False, {path: text})
+        self.prover.submit(uri, number, Request(source, self.ranks, self.settings, self.machine))
 
     def closed(self, uri: str) -> None:
         self.prover.forget(uri)
@@ -100,11 +102,7 @@ class Documents:
         if self.versions.get(uri) != number:
             return
         self.answers[uri] = answer
-        wrong = [_diagnostic(record) for record in answer["diagnostics"]]
-        warnings = [_diagnostic(record) for record in answer["warnings"]]
-        if "usage" in answer:
-            warnings.append(Diagnostic(Span(path_of(uri), 1, 1, 1, 2), answer["usage"]))
-        self._publish(uri, wrong, warnings)
+        self._publish(uri, answer.mistakes, answer.warnings)
 
     def _publish(self, uri: str, wrong: Any, warnings: Any) -> None:
         text = self.analyses[uri].text if uri in self.analyses else Text.of("")
@@ -140,15 +138,6 @@ def _told(diagnostic: Diagnostic, severity: lsp.DiagnosticSeverity, text: Text, 
     message = diagnostic.message + (f"\nhelp: {diagnostic.help}" if diagnostic.help else "")
     place = range_of(diagnostic.span, text)
     return lsp.Diagnostic(place, message, severity=severity, source="ficco", related_information=related)
-
-
-def _diagnostic(record: dict[str, Any]) -> Diagnostic:
-    notes = tuple(Note(n["message"], _span(n) if "line" in n else None) for n in record["notes"])
-    return Diagnostic(_span(record), record["message"], notes, record["help"])
-
-
-def _span(record: dict[str, Any]) -> Span:
-    return Span(*(record[key] for key in ("path", "line", "column", "end_line", "end_column")))
 
 
 _ANSWERED = object()  # in place of a message that needs no handling any more
@@ -221,17 +210,9 @@ def _follow(server: Server, documents: Documents) -> None:
         server.told = True
         documents.prover.close()
 
-    @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
-    def opened(params: lsp.DidOpenTextDocumentParams) -> None:
-        documents.changed(params.text_document.uri)
-
-    @server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
-    def changed(params: lsp.DidChangeTextDocumentParams) -> None:
-        documents.changed(params.text_document.uri)
-
-    @server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
-    def closed(params: lsp.DidCloseTextDocumentParams) -> None:
-        documents.closed(params.text_document.uri)
+    for feature in (lsp.TEXT_DOCUMENT_DID_OPEN, lsp.TEXT_DOCUMENT_DID_CHANGE):
+        server.feature(feature)(lambda params: documents.changed(params.text_document.uri))
+    server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)(lambda params: documents.closed(params.text_document.uri))
 
 
 def _answer(server: Server, documents: Documents) -> None:
@@ -252,7 +233,7 @@ def _answer(server: Server, documents: Documents) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_HOVER)
     def hover(params: lsp.HoverParams) -> lsp.Hover | None:
         place = here(params)
-        told = _hover(place, documents.answers.get(params.text_document.uri, {})) if place else []
+        told = _hover(place, documents.answers.get(params.text_document.uri, Answer())) if place else []
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, "\n\n".join(told))) if told else None
 
     @server.feature(lsp.TEXT_DOCUMENT_DEFINITION)
@@ -326,14 +307,13 @@ def _hover(place: tuple[Analysis, int, int], answer: Answer) -> list[str]:
     word = word_at(analysis.text, line, column)
     if found is not None:
         symbol = found.symbol
-        size = answer.get("names", {}).get(symbol.name, "") if symbol.what != "stage" else ""
+        size = answer.names.get(symbol.name, "") if symbol.what != "stage" else ""
         told.append(f"**{symbol.what} `{symbol.name}`** {size}".rstrip())
-        told += answer.get("stages", {}).get(symbol.name, []) if symbol.what == "stage" else []
-    elif word is not None and word[0] in WORDS:
-        told.append(f"**`{word[0]}`** {WORDS[word[0]]}")
-    for statement in answer.get("statements", []):
-        if holds(Span("", *statement["place"]), line, column) and (found is None or found.symbol.what != "stage"):
-            first, *rest = statement["lines"]
+        told += answer.stages.get(symbol.name, []) if symbol.what == "stage" else []
+    elif word in WORDS:
+        told.append(f"**`{word}`** {WORDS[word]}")
+    for span, (first, *rest) in answer.statements:
+        if holds(span, line, column) and (found is None or found.symbol.what != "stage"):
             told.append("\n".join([first, *(f"- {text}" for text in rest)]))
     return told
 

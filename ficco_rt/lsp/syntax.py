@@ -1,4 +1,7 @@
-"""The answers of the language server that need only a text's syntax and names. Pure functions."""
+"""The answers of the language server that need only a text's syntax and names. Pure functions.
+
+Spans count characters from 1, editors count lines and UTF-16 units from 0; `Text` converts places.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from ficco_dsl.nodes import Schedule
 from ficco_dsl.parser import parse_syntax
 from ficco_dsl.symbols import Occurrence, Symbol, occurrences
 from ficco_dsl.verbs import VERBS
-
-from .places import Text, holds
 
 WORDS = {  # what the language's words mean, for hovers and completion
     "schedule": "names the schedule of the file",
@@ -61,6 +62,46 @@ _DOT = re.compile(r"\.\w*$")
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """A document's lines."""
+
+    lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Text:
+        return cls(tuple(text.split("\n")))
+
+    def line(self, number: int) -> str:
+        """A line by its number from 0; empty beyond the end."""
+        return self.lines[number] if 0 <= number < len(self.lines) else ""
+
+    def units(self, line: int, column: int) -> tuple[int, int]:
+        """A span in an editor's units. Places beyond the text become its end."""
+        number = min(line, len(self.lines)) - 1
+        if line > len(self.lines):
+            return number, _units(self.line(number))
+        return number, _units(self.line(number)[: column - 1])
+
+    def column(self, line: int, character: int) -> tuple[int, int]:
+        """An editor's place as spans count it."""
+        units = 0
+        for index, letter in enumerate(self.line(line)):
+            if units >= character:
+                return line + 1, index + 1
+            units += _units(letter)
+        return line + 1, len(self.line(line)) + 1
+
+
+def _units(text: str) -> int:
+    return len(text) + sum(letter > "\uffff" for letter in text)
+
+
+def holds(span: Span, line: int, column: int) -> bool:
+    """Whether a place is inside a span or right after it, as a cursor may be."""
+    return (span.line, span.column) <= (line, column) <= (span.end_line, span.end_column)
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """A document as last read. `schedule` and `occurrences` are of the last text whose syntax was right."""
 
@@ -100,12 +141,10 @@ def analyse(text: str, path: str, before: Analysis | None = None) -> Analysis:
     return Analysis(lines, schedule, occurrences(schedule), tuple(names.check(schedule)))
 
 
-def word_at(text: Text, line: int, column: int) -> tuple[str, Span] | None:
-    """The word at a place."""
-    for found in re.finditer(r"[A-Za-z_]\w*", text.line(line - 1)):
-        if found.start() + 1 <= column <= found.end() + 1:
-            return found[0], Span("", line, found.start() + 1, line, found.end() + 1)
-    return None
+def word_at(text: Text, line: int, column: int) -> str:
+    """The word at a place; empty if there is none."""
+    words = re.finditer(r"[A-Za-z_]\w*", text.line(line - 1))
+    return next((found[0] for found in words if found.start() + 1 <= column <= found.end() + 1), "")
 
 
 def completions(analysis: Analysis, line: int, column: int) -> list[tuple[str, str]]:

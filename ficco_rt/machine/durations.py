@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
-from typing import Literal, TypeAlias
 
+from ..graph.ir import CollectiveKind
 from ..types import TYPES
 from .model import Device, Links, Machine
 
@@ -24,8 +24,6 @@ PUSHED = 0.87
 # ADDED: of the time of a sum of the addends and the product, what is seen of it inside a GEMM (docs/results/kernels.md)
 SENT = 0.2
 ADDED = 0.37
-
-CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 def gemm_rate(device: Device, dtype: str) -> float:
@@ -218,7 +216,7 @@ def kernel_time(machine: Machine, size: int, sms: int | None = None) -> float:
     return size / (device.memory_rate * multiprocessors(device, sms) / device.sms)
 
 
-def collective_time(machine: Machine, kind: CollectiveName, size: int) -> float:
+def collective_time(machine: Machine, kind: CollectiveKind, size: int) -> float:
     """A vendor collective over all ranks, with its launch.
 
     `size` is the bytes that one rank holds of the whole: the gathered result, or the operand that is

@@ -1,4 +1,5 @@
-"""Describes where a run's time went and what its stages did, in words and as JSON."""
+"""Describes where a run's time went, what its stages did, and what happened inside its streamed launches, in words and
+as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from ..analysis.causes import arrows, path_times
 from ..files.records import NEWER, Micros
 from ..machine.model import Machine
 from ..plan.ir import Plan
+from ..trace.inside import LaunchInside, launches
 from ..trace.model import Trace
-from .wording import show_bytes, signed_time
+from .wording import count, one_line, show_bytes, show_time, signed_time
 
 if TYPE_CHECKING:
     from ..exec.ideal import Yardsticks
@@ -67,8 +69,12 @@ def times_of(trace: Trace, plan: Plan, machine: Machine, yardsticks: Yardsticks)
     """The account and the stages of a run."""
     if not trace.arrows:
         trace = replace(trace, arrows=arrows(plan, trace))
-    alone = yardsticks.compute_alone, yardsticks.communication_alone
-    return RunTimes(trace.duration, stages_of(trace), account(trace, plan, machine, *alone))
+    return RunTimes(trace.duration, stages_of(trace), account_of(trace, plan, machine, yardsticks))
+
+
+def account_of(trace: Trace, plan: Plan, machine: Machine, yardsticks: Yardsticks) -> Account:
+    """Where the time of a run went beside its yardsticks."""
+    return account(trace, plan, machine, yardsticks.compute_alone, yardsticks.communication_alone)
 
 
 def stages_of(trace: Trace) -> tuple[StageUse, ...]:
@@ -97,3 +103,33 @@ def moved_words(peer_bytes: int) -> str:
 def part_name(words: str, time: float) -> str:
     """`computing beyond the ideal`, or `computing below the ideal` of a time below 0."""
     return words.replace("beyond", "below") if time < 0 else words
+
+
+def launch_words(launch: LaunchInside) -> str:
+    """`rank 0 mm: waited 34.0 µs of 210 µs, longest 9.2 µs for flag 3 of rank 1 stream dma (mm C rows 0–511)`."""
+    span, longest = launch.span, launch.longest
+    words = f"rank {span.rank} {span.stage}: waited {show_time(span.waited)} of {show_time(span.stop - span.start)}"
+    if longest is not None:
+        awaited = longest.awaited.replace("waits for", "for", 1)
+        words += f", longest {show_time(longest.waited)} {awaited} ({one_line(longest.label)})"
+    return words
+
+
+def summary(trace: Trace) -> str | None:
+    """One line on the launch that waited most; None where no launch tells."""
+    found = launches(trace)
+    if not found:
+        return None
+    most = max(found, key=lambda launch: launch.span.waited)
+    if most.longest is None:
+        return f"{count(len(found), 'streamed launch')}, none of which waited"
+    others = f"; {count(len(found) - 1, 'other launch')} waited as long or less" if len(found) > 1 else ""
+    return launch_words(most) + others
+
+
+def launch_records(trace: Trace) -> tuple[LaunchInside, ...]:
+    """Streamed launches as --json has them."""
+    return tuple(
+        replace(launch, works=tuple(replace(work, label=one_line(work.label)) for work in launch.works))
+        for launch in launches(trace)
+    )

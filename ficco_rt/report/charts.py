@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
-from .drawing import plain, ticks
+from .drawing import plain, svg_page, ticks
 
 COLOURS = (
     "#2f6fb8", "#dc7430", "#4f8a3d", "#b9517c", "#1d8a99", "#b08a1c", "#6a5acd", "#c4504a", "#8f6b4a", "#2f8f6b",
@@ -187,12 +187,8 @@ def _escaped(text: str) -> str:
 
 
 def _page(title: str, about: str, width: float, height: float, body: Sequence[str]) -> str:
-    width, height = max(width, 24 + 9.0 * len(title)), math.ceil(height)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:g}" width="{width:.0f}" '
-        f'height="{height:g}" role="img" aria-label="{_escaped(title)}">'
-    )
+    width, height = round(max(width, 24 + 9.0 * len(title))), math.ceil(height)
     words = f'<text class="title" x="24" y="28">{_escaped(title)}</text>'
     words += f'<text class="sub" x="24" y="46">{_escaped(about)}</text>'
-    page = f'<rect class="page" width="{width:.0f}" height="{height:g}"/>'
-    return "\n".join([head, f"<style>{_STYLE}</style>", page, words, *body, "</svg>"]) + "\n"
+    page = f'<rect class="page" width="{width}" height="{height}"/>'
+    return svg_page(width, height, plain(title), _STYLE, [page, words, *body])

@@ -1,18 +1,23 @@
-"""Helpers that all drawings of a trace share: colours, rows, round numbers."""
+"""What all drawings of a trace share: colours, round numbers, and the layout: a band for each rank, a lane for each
+stream, rows for works that run at once, a colour for each stage.
+
+The SVG picture and the page have the same layout; each computes the horizontal positions (time) itself.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from html import escape
 
 from ..analysis.account import length, rank_uses, union
 from ..graph.kinds import SIDE_OF_SPAN
 from ..graph.ops.kind import Side
-from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
-from .wording import show_bytes, show_time
+from ..trace.model import NO_WORK, Lane, SpanKind, Trace, TraceSpan, base_name
+from .wording import count, show_bytes, show_time
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black. Colour-blind readers can tell the first two of
@@ -22,6 +27,9 @@ _FAMILIES: dict[Side, tuple[str, ...]] = {
     "computes": ("#dc7430", "#9c2f5f", "#7d5a12", "#c4504a", "#8f6b4a", "#9c4fa0"),
     "sums": ("#3f9a5c", "#1f5a34", "#7a8f2e"),
 }
+MAX_ROWS = 8  # works of one stream drawn below each other; more share the last row
+WAITING, LAUNCH = -1, -2  # in place of the number of a stage
+_LANES = ((8, 24.0), (20, 18.0), (48, 13.0), (96, 9.0), (192, 6.0), (1 << 30, 4.0))  # up to so many: the height of each
 # What XML has no place for, and what a terminal would obey.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -87,17 +95,12 @@ def stack(spans: Sequence[TraceSpan]) -> list[int]:
     rows = [0] * len(spans)
     busy: list[tuple[float, int]] = []  # (free from, row)
     free: list[int] = []
-    count = 0
     for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, spans[i].kind != "launch", spans[i].stop, i)):
         span = spans[index]
         while busy and busy[0][0] <= span.start + 1e-6:
             heappush(free, heappop(busy)[1])
-        if free:
-            row = heappop(free)
-        else:
-            row, count = count, count + 1
-        rows[index] = row
-        heappush(busy, (span.stop, row))
+        rows[index] = heappop(free) if free else len(busy)
+        heappush(busy, (span.stop, rows[index]))
     return rows
 
 
@@ -119,8 +122,7 @@ def clock_words(trace: Trace) -> str:
 
 def about(trace: Trace) -> str:
     """One line on a trace: ranks, what the times are of, and how well the time was used."""
-    ranks = "1 rank" if trace.ranks == 1 else f"{trace.ranks} ranks"
-    words = f"{ranks} · {clock_words(trace)}" + (", not measured" if trace.clock == "virtual" else "")
+    words = f"{count(trace.ranks, 'rank')} · {clock_words(trace)}" + (", not measured" * (trace.clock == "virtual"))
     uses = rank_uses(trace)
     if uses and trace.duration:
         busy = sum(u.compute for u in uses) / len(uses) / trace.duration
@@ -130,6 +132,13 @@ def about(trace: Trace) -> str:
         elif any(u.moving for u in uses):
             words += f" · exposed communication {show_time(max(u.exposed for u in uses))}"
     return words
+
+
+def svg_page(width: float, height: float, label: str, style: str, body: Iterable[str]) -> str:
+    """The text of a picture. `label` is what it shows, for readers who cannot see it."""
+    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(label)}">'
+    return "\n".join([head, f"<style>{style}</style>", *body, "</svg>"]) + "\n"
 
 
 def ticks(duration: float, about: int = 9) -> list[float]:
@@ -149,3 +158,69 @@ def tick_labels(times: Sequence[float]) -> list[str]:
     step = (times[1] - times[0]) / scale if len(times) > 1 else 1.0
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{t / scale:.{digits}f}" + (f" {unit}" if i in (0, len(times) - 1) else "") for i, t in enumerate(times)]
+
+
+# ---------------------------------------------------------------- layout
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLane:
+    """A stream's lane. `spans`: the number of each in the trace, and its row."""
+
+    lane: Lane
+    top: float
+    height: float
+    rows: int
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A rank, around its lanes."""
+
+    rank: int
+    top: float
+    bottom: float
+    lanes: tuple[DrawnLane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A trace with its places, from 0 down. `stage_of`: of each span the number of its stage, or what stands in its
+    place, `WAITING` or `LAUNCH`. `small`: lanes are too low for words."""
+
+    trace: Trace
+    stages: tuple[StageColour, ...]
+    stage_of: tuple[int, ...]
+    bands: tuple[Band, ...]
+    small: bool
+
+
+def timeline(trace: Trace, *, pointed: bool = False) -> Timeline:
+    """The layout of a trace. `pointed`: lanes and rows are high enough for a mouse pointer."""
+    trace = clean(trace)
+    least, row_height = (10.0, 8.0) if pointed else (4.0, 5.0)
+    lane_height = max(least, next(height for most, height in _LANES if len(trace.lanes) <= most))
+    small = lane_height < 9
+    pad, gap, between = (2.0, 1.0, 3.0) if small else (5.0, 3.0, 8.0)
+    by_lane: dict[tuple[int, int], list[int]] = {}
+    for number, span in enumerate(trace.spans):
+        by_lane.setdefault((span.rank, span.stream), []).append(number)
+    bands: list[Band] = []
+    for rank in sorted({lane.rank for lane in trace.lanes}):
+        top = bands[-1].bottom + between if bands else 0.0
+        y, lanes = top + pad, []
+        for lane in (lane for lane in trace.lanes if lane.rank == rank):
+            members = by_lane.get((rank, lane.stream), [])
+            rows = stack([trace.spans[n] for n in members])
+            high = min(max(rows, default=0) + 1, MAX_ROWS)
+            height = max(lane_height, high * row_height) if high > 1 else lane_height
+            placed = tuple((n, min(row, high - 1)) for n, row in zip(members, rows, strict=True))
+            lanes.append(DrawnLane(lane, y, height, high, placed))
+            y += height + gap
+        bands.append(Band(rank, top, y + pad - gap, tuple(lanes)))
+    stages = stage_colours(trace)
+    numbers = {stage.name: number for number, stage in enumerate(stages)}
+    others: dict[SpanKind, int] = {"wait": WAITING, "launch": LAUNCH}
+    stage_of = tuple(others[s.kind] if s.kind in NO_WORK else numbers[base_name(s.stage)] for s in trace.spans)
+    return Timeline(trace, stages, stage_of, tuple(bands), small)

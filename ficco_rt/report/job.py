@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..graph.noise import percent
 from ..plan.ir import Plan
 from ..types import TYPES
-from .request import Request, _too_few, machine_of, resolve
+from .request import Request, machine_of, resolve, too_few
 from .sources import sourced
 from .wording import count, join_words, set_text, show_time
 
@@ -98,7 +98,7 @@ def compile_job(
     title = shipped.title(source.data.decode("utf-8", "replace"))
     warnings = compiler.lint(graph, machine)
     if found is None and not is_file(request.machine or ""):
-        warnings = (*_too_few(source, machine), *warnings)
+        warnings = (*too_few(source, machine), *warnings)
     return Job(source.name, title, machine, plan, graph, warnings, source.texts, proof_time, asked.given)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from ..explore.losses import Losses
+from ..explore.losses import Contending, Decomposition, Losses
 from ..explore.scenarios import Value
 from ..explore.summary import Pair, best, cases, fastest, fit
 from ..explore.table import Row
@@ -116,26 +116,22 @@ def signatures(of: Losses) -> str:
 def _cuts(of: Losses) -> Iterator[Panel]:
     for axis in ("rows", "K"):
         here = sorted((d for d in of.decomposition if d.axis == axis), key=lambda d: (d.pieces, d.of.operations))
-        series = tuple(
-            Series(
-                f"{pieces} pieces",
-                tuple((d.of.operations / 1e9, d.share) for d in found),
-                tuple(f"{d.of.m} × {d.of.n} × {d.of.k}, {pieces} pieces: {d.share:.3f}" for d in found),
-                joined=len({(d.of.n, d.of.k) for d in found}) == 1,
-            )
-            for pieces, group in groupby(here, key=lambda d: d.pieces)
-            if (found := list(group))
-        )
+        groups = groupby(here, key=lambda d: d.pieces)
+        series = tuple(_curve(f"{pieces} pieces", [*group], f", {pieces} pieces") for pieces, group in groups)
         if series:
             yield Panel(f"in pieces of {axis}", "GEMM, GFLOP", "whole / pieces", series, log_x=2)
 
 
 def _contention(of: Losses) -> Iterator[Panel]:
-    for subject, other in (("gemm", "copies"), ("copies", "a GEMM")):
+    for subject, called, other in (("gemm", "GEMM", "copies"), ("copies", "copies", "a GEMM")):
         here = sorted((c for c in of.contention if c.subject == subject), key=lambda c: c.of.operations)
         if here:
-            called = "GEMM" if subject == "gemm" else "copies"
-            points = tuple((c.of.operations / 1e9, c.share) for c in here)
-            tips = tuple(f"{c.of.m} × {c.of.n} × {c.of.k}: {c.share:.3f}" for c in here)
-            series = (Series(called, points, tips, joined=len({(c.of.n, c.of.k) for c in here}) == 1),)
+            series = (_curve(called, here),)
             yield Panel(f"{called} beside {other}", "GEMM, GFLOP", "alone / beside", series, log_x=2)
+
+
+def _curve(name: str, of: Sequence[Decomposition | Contending], words: str = "") -> Series:
+    """Shares over the sizes of GEMMs, joined where these differ in their rows alone."""
+    points = tuple((loss.of.operations / 1e9, loss.share) for loss in of)
+    tips = tuple(f"{loss.of.m} × {loss.of.n} × {loss.of.k}{words}: {loss.share:.3f}" for loss in of)
+    return Series(name, points, tips, joined=len({(loss.of.n, loss.of.k) for loss in of}) == 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..files import atomic
 from .settings import parse_settings
-from .sources import Sources, sourced
+from .sources import sourced
 
 if TYPE_CHECKING:
     from ficco_dsl.diagnostics import Diagnostic, Span
@@ -42,6 +42,11 @@ class Source:
     def is_device_plan(self) -> bool:
         """A stored device plan, which `ficco check` reads."""
         return self.is_plan and b'"ficco_device_plan"' in self.data[:100]
+
+    @property
+    def lines(self) -> list[str]:
+        """The text's lines."""
+        return self.data.decode("utf-8", "replace").splitlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ def resolve(
     try:
         settings = parse_settings(request.settings)
     except UsageError as error:
-        raise UsageError(f"{error}\n{describe_params(schedule, source.texts)}") from error
+        raise UsageError(f"{error}\n{describe_params(schedule, source.lines)}") from error
     at_hand = found if request.machine is None else None
     machine = machine_of(request.machine, request.gpus) if at_hand is None else at_hand(request.gpus)
     file = source.file if request.rules and not isinstance(source.file, int) else None
@@ -174,31 +179,26 @@ def joins_more(machine: Machine) -> tuple[str, str] | None:
     )
 
 
-def _too_few(source: Source, machine: Machine) -> tuple[Diagnostic, ...]:
+def too_few(source: Source, machine: Machine) -> tuple[Diagnostic, ...]:
     """`joins_more` as a warning, at the schedule's name."""
     from ficco_dsl.diagnostics import Diagnostic, Span
 
     more = joins_more(machine)
     if more is None:
         return ()
-    lines = source.data.decode("utf-8", "replace").splitlines()
+    lines = source.lines
     at = next((i for i, line in enumerate(lines) if line.startswith("schedule")), 0)
     span = Span(source.name, at + 1, 1, at + 1, len(lines[at]) + 1)
     return (Diagnostic(span, more[0], help=more[1]),)
 
 
-def describe_params(schedule: Schedule, texts: Mapping[str, str]) -> str:
-    """The params and types of a schedule with their defaults, as it writes them."""
-    sources = Sources(texts)
-    entries = [f"{p.name} = {_text(p.value.span, sources)}" for p in schedule.params]
+def describe_params(schedule: Schedule, lines: Sequence[str]) -> str:
+    """The params and types of a schedule with their defaults, as its lines write them."""
+
+    def text(span: Span) -> str:
+        stop = span.end_column - 1 if span.end_line == span.line else None
+        return lines[span.line - 1][span.column - 1 : stop] + (" …" if stop is None else "")
+
+    entries = [f"{p.name} = {text(p.value.span)}" for p in schedule.params]
     entries += [f"{t.name} = {t.dtype}" for t in schedule.types]
-    if not entries:
-        return f"{schedule.name} has no params"
-    return f"{schedule.name} has the params {', '.join(entries)}"
-
-
-def _text(span: Span, sources: Sources) -> str:
-    line = sources.line(span)
-    if line is None:
-        return "…"
-    return line[span.column - 1 : span.end_column - 1] if span.end_line == span.line else line[span.column - 1 :] + " …"
+    return f"{schedule.name} has the params {', '.join(entries)}" if entries else f"{schedule.name} has no params"

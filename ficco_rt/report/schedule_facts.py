@@ -14,20 +14,9 @@ from ..device.features import usual
 from ..device.fit_table import FitTable, fit_table
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
-from ..files.records import LEFT_OUT, Count, Micros, Params
+from ..files.records import LEFT_OUT, Count, Micros, Params, filled
 from ..geometry.region import between_ranks
-from ..graph.ir import (
-    Collective,
-    CollectiveSettings,
-    Copy,
-    Engine,
-    Gemm,
-    Graph,
-    KernelCall,
-    Op,
-    Priority,
-    Reduce,
-)
+from ..graph import ir
 from ..graph.kinds import kind_of
 from ..graph.ops.kind import OpKind
 from ..machine.model import Machine, Port, TopologyKind
@@ -86,9 +75,9 @@ class StageFacts:
     name: str
     line: Count
     queue: str
-    engine: Engine
-    priority: Priority | None
-    asked_of_the_library: CollectiveSettings | None
+    engine: ir.Engine
+    priority: ir.Priority | None
+    asked_of_the_library: ir.CollectiveSettings | None
     streamed: bool
     iterations: Count
     phases: Count
@@ -269,34 +258,34 @@ def gather(job: Job) -> Explanation:
     """Everything that is reported, as plain values: bytes, operations, microseconds."""
     graph, plan, machine = job.graph, job.plan, job.machine
     assert graph is not None
-    return Explanation(
-        schedule=graph.schedule,
-        title=job.title,
-        path=job.path,
-        ranks=graph.ranks,
+    device, placement = machine.device, Placement(tuple(range(plan.ranks)))  # each rank on a device of its own
+    planner = LaunchPlanner(plan, device, placement, usual(device.arch), frozenset())
+    return filled(
+        Explanation,
+        job,
+        graph,
         machine=machine.name,
         params=dict(graph.params),
         given=tuple(given_words(job)),
         computes=tuple(claim.text for claim in graph.claims),
         proof=proof_words(job),
-        unproven=job.unproven,
         stages=_stages(graph, plan),
         waits_for=tuple(_waits_for(graph)),
         traffic=_traffic(graph, machine),
         compute=_compute(graph, plan, machine),
         memory=_memory(graph, machine),
-        block_fit=_block_fit(plan, machine),
+        block_fit=fit_table(plan, device, planner.all(rank=0)),
         plan=_plan(plan),
         warnings=diagnostic_records(job.warnings),
     )
 
 
-def _stages(graph: Graph, plan: Plan) -> tuple[StageFacts, ...]:
-    by_stage: dict[str, list[Op]] = {}
+def _stages(graph: ir.Graph, plan: Plan) -> tuple[StageFacts, ...]:
+    by_stage: dict[str, list[ir.Op]] = {}
     for stage in graph.stages:
         by_stage.setdefault(stage.name, [])
     for op in graph.ops:
-        by_stage[graph.stages[op.where.stage].name].append(op)
+        by_stage[_stage(graph, op)].append(op)
     launches, shared = _launches(plan)
     facts = []
     for name, ops in by_stage.items():
@@ -326,7 +315,7 @@ def _stages(graph: Graph, plan: Plan) -> tuple[StageFacts, ...]:
     return tuple(facts)
 
 
-def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> OperationFacts:
+def _does(graph: ir.Graph, kind: OpKind[Any], ops: Sequence[ir.Op]) -> OperationFacts:
     """One kind of operation of a stage, as each rank sees it."""
     bodies: list[Any] = [op.body for op in ops]  # all of `kind`
     size = partial(_bytes, graph)
@@ -338,7 +327,7 @@ def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> OperationFacts:
         return least_and_most(found[r] for r in range(graph.ranks))
 
     facts: dict[str, Any] = {}
-    if kind.body is Copy:
+    if kind.body is ir.Copy:
         facts["bytes_each"] = _distinct(size(copy.dst) for copy in bodies)
         facts["bytes_a_rank"] = a_rank(lambda op: size(op.writes[0]))
         ways = Counter(_way(op.where.rank, copy) for op, copy in zip(ops, bodies, strict=True))
@@ -347,19 +336,19 @@ def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> OperationFacts:
         for op, copy in zip(ops, bodies, strict=True):
             peers[op.where.rank] |= {copy.dst.rank, copy.src.rank} - {op.where.rank}
         facts["peers"] = least_and_most(map(len, peers))
-    elif kind.body is Gemm:
+    elif kind.body is ir.Gemm:
         facts["shapes"] = _distinct((*gemm.out.shape[-2:], gemm.depth) for gemm in bodies)
         facts["flops_a_rank"] = a_rank(lambda op: op.body.flops)
         facts["by_library"] = a_rank(lambda op: op.where.resources.kernel == "vendor")
         facts["accumulates"] = any(gemm.accumulate for gemm in bodies)
         facts["terms"] = _distinct(len(gemm.addends) for gemm in bodies)
-    elif kind.body is Collective:
+    elif kind.body is ir.Collective:
         facts["collectives"] = tuple(sorted({call.kind for call in bodies}))
         facts["bytes_each"] = _distinct(max(size(call.dst), size(call.src)) for call in bodies)
-    elif kind.body is KernelCall:
+    elif kind.body is ir.KernelCall:
         facts["kernels"] = tuple(sorted({call.kernel for call in bodies}))
     else:
-        if kind.body is Reduce:
+        if kind.body is ir.Reduce:
             facts["terms"] = _distinct(len(total.terms) for total in bodies)
         facts["shapes"] = _distinct(region.shape for body in bodies for region in body.writes)
         facts["bytes_a_rank"] = a_rank(lambda op: sum(map(size, (*op.reads, *op.writes))))
@@ -371,60 +360,56 @@ def _does(graph: Graph, kind: OpKind[Any], ops: Sequence[Op]) -> OperationFacts:
     return OperationFacts(kind.word, a_rank(lambda op: 1), **facts)
 
 
-def _waits_for(graph: Graph) -> Iterator[WaitFacts]:
+def _waits_for(graph: ir.Graph) -> Iterator[WaitFacts]:
     """For each pair of stages: how the operations of one wait for those of the other, because of data."""
-    # for each op: how many ops it waits for, its rank, and how many of these ops are on other ranks
-    pairs: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
-    why: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
+    found: dict[tuple[str, str], dict[int, list[ir.Dep]]] = {}  # what each waiting operation waits for
     order = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in graph.stages))}
     kinds: dict[str, str] = {}
     for op in graph.ops:
-        name, kind = graph.stages[op.where.stage].name, kind_of(op.body).word
+        name, kind = _stage(graph, op), kind_of(op.body).word
         kinds[name] = kind if kinds.get(name, kind) == kind else "operation"
     for number, deps in enumerate(graph.deps):
-        op = graph.ops[number]
-        stage = graph.stages[op.where.stage].name
-        found: dict[str, set[tuple[int, int]]] = {}
         for dep in deps:
-            other = graph.ops[dep.before].where
-            name = graph.stages[other.stage].name
-            found.setdefault(name, set()).add((dep.before, other.rank))
-            why.setdefault((stage, name), Counter())[dep.hazard, dep.tensor] += 1
-        for name, befores in found.items():
-            away = sum(rank != op.where.rank for _, rank in befores)
-            pairs.setdefault((stage, name), []).append((len(befores), op.where.rank, away))
-    for stage, before in sorted(pairs, key=lambda p: (order[p[0]], order[p[1]])):
-        entries = pairs[stage, before]
-        waiting = Counter(rank for _, rank, _ in entries)
-        reasons = sorted(Counter(why[stage, before]).items(), key=lambda r: (-r[1], r[0]))
-        total, away = sum(n for n, _, _ in entries), sum(away for _, _, away in entries)
+            pair = _stage(graph, graph.ops[number]), _stage(graph, graph.ops[dep.before])
+            found.setdefault(pair, {}).setdefault(number, []).append(dep)
+    ranks = [op.where.rank for op in graph.ops]
+    for stage, before in sorted(found, key=lambda p: (order[p[0]], order[p[1]])):
+        waiting = found[stage, before]
+        awaited = {number: {dep.before for dep in deps} for number, deps in waiting.items()}
+        away = [ranks[b] != ranks[number] for number, befores in awaited.items() for b in befores]
+        a_rank = Counter(ranks[number] for number in waiting)
+        reasons = Counter((dep.hazard, dep.tensor) for deps in waiting.values() for dep in deps)
         yield WaitFacts(
             stage=stage,
             for_=before,
-            operations=len(entries),
-            operations_a_rank=least_and_most(waiting[r] for r in range(graph.ranks)),
+            operations=len(waiting),
+            operations_a_rank=least_and_most(a_rank[r] for r in range(graph.ranks)),
             kinds=(kinds[stage], kinds[before]),
-            each_for=least_and_most(number for number, _, _ in entries),
-            from_="other ranks" if away == total else "this and other ranks" if away else "this rank",
-            because=tuple(Reason(*reason) for reason, _ in reasons),
+            each_for=least_and_most(map(len, awaited.values())),
+            from_="other ranks" if all(away) else "this and other ranks" if any(away) else "this rank",
+            because=tuple(Reason(*reason) for reason, _ in sorted(reasons.items(), key=lambda r: (-r[1], r[0]))),
         )
 
 
-def _traffic(graph: Graph, machine: Machine) -> Traffic:
+def _stage(graph: ir.Graph, op: ir.Op) -> str:
+    return graph.stages[op.where.stage].name
+
+
+def _traffic(graph: ir.Graph, machine: Machine) -> Traffic:
     """Bytes by (from, to), and what that means for the busiest link."""
     n = graph.ranks
     pairs: Counter[tuple[int, int]] = Counter()
     local = launched = 0
     for op in graph.ops:
         match op.body:
-            case Copy(dst=dst, src=src) if src.rank == dst.rank:
+            case ir.Copy(dst=dst, src=src) if src.rank == dst.rank:
                 local += _bytes(graph, dst)
-            case Collective(kind="send_recv", src=src, to=to):
+            case ir.Collective(kind="send_recv", src=src, to=to):
                 pairs[src.rank, to] += _bytes(graph, src)
             case _:  # other collectives touch their own rank alone: who sends what is the library's
                 for source, target, size in _between(graph, op):
                     pairs[source, target] += size
-                    launched += 0 if isinstance(op.body, Copy) else size
+                    launched += 0 if isinstance(op.body, ir.Copy) else size
     load: Counter[Port] = Counter()
     for (a, b), size in pairs.items():
         for port in machine.ports(a, b):
@@ -466,11 +451,11 @@ def _port(machine: Machine, port: Port) -> tuple[str, ...]:
     return ("out of" if port.kind == "out" else "into") + f" {noun}", a
 
 
-def _compute(graph: Graph, plan: Plan, machine: Machine) -> Compute:
+def _compute(graph: ir.Graph, plan: Plan, machine: Machine) -> Compute:
     flops: Counter[int] = Counter()
     dtypes: set[str] = set()
     for op in graph.ops:
-        if isinstance(op.body, Gemm):
+        if isinstance(op.body, ir.Gemm):
             flops[op.where.rank] += op.body.flops
             dtypes.add(graph.tensor(op.body.left.tensor).dtype)
     tiles = Counter[int]()
@@ -489,7 +474,7 @@ def _compute(graph: Graph, plan: Plan, machine: Machine) -> Compute:
     )
 
 
-def _memory(graph: Graph, machine: Machine) -> Memory:
+def _memory(graph: ir.Graph, machine: Machine) -> Memory:
     tensors = []
     totals = [0] * graph.ranks
     for tensor in graph.tensors:
@@ -499,13 +484,6 @@ def _memory(graph: Graph, machine: Machine) -> Memory:
         shape, same = tensor.shapes[largest], len(set(tensor.shapes)) == 1
         tensors.append(TensorFacts(tensor.name, tensor.kind, tensor.dtype, shape, sizes[largest], same))
     return Memory(tuple(tensors), max(totals, default=0), machine.device.memory)
-
-
-def _block_fit(plan: Plan, machine: Machine) -> FitTable:
-    """Of rank 0, each rank on a device of its own."""
-    device = machine.device
-    planner = LaunchPlanner(plan, device, Placement(tuple(range(plan.ranks))), usual(device.arch), frozenset())
-    return fit_table(plan, device, planner.all(rank=0))
 
 
 def _plan(plan: Plan) -> PlanFacts:
@@ -535,17 +513,17 @@ def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]
     return found, shared
 
 
-def _between(graph: Graph, op: Op) -> list[tuple[int, int, int]]:
+def _between(graph: ir.Graph, op: ir.Op) -> list[tuple[int, int, int]]:
     """What an operation reads and writes on other ranks: from which rank, to which, how many bytes."""
     found = between_ranks(op.where.rank, op.reads, op.writes)
     return [(source, target, _bytes(graph, region)) for source, target, region in found]
 
 
-def _bytes(graph: Graph, region: Any) -> int:
+def _bytes(graph: ir.Graph, region: Any) -> int:
     return int(TYPES[graph.tensor(region.tensor).dtype].bytes * region.elements)
 
 
-def _way(rank: int, copy: Copy) -> str:
+def _way(rank: int, copy: ir.Copy) -> str:
     if copy.src.rank == copy.dst.rank:
         return "local"
     return "push" if copy.src.rank == rank else "pull"

@@ -6,9 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
@@ -130,14 +129,10 @@ def diagnostic_records(diagnostics: Iterable[Diagnostic]) -> tuple[DiagnosticRec
     """Diagnostics as JSON knows them."""
     return tuple(
         DiagnosticRecord(
-            **_place(d.span),
+            **asdict(d.span),
             message=d.message,
-            notes=tuple(NoteRecord(message=n.text, **(_place(n.span) if n.span else {})) for n in d.notes),
+            notes=tuple(NoteRecord(message=n.text, **(asdict(n.span) if n.span else {})) for n in d.notes),
             help=d.help,
         )
         for d in diagnostics
     )
-
-
-def _place(span: Span) -> dict[str, Any]:
-    return {name: getattr(span, name) for name in ("path", "line", "column", "end_line", "end_column")}

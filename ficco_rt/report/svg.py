@@ -10,8 +10,7 @@ from importlib.resources import files
 from itertools import groupby
 
 from ..trace.model import NO_WORK, Launched, Trace, TraceSpan
-from .drawing import WHOLE, about, clock_words, lane_use, tick_labels, ticks
-from .timeline import LAUNCH, WAITING, Timeline, timeline
+from . import drawing
 from .wording import count, one_line, show_bytes, show_flops, show_time
 
 WIDTH = 1240
@@ -36,12 +35,12 @@ class _Mark:
 
 def draw(trace: Trace) -> str:
     """The picture."""
-    drawn = timeline(trace)
+    drawn = drawing.timeline(trace)
     trace = drawn.trace
     scale = PLOT / (trace.duration or 1.0)
     titled = len(trace.spans) <= TITLED
     bin_width = max(1.0, len(trace.lanes) * PLOT / PIECES)
-    use = lane_use(trace)
+    use = drawing.lane_use(trace)
     header, y = _header(drawn)
     axis, first = y + 12, y + 22
     bands: list[str] = []
@@ -64,10 +63,12 @@ def draw(trace: Trace) -> str:
                 marks += _draw_row(_marks(spans, scale, bin_width), y + row * each, each, titled)
     bottom = first + (drawn.bands[-1].bottom if drawn.bands else 0.0)
     height = bottom + (3.0 if drawn.small else 8.0) + 8
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
-        f'height="{height:g}" role="img" aria-label="{escape(_summary(trace))}">',
-        f"<style>{_STYLE}{_stage_css(drawn)}</style>",
+    summary = (
+        f"{trace.schedule}: {count(trace.ranks, 'rank')}, {show_time(trace.duration)}, {drawing.clock_words(trace)}"
+    )
+    css = "".join(f".{_css(i)} {{ fill: {c.colour}; }}\n" for i, c in enumerate(drawn.stages))
+    css += f".launch {{ fill: {drawing.WHOLE.colour}; }}\n" if drawing.LAUNCH in drawn.stage_of else ""
+    body = (
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="stripe" width="6" height="6"/><line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>',
         f'<rect class="page" width="{WIDTH}" height="{height:g}" rx="10"/>',
@@ -75,34 +76,28 @@ def draw(trace: Trace) -> str:
         *bands,
         *_axis(trace, scale, axis, first, bottom),
         *marks,
-        "</svg>",
-    ]
-    return "\n".join(out) + "\n"
+    )
+    return drawing.svg_page(WIDTH, height, summary, _STYLE + css, body)
 
 
 def _css(stage: int) -> str:
     """The class of a stage's works, or of what stands in its place."""
-    return {WAITING: "wait", LAUNCH: "launch"}.get(stage, f"s{stage}")
+    return {drawing.WAITING: "wait", drawing.LAUNCH: "launch"}.get(stage, f"s{stage}")
 
 
-def _stage_css(drawn: Timeline) -> str:
-    css = [f".{_css(i)} {{ fill: {c.colour}; }}\n" for i, c in enumerate(drawn.stages)]
-    return "".join(css) + (f".launch {{ fill: {WHOLE.colour}; }}\n" if LAUNCH in drawn.stage_of else "")
-
-
-def _summary(trace: Trace) -> str:
-    return f"{trace.schedule}: {count(trace.ranks, 'rank')}, {show_time(trace.duration)}, {clock_words(trace)}"
-
-
-def _header(drawn: Timeline) -> tuple[list[str], float]:
+def _header(drawn: drawing.Timeline) -> tuple[list[str], float]:
     trace = drawn.trace
     lines = [
         f'<text class="title" x="22" y="34">{escape(_short(trace.schedule, 80))}</text>',
         f'<text class="title" x="{WIDTH - 18}" y="34" text-anchor="end">{show_time(trace.duration)}</text>',
-        f'<text class="sub" x="22" y="54">{escape(about(trace))}</text>',
+        f'<text class="sub" x="22" y="54">{escape(drawing.about(trace))}</text>',
     ]
     x, y = 22.0, 78.0
-    keys = [*((c.name, i) for i, c in enumerate(drawn.stages)), ("waiting", WAITING), (WHOLE.name, LAUNCH)]
+    keys = [
+        *((c.name, i) for i, c in enumerate(drawn.stages)),
+        ("waiting", drawing.WAITING),
+        (drawing.WHOLE.name, drawing.LAUNCH),
+    ]
     for name, stage in (key for key in keys if key[1] >= 0 or key[1] in drawn.stage_of):
         text = _short(name, 40)
         width = 19 + 6.9 * len(text) + 20
@@ -117,8 +112,8 @@ def _header(drawn: Timeline) -> tuple[list[str], float]:
 
 
 def _axis(trace: Trace, scale: float, y: float, first: float, bottom: float) -> Iterator[str]:
-    times = ticks(trace.duration)
-    for time, label in zip(times, tick_labels(times), strict=True):
+    times = drawing.ticks(trace.duration)
+    for time, label in zip(times, drawing.tick_labels(times), strict=True):
         x = LEFT + time * scale
         yield f'<line class="grid" x1="{x:.2f}" y1="{first:g}" x2="{x:.2f}" y2="{bottom:g}"/>'
         anchor = "start" if time == 0 else "end" if x > LEFT + PLOT - 20 else "middle"

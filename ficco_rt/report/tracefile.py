@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, TypeAlias
 
 from ..errors import UsageError
@@ -51,17 +51,9 @@ def to_json(trace: Trace, run: object = None) -> str:
     events += [_event(span, thread) for span, thread in zip(trace.spans, thread_of, strict=True)]
     for number, arrow in enumerate(trace.arrows):
         events += _flow(number, arrow, trace, thread_of)
-    other = {
-        "format": FORMAT,
-        "version": VERSION,
-        "schedule": trace.schedule,
-        "machine": trace.machine,
-        "clock": trace.clock,
-        "ranks": trace.ranks,
-        **({"within": trace.within} if trace.within else {}),
-        "lanes": [[lane.rank, lane.stream, lane.name, lane.engine] for lane in trace.lanes],
-        **({} if run is None else {"run": run}),
-    }
+    lanes = tuple((lane.rank, lane.stream, lane.name, lane.engine) for lane in trace.lanes)
+    facts = _Head(trace.schedule, trace.machine, trace.clock, trace.ranks, lanes, trace.within or records.LEFT_OUT)
+    other = {"format": FORMAT, "version": VERSION, **records.plain(facts)} | ({} if run is None else {"run": run})
     lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
     head = records.json_text(other)
     return f'{{"displayTimeUnit": "ns",\n"otherData": {head},\n"traceEvents": [\n{lines}\n]}}\n'
@@ -124,11 +116,9 @@ def _meta(what: str, rank: int, thread: int, **args: object) -> dict[str, object
 
 
 def _event(span: TraceSpan, thread: int) -> dict[str, object]:
-    args: dict[str, object] = {"stage": span.stage, "place": span.place, "stream": span.stream}
-    for name in ("bytes", "flops", "launched", "peer", "peer_bytes", "ops", "waited", "within"):
-        value = getattr(span, name)
-        if value or (name == "peer" and value is not None):
-            args[name] = asdict(value) if name == "launched" else value
+    args = {f.name: value for f in fields(_Args) if (value := getattr(span, f.name)) != f.default}
+    if span.launched is not None:
+        args["launched"] = asdict(span.launched)
     times = {"ts": span.start, "dur": round(span.stop - span.start, _DIGITS)}
     return {"ph": "X", "name": span.label, "cat": span.kind, "pid": span.rank, "tid": thread, **times, "args": args}
 
@@ -170,12 +160,12 @@ class _Args:
     stream: Count
     bytes: Count = 0
     flops: Count = 0
-    peer: Count | None = None
     launched: Launched | None = None
+    peer: Count | None = None
+    peer_bytes: Count = 0
     ops: tuple[Count, ...] = ()
     waited: _Time = 0.0
     within: _Time = 0.0
-    peer_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
-
-
-class Refusable(Protocol):
-    """A row of a table that has figures, or a reason why it has none."""
-
-    @property
-    def problem(self) -> str: ...
-
-
-R = TypeVar("R", bound=Refusable)
 
 
 def show_time(microseconds: float) -> str:
@@ -95,10 +84,11 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def by_reason(rows: Iterable[R]) -> list[list[R]]:
-    """The rows with a problem, those with the same one together, whatever its numbers."""
-    found: dict[str, list[R]] = {}
-    for row in rows:
-        if row.problem:
-            found.setdefault(re.sub(r"[0-9]+", "", row.problem), []).append(row)
-    return list(found.values())
+def by_reason(problems: Iterable[tuple[str, str]]) -> list[tuple[int, str]]:
+    """Who has a problem, and which; an empty one is none. For each problem, whatever its numbers: how many have it, and
+    the first of them, in words."""
+    found: dict[str, list[str]] = {}
+    for who, problem in problems:
+        if problem:
+            found.setdefault(re.sub(r"[0-9]+", "", problem), []).append(f"{who}: {problem}")
+    return [(len(words), words[0]) for words in found.values()]

@@ -7,18 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from .. import env
 from ..errors import UsageError
 from ..files import atomic
+from ..files.records import INLINE, PAIRS, Micros, Named, Positive, Reader, decoded, json_text
 from ..machine.model import Machine
 from ..version import __version__
 from .candidates import Candidate
 
 FORM = 1  # of the file
 _BUS = 64e3  # bytes a microsecond: a switch that is slower is the host's bus
-MODES = ("graph", "streams")
+Mode: TypeAlias = Literal["graph", "streams"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+Pairs: TypeAlias = Annotated[tuple[tuple[str, object], ...], PAIRS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,11 @@ class MeasuredCase:
 
     device: str
     links: str
-    ranks: int
-    ranks_per_gpu: int
+    ranks: Positive
+    ranks_per_gpu: Positive
     operation: str
-    sizes: tuple[tuple[str, object], ...]  # and types
-    version: str = __version__
+    sizes: Pairs  # and types
+    version: str
 
     @property
     def words(self) -> str:
@@ -51,21 +54,28 @@ def measured_case(
     """The case of an operation on a machine."""
     links = machine.links
     kind = "bus" if links.kind == "switch" and links.rate < _BUS else links.kind
-    return MeasuredCase(machine.device.name, kind, ranks, ranks_per_gpu, operation, tuple(sorted(sizes.items())))
+    named = tuple(sorted(sizes.items()))
+    return MeasuredCase(machine.device.name, kind, ranks, ranks_per_gpu, operation, named, __version__)
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
     """A measured time of a candidate: the median of so many runs, in microseconds."""
 
-    candidate: Candidate
-    mode: str  # of MODES
-    median: float
-    least: float
-    most: float
-    runs: int
+    schedule: str
+    params: Pairs
+    mode: Mode
+    median: Annotated[float, Named("us")]
+    least: Micros
+    most: Micros
+    runs: Positive
     date: str  # ISO 8601, UTC
     driver: str  # what ran it: devices and driver, in its own words
+
+    @property
+    def candidate(self) -> Candidate:
+        """What was measured."""
+        return Candidate(self.schedule, self.params)
 
     @property
     def rank(self) -> tuple[str, int, float]:
@@ -121,12 +131,17 @@ def stored() -> Measurements:
     return load(path) if path.exists() or env.get("FICCO_MEASURED") else EMPTY
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A case of a file, with its times."""
+
+    case: Annotated[MeasuredCase, INLINE]
+    times: tuple[Time, ...]
+
+
 def load(path: Path | str) -> Measurements:
     """The measured times of a file. Raises UsageError that says what is wrong where."""
-    try:
-        value = json.loads(atomic.read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: is no file of measured times: no JSON ({str(error)[:80]})") from error
+    value = decoded(atomic.read_text(path), str(path))
     if not isinstance(value, dict) or "ficco_measured" not in value:
         raise UsageError(f"{path}: is no file of measured times, as `ficco tune` writes it")
     if type(value["ficco_measured"]) is not int or value["ficco_measured"] != FORM:
@@ -134,109 +149,29 @@ def load(path: Path | str) -> Measurements:
             f"{path}: is of form {json.dumps(value['ficco_measured'])[:20]}; this version of ficco reads form {FORM}: "
             "let `ficco tune` write another file"
         )
-    entries = value.get("settings")
-    if not isinstance(entries, list):
-        raise UsageError(f"{path}: settings is not a list")
+    reader = Reader(str(path), others=True)
+    entries: tuple[_Entry, ...] = reader.read(tuple[_Entry, ...], value.get("settings"), "settings")
     stores = []
     for i, entry in enumerate(entries):
-        try:
-            stores.append(_decoded(entry))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UsageError(f"{path}: settings[{i}]: {what[:120]}") from error
+        case = replace(entry.case, sizes=tuple(sorted(entry.case.sizes)))
+        times = tuple(_dated(reader, time, f"settings[{i}].times[{j}]") for j, time in enumerate(entry.times))
+        stores.append(Measurements({case: times}))
     return merged(stores)
+
+
+def _dated(reader: Reader, time: Time, at: str) -> Time:
+    """The time with its date as UTC, once its figures can be those of runs."""
+    if min(time.median, time.least, time.most) <= 0:
+        raise reader.fail(at, "a time in microseconds is greater than 0")
+    try:
+        date = datetime.fromisoformat(time.date)
+    except ValueError as error:
+        raise reader.fail(f"{at}.date", str(error)[:80]) from error
+    date = date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
+    return replace(time, date=date.isoformat(timespec="milliseconds"))
 
 
 def save(memory: Measurements, path: Path | str) -> None:
     """Write measured times: the whole file or nothing."""
-    settings = [_encoded(where, times) for where, times in memory.times.items()]
-    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in settings)
+    lines = ",\n".join(json_text(_Entry(case, times)) for case, times in memory.times.items())
     atomic.write_atomic(path, f'{{"ficco_measured": {FORM}, "settings": [\n{lines}\n]}}\n')
-
-
-def _encoded(where: MeasuredCase, times: Iterable[Time]) -> dict[str, Any]:
-    return {
-        "device": where.device,
-        "links": where.links,
-        "ranks": where.ranks,
-        "ranks_per_gpu": where.ranks_per_gpu,
-        "operation": where.operation,
-        "sizes": dict(where.sizes),
-        "version": where.version,
-        "times": [
-            {
-                "schedule": t.candidate.schedule,
-                "params": dict(t.candidate.params),
-                "mode": t.mode,
-                "us": t.median,
-                "least_us": t.least,
-                "most_us": t.most,
-                "runs": t.runs,
-                "date": t.date,
-                "driver": t.driver,
-            }
-            for t in times
-        ],
-    }
-
-
-def _decoded(entry: Mapping[str, Any]) -> Measurements:
-    where = MeasuredCase(
-        _text(entry, "device"),
-        _text(entry, "links"),
-        _whole(entry, "ranks"),
-        _whole(entry, "ranks_per_gpu"),
-        _text(entry, "operation"),
-        tuple(sorted((name, _frozen(value)) for name, value in entry["sizes"].items())),
-        _text(entry, "version"),
-    )
-    return Measurements({where: tuple(map(_time, entry["times"]))})
-
-
-def _time(entry: Mapping[str, Any]) -> Time:
-    params = tuple((name, _frozen(value)) for name, value in entry["params"].items())
-    mode = _text(entry, "mode")
-    if mode not in MODES:
-        raise ValueError(f"mode is {' or '.join(MODES)}, not {mode[:20]}")
-    median, least, most = (_positive(entry, name) for name in ("us", "least_us", "most_us"))
-    date = datetime.fromisoformat(_text(entry, "date"))
-    date = date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
-    return Time(
-        Candidate(_text(entry, "schedule"), params),
-        mode,
-        median,
-        least,
-        most,
-        _whole(entry, "runs"),
-        date.isoformat(timespec="milliseconds"),
-        _text(entry, "driver"),
-    )
-
-
-def _text(entry: Mapping[str, Any], name: str) -> str:
-    value = entry[name]
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is not a text")
-    return value
-
-
-def _whole(entry: Mapping[str, Any], name: str) -> int:
-    value = entry[name]
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is not a whole number from 1 on")
-    return value
-
-
-def _positive(entry: Mapping[str, Any], name: str) -> float:
-    value = entry[name]
-    if type(value) not in (int, float) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} is not a time in microseconds")
-    return float(value)
-
-
-def _frozen(value: object) -> object:
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    if type(value) not in (int, str):
-        raise ValueError(f"{str(value)[:20]} is no value of a param")
-    return value

@@ -19,7 +19,7 @@ from ..exec.verify import verified_run
 from ..plan.ir import Plan
 from .candidates import BASELINE, Candidate, by_vendor
 from .choose import question
-from .measurements import MODES, MeasuredCase, Measurements, Time, measured_case
+from .measurements import MODES, MeasuredCase, Measurements, Mode, Time, measured_case
 from .ranking import ranked
 
 HOST = (
@@ -105,7 +105,7 @@ def tune(
         with step(f"compiling {candidate.label}"):
             plans[candidate] = compiler.compile_schedule(candidate.schedule, number, given, machine)
 
-    taken: dict[tuple[Candidate, str], list[float]] = {}
+    taken: dict[tuple[Candidate, Mode], list[float]] = {}
     told = ""
     for turn in range(effort.rounds):
         for candidate in list(plans):
@@ -131,8 +131,8 @@ def tune(
         raise DeviceError(f"none of the candidates could be measured:\n{reasons}")
     date = datetime.now(UTC).isoformat(timespec="milliseconds")
     times = [
-        Time(candidate, mode, median(runs), min(runs), max(runs), len(runs), date, told)
-        for (candidate, mode), runs in taken.items()
+        Time(of.schedule, of.params, mode, median(runs), min(runs), max(runs), len(runs), date, told)
+        for (of, mode), runs in taken.items()
     ]
     return Tuned(where, tuple(sorted(times, key=lambda t: t.median)), tuple(failed))
 

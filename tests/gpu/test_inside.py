@@ -20,7 +20,7 @@ from ficco_rt.driver.api import DriverName
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.plan.ir import Launch, Plan
-from ficco_rt.report.inside_words import launch_words
+from ficco_rt.report.account_words import launch_words
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.inside import LaunchInside, launches, pairs
 from ficco_rt.trace.model import Trace

@@ -18,11 +18,10 @@ import pytest
 import ficco_rt
 from ficco_rt.analysis.account import RankUse
 from ficco_rt.analysis.concurrency import concurrent, overlap_rate
-from ficco_rt.cli import shape
+from ficco_rt.cli import shape_sweep
 from ficco_rt.cli.baselines import baseline_plans
-from ficco_rt.cli.shape import Sweep
-from ficco_rt.cli.shape_process import by_threads, measured, measured_in_process
-from ficco_rt.cli.shaping import Effort, Row, settings
+from ficco_rt.cli.shape_sweep import Effort, Sweep, by_threads, measured, measured_in_process
+from ficco_rt.cli.shaping import Row, settings
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.operation import operation_of
 from ficco_rt.machine.profiles import profile
@@ -78,15 +77,15 @@ def test_baselines_are_the_same_iterations_one_after_the_other() -> None:
     plans = baseline_plans(plan, MACHINE, 1, vendor=True)
     assert plans is not None
     assert plans.iterations == 5
-    assert (plans.serial, plans.sharing) != (None, None)
-    kinds = {key: sorted({type(c).__name__ for _, c in made.commands()}) for key, made in plans.there.items()}
+    assert plans.plans.keys() == {"serial", "multiplying", "moving", "sharing"}
+    kinds = {key: sorted({type(c).__name__ for _, c in made.commands()}) for key, made in plans.plans.items()}
     assert "CollectiveCall" in kinds["serial"]
     assert "CollectiveCall" in kinds["sharing"]
     assert "Launch" not in kinds["sharing"]
     assert kinds["multiplying"] == ["Launch"]
-    assert len(list(plans.there["multiplying"].launches())) == 2 * 5
-    assert {launch.kernel for _, launch in plans.there["serial"].launches()} == {"vendor_gemm"}
-    asked = {s.collectives.threads for s in plans.there["serial"].streams if s.collectives}
+    assert len(list(plans.plans["multiplying"].launches())) == 2 * 5
+    assert {launch.kernel for _, launch in plans.plans["serial"].launches()} == {"vendor_gemm"}
+    asked = {s.collectives.threads for s in plans.plans["serial"].streams if s.collectives}
     assert asked == {256}  # the library reads it once a process
 
 
@@ -185,9 +184,9 @@ def test_a_sweep_on_gpus_has_a_process_for_each_number_of_threads(monkeypatch: p
 
     monkeypatch.setattr(Sweep, "row", row)
     monkeypatch.setattr(Sweep, "ready", lambda _: nullcontext())
-    monkeypatch.setattr(shape, "measured_in_process", made)
+    monkeypatch.setattr(shape_sweep, "measured_in_process", made)
     tried = [{}, {"vendor.threads": 256}, {"vendor.ctas": 8}, {"vendor.threads": 128}]
-    found = [list(pair) for pair in shape._made(sweep, tried)]
+    found = [list(pair) for pair in shape_sweep.made(sweep, tried)]
     assert [one for one, _ in found] == [{}, {"vendor.ctas": 8}, {"vendor.threads": 256}, {"vendor.threads": 128}]
     assert here == [{}, {"vendor.ctas": 8}]
     assert there == [[{"vendor.threads": 256}], [{"vendor.threads": 128}]]

@@ -157,7 +157,7 @@ TWINS = {
     "each family of kernels has one": {"family", "variants", "cost", "tables"},
     "each vendor of GPUs, and the part that vendors share": {"vendor", "call", "gemm_library", "sharing"},
     "each driver has one": {"driver", "peers"},
-    "a command, and what it calls": {"check", "choose", "tune", "timeline", "run"},
+    "a command, and what it calls": {"check", "choose", "tune", "run"},
     "a value, and what asks for it or fills it": {"inside"},
 }
 

@@ -17,8 +17,7 @@ import pytest
 from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
 
-from ficco_rt.lsp.places import Text
-from ficco_rt.lsp.syntax import analyse, completions, rename
+from ficco_rt.lsp.syntax import Text, analyse, completions, rename
 
 URI = "file:///tmp/one.ficco"
 TEXT = """\

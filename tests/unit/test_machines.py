@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.cli.declare import complete_from
 from ficco_rt.cli.machine import kernels
 from ficco_rt.cli.main import execute
-from ficco_rt.cli.shared_options import complete_machines
 from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.machine import durations, file, measured_tables
 from ficco_rt.machine.discover import DeviceFacts
@@ -528,7 +528,7 @@ def test_sixty_four_ranks_in_eight_nodes_are_explained(run: Run) -> None:
 
 
 def test_shells_complete_machines() -> None:
-    completed = [item.value for item in complete_machines(None, None, "h")]  # type: ignore[arg-type]
+    completed = [item.value for item in complete_from("machines files")(None, None, "h")]  # type: ignore[arg-type]
     assert completed == ["h200-switch", "h200-ring", "h200-nodes", "h100-switch", "h"]
 
 

@@ -24,6 +24,7 @@ from ficco_rt.files.records import (
     Reader,
     decoded,
     derived,
+    filled,
     plain,
     schema_of,
 )
@@ -88,6 +89,21 @@ def test_names_units_and_marks_say_what_json_has() -> None:
         assert list(Draft202012Validator(schema).iter_errors(told | wrong)), wrong
 
 
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A stored value with the fields of another among its own."""
+
+    size: Annotated[Size, INLINE]
+    count: Count = 0
+
+
+def test_records_are_filled_from_the_first_source_that_has_a_value() -> None:
+    found = filled(Stored, Stored(1, 2.0, 1), Sized(Size(3), 4), code=2)
+    assert found == Stored(1, 2.0, 2)
+    assert filled(Stored, Sized(Size(3), 4), Stored(1, 2.0, 1)) == Stored(4, 2.0, 1)
+    assert filled(Sized, size=Size(3)) == Sized(Size(3))
+
+
 GOOD: dict[str, Any] = {"count": 1, "time_us": 2, "code": 1}
 
 
@@ -96,6 +112,7 @@ def test_what_is_right_is_read() -> None:
     found = Reader("f.json").read(Stored, GOOD | more, "value")
     assert found == Stored(1, 2, 1, True, (1, 2), {"T": "bf16", "counts": ((1,), 2)}, {"a": 0.5})
     assert Reader("f.json", others=True).read(Stored, GOOD | {"later": 1}, "value") == Stored(1, 2, 1)
+    assert Reader("f.json").read(Sized, plain(Sized(Size(3), 4)), "value") == Sized(Size(3), 4)
 
 
 @pytest.mark.parametrize(

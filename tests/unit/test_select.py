@@ -7,6 +7,7 @@ for the machine that these were measured on.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -347,10 +348,14 @@ def test_sizes_that_do_not_divide_are_the_schedules_to_refuse() -> None:
 
 
 def time_of(
-    name: str, us: float, mode: str = "streams", date: str = "2026-11-22T10:00:00.000+00:00", **params: Any
+    name: str,
+    us: float,
+    mode: measurements.Mode = "streams",
+    date: str = "2026-11-22T10:00:00.000+00:00",
+    **params: Any,
 ) -> Any:
-    candidate = candidates.Candidate(name, tuple(params.items()))
-    return measurements.Time(candidate, mode, us, us - 1, us + 1, 30, date, "2 × NVIDIA H200, driver 580")
+    pairs = tuple(params.items())
+    return measurements.Time(name, pairs, mode, us, us - 1, us + 1, 30, date, "2 × NVIDIA H200, driver 580")
 
 
 def remembered(*times: Any, ranks: int = 2, version: str | None = None) -> measurements.Measurements:
@@ -424,13 +429,19 @@ def test_merging_knows_no_order_and_takes_the_later_time(tmp_path: Path) -> None
             "m.json: is of form 7; this version of ficco reads form 1: let `ficco tune`",
         ),
         (lambda v: v | {"ficco_measured": True}, "m.json: is of form true; this version of ficco reads form 1: "),
-        (lambda v: v | {"settings": {}}, "m.json: settings is not a list"),
-        (lambda v: v["settings"][0].pop("ranks") and v, "m.json: settings[0]: 'ranks' is missing"),
-        (lambda v: v["settings"][0].update(ranks="two") or v, "m.json: settings[0]: ranks is not a whole number"),
-        (lambda v: v["settings"][0]["times"][0].update(us=-1) or v, "settings[0]: us is not a time in microseconds"),
-        (lambda v: v["settings"][0]["times"][0].update(mode="fast") or v, "mode is graph or streams, not fast"),
-        (lambda v: v["settings"][0]["times"][0].update(date="soon") or v, "settings[0]: Invalid isoformat string"),
-        (lambda v: v["settings"].append(3) or v, "m.json: settings[1]: "),
+        (lambda v: v | {"settings": {}}, "m.json: settings: a list expected, found {}"),
+        (lambda v: v["settings"][0].pop("ranks") and v, "m.json: settings[0]: missing ranks"),
+        (lambda v: v["settings"][0].pop("version") and v, "m.json: settings[0]: missing version"),
+        (lambda v: v["settings"][0]["times"][0].pop("schedule") and v, "m.json: settings[0].times[0]: missing sch"),
+        (lambda v: v["settings"][0].update(ranks="two") or v, "settings[0].ranks: a whole number expected, found "),
+        (lambda v: v["settings"][0].update(ranks=True) or v, "settings[0].ranks: a whole number expected, found true"),
+        (lambda v: v["settings"][0].update(ranks=0) or v, "m.json: settings[0].ranks: 0 is less than 1"),
+        (lambda v: v["settings"][0]["sizes"].update(M=1.5) or v, "settings[0].sizes.M: a param is a number, a list"),
+        (lambda v: v["settings"][0]["times"][0].update(us=0) or v, "[0].times[0]: a time in microseconds is greater"),
+        (lambda v: v["settings"][0]["times"][0].update(us=math.inf) or v, "times[0].us: a number expected, found Inf"),
+        (lambda v: v["settings"][0]["times"][0].update(mode="fast") or v, "'fast' is none of 'graph', 'streams'"),
+        (lambda v: v["settings"][0]["times"][0].update(date="soon") or v, "times[0].date: Invalid isoformat string"),
+        (lambda v: v["settings"].append(3) or v, "m.json: settings[1]: an object expected, found 3"),
     ],
 )
 def test_files_of_measured_times_that_are_wrong(tmp_path: Path, change: Callable[[Any], Any], message: str) -> None:

@@ -23,8 +23,8 @@ from ficco_rt.errors import UsageError
 from ficco_rt.kernels.sm90.cost import PIPELINE
 from ficco_rt.machine.durations import gemm_rate
 from ficco_rt.report import svg, tracefile
+from ficco_rt.report.account_words import summary
 from ficco_rt.report.drawing import lane_use, stack, stage_colours, tick_labels, ticks
-from ficco_rt.report.inside_words import summary
 from ficco_rt.report.wording import show_bytes, show_flops, show_time
 from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace.inside import launches

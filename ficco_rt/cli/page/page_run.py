@@ -10,6 +10,7 @@ from ...analysis.account import Account, StageUse
 from ...errors import UsageError
 from ...files import records
 from ...files.atomic import read_text
+from ...files.records import filled
 from ...report import tracefile
 from ...report.account_words import RunTimes, stages_of
 from ...report.drawing import clean, plain
@@ -20,63 +21,43 @@ from ..result import Run
 @dataclass(frozen=True, slots=True)
 class PageRun:
     """A run on a page. `facts`: what `ficco-run --json` says of it; None where only its trace is known. `trace`: None
-    where only the facts are. Runs of older versions have no account, and no stages."""
+    where only the facts are. `modelled`: what the model says beside a measured run. Runs of older versions have no
+    account, and no stages."""
 
     name: str
     facts: Run | None
     trace: Trace | None
+    schedule: str
+    machine: str
+    ranks: int
+    measured: bool  # the time is a device's; otherwise a model gave it
+    time: float  # microseconds
+    stages: tuple[StageUse, ...] = ()
+    account: Account | None = None
+    modelled: RunTimes | None = None
 
-    @property
-    def schedule(self) -> str:
-        return self._of.schedule
 
-    @property
-    def time(self) -> float:
-        """Microseconds."""
-        return 1e3 * self.facts.time_ms if self.facts is not None else self._trace.duration
-
-    @property
-    def ranks(self) -> int:
-        return self._of.ranks
-
-    @property
-    def measured(self) -> bool:
-        """Whether the time is a device's; otherwise a model gave it."""
-        return self._of.clock == "device"
-
-    @property
-    def machine(self) -> str:
-        return self._of.machine
-
-    @property
-    def stages(self) -> tuple[StageUse, ...]:
-        if self.facts is not None and self.facts.stages is not None:
-            return self.facts.stages
-        return stages_of(self.trace) if self.trace is not None else ()
-
-    @property
-    def account(self) -> Account | None:
-        return self.facts.account if self.facts is not None else None
-
-    @property
-    def modelled(self) -> RunTimes | None:
-        """What the model says beside a measured run."""
-        return self.facts.modelled if self.facts is not None else None
-
-    @property
-    def _of(self) -> Run | Trace:
-        return self.facts if self.facts is not None else self._trace
-
-    @property
-    def _trace(self) -> Trace:
-        assert self.trace is not None  # a run has facts, a trace, or both
-        return self.trace
+def _page_run(name: str, facts: Run | None, trace: Trace | None) -> PageRun:
+    """A run with facts, a trace, or both; with no control characters in what the page shows: names may be anybody's."""
+    trace = None if trace is None else clean(trace)
+    known, of = facts.stages if facts is not None else None, facts if facts is not None else trace
+    assert of is not None
+    return filled(
+        PageRun,
+        of,
+        name=plain(name),
+        facts=facts,
+        trace=trace,
+        measured=of.clock == "device",
+        time=1e3 * of.time_ms if isinstance(of, Run) else of.duration,
+        stages=stages_of(trace) if known is None and trace is not None else known or (),
+    )
 
 
 def of_run(name: str, facts: Run | None, trace: Trace | None) -> PageRun:
-    """A run with no control characters in what the page shows of it: names may be anybody's."""
+    """A run that has just ended."""
     told = None if facts is None else _run(records.plain(facts), name, largest=inf)  # it is what a run gave
-    return PageRun(plain(name), told, None if trace is None else clean(trace))
+    return _page_run(name, told, trace)
 
 
 def read_run(path: str) -> PageRun:
@@ -86,9 +67,9 @@ def read_run(path: str) -> PageRun:
     if "traceEvents" in found:
         trace = tracefile.read(data, path)
         run = data["otherData"].get("run")
-        return PageRun(plain(path), None if run is None else _run(run, path, "otherData.run"), clean(trace))
+        return _page_run(path, None if run is None else _run(run, path, "otherData.run"), trace)
     if "time_ms" in found:
-        return PageRun(plain(path), _run(data, path), None)
+        return _page_run(path, _run(data, path), None)
     if isinstance(found.get("error"), dict):
         raise UsageError(f"{path}: tells of a run that failed: {str(found['error'].get('message'))[:200]}")
     raise UsageError(

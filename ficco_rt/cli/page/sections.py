@@ -10,8 +10,7 @@ from ...analysis.concurrency import Concurrent
 from ...files.records import Params
 from ...report.account_words import SERIAL, WORDS, moved_words, part_name
 from ...report.job import within_roundings
-from ...report.wording import join_words, show_bytes, show_flops, show_time, show_value, signed_time
-from ...trace.model import Trace
+from ...report.wording import count, join_words, show_bytes, show_flops, show_time, show_value, signed_time
 from ..result import Error, Run
 from .page_run import PageRun
 
@@ -29,10 +28,6 @@ def whose(run: PageRun) -> str:
     return f"measured on {run.machine}" if run.measured else f"modelled for {run.machine}, not measured"
 
 
-def ranks_of(run: PageRun) -> str:
-    return "1 rank" if run.ranks == 1 else f"{run.ranks} ranks"
-
-
 # ---------------------------------------------------------------- one run
 
 
@@ -43,9 +38,8 @@ def cards(run: PageRun) -> str:
     if facts is not None:
         if facts.share_of_ideal is not None:
             made.append(_card("of the ideal", _percent(facts.share_of_ideal), _ideal(facts)))
-        if facts.serial_ms and run.time:
-            gain = 1e3 * facts.serial_ms / run.time
-            made.append(_card("serial ÷ time", f"{gain:.2f}×", _serial(facts)))
+        if gain := _gain(run):
+            made.append(_card("serial ÷ time", gain, _serial(facts)))
         if facts.concurrent is not None:
             made += _at_once(facts.concurrent)
     if run.account is not None:
@@ -146,7 +140,7 @@ def why(run: PageRun) -> str:
         ("file", facts.path),
         ("why", "\n".join(facts.why)),
         ("parameters", _params_words(facts.params)),
-        ("machine", f"{facts.machine}, {ranks_of(run)}"),
+        ("machine", f"{facts.machine}, {count(run.ranks, 'rank')}"),
         ("backend", f"{backend}: {facts.devices}" if facts.devices else backend),
         ("collectives", f"by {facts.collectives}" if facts.collectives else None),
         ("order", facts.order),
@@ -198,7 +192,7 @@ def went(run: PageRun) -> str:
     if run.measured:
         note += " These times are of the run with timestamps, which takes a little longer than the timed runs."
     head = ["part", "time", "of the run", "means"]
-    return f"{bar(run, account.time)}{table(head, rows, {1, 2}, escaped=True)}<p class='note'>{escape(note)}</p>"
+    return f"{bar(account, account.time)}{table(head, rows, {1, 2}, escaped=True)}<p class='note'>{escape(note)}</p>"
 
 
 def _part(account: Account, part: Spent) -> str:
@@ -206,11 +200,8 @@ def _part(account: Account, part: Spent) -> str:
     return part_name(WORDS[account.side][part.name][0], part.time)
 
 
-def bar(run: PageRun, full: float) -> str:
+def bar(account: Account, full: float) -> str:
     """The parts of a run's time side by side; `full` microseconds are the whole width."""
-    account = run.account
-    if account is None:
-        return ""
     made = []
     faster = sum(min(0.0, part.time) for part in account.parts)
     for part in account.parts:
@@ -234,6 +225,7 @@ def stages(run: PageRun) -> str:
     rows = []
     for stage in run.stages:
         busy, ranks = stage.busy, stage.ranks or 1
+        peer = f", {show_bytes(stage.peer_bytes)} of it between ranks" if stage.peer_bytes else ""
         row = [
             f"{escape(stage.stage)}<small>{escape(stage.place)}</small>",
             escape(stage.kind),
@@ -243,7 +235,7 @@ def stages(run: PageRun) -> str:
             _percent(busy / run.time) if run.time else "",
             show_time(stage.path),
             show_time(stage.waited) if stage.waited else "",
-            _rate(_moved(stage), stage.bytes / ranks / busy / 1e3 if busy else 0.0, "GB/s"),
+            _rate(show_bytes(stage.bytes) + peer, stage.bytes / ranks / busy / 1e3 if busy else 0.0, "GB/s"),
             _rate(show_flops(stage.flops), stage.flops / ranks / busy / 1e6 if busy else 0.0, "TFLOP/s"),
         ]
         if modelled:
@@ -254,12 +246,6 @@ def stages(run: PageRun) -> str:
     between = (run.trace.duration if run.trace is not None else run.time) - sum(s.path for s in run.stages)
     note += f"Between the works of the path are {show_time(max(0.0, between))}: launches, signals, collectives' waits."
     return f"{table(head, rows, set(range(2, 12)), escaped=True)}<p class='note'>{note}</p>"
-
-
-def _moved(stage: StageUse) -> str:
-    """The bytes of a stage, with those that its launches move between ranks themselves."""
-    peer = stage.peer_bytes
-    return show_bytes(stage.bytes) + (f", {show_bytes(peer)} of it between ranks" if peer else "")
 
 
 def _rate(amount: str, rate: float, unit: str) -> str:
@@ -292,7 +278,7 @@ def comparison(runs: Sequence[PageRun]) -> str:
     """Runs side by side: a column each, and their times as bars of one scale."""
     full = max((run.account.time for run in runs if run.account is not None), default=0.0)
     bars = [
-        f'<div class="run"><b>{letter(i)}</b>{bar(run, full)}<span>{show_time(run.time)}</span></div>'
+        f'<div class="run"><b>{letter(i)}</b>{bar(run.account, full)}<span>{show_time(run.time)}</span></div>'
         for i, run in enumerate(runs)
         if run.account is not None
     ]
@@ -360,17 +346,11 @@ def timeline(run: PageRun, number: int, *, single: bool = True) -> str:
     if run.trace is None:
         told = f"{escape(run.name)} holds no trace; <code>ficco-run --trace FILE.json</code> writes one."
         return f"{title}<p class='note'>{told}</p>"
-    told = escape(_told(run, run.trace))
+    works = f"{len(run.trace.spans)} works and waits, {len(run.trace.arrows)} arrows, {show_time(run.trace.duration)}"
+    told = escape(f"Timeline of {run.schedule}: {len(run.trace.lanes)} streams of {count(run.ranks, 'rank')}, {works}")
     return (
         f'<div class="timeline" data-run="{number}">{title}<div class="keys"></div>'
         f'<canvas tabindex="0" role="application" aria-label="{told}"></canvas></div>'
-    )
-
-
-def _told(run: PageRun, trace: Trace) -> str:
-    return (
-        f"Timeline of {run.schedule}: {len(trace.lanes)} streams of {ranks_of(run)}, "
-        f"{len(trace.spans)} works and waits, {len(trace.arrows)} arrows, {show_time(trace.duration)}"
     )
 
 

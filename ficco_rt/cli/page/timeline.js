@@ -30,7 +30,7 @@ function timeline(root, run, view) {
   let lit = null, pointer = null, chosen = null, all = run.arrows.length <= 400;
   let held = null, hatch = null, stamp = -1, queued = false;
 
-  // places are those of `report/timeline.py`, below the axis
+  // places are those of `report/drawing.py`, below the axis
   const bands = run.bands.map(([rank, top, bottom]) => ({ rank, top: top + TOP, bottom: bottom + TOP }));
   for (const lane of run.lanes) { lane.y += TOP; lane.spans = []; }
   const height = Math.max(TOP, ...bands.map((b) => b.bottom)) + 8;
