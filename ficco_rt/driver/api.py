@@ -16,7 +16,7 @@ DeviceError with call, device, code, and the place in the schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy.typing as npt
@@ -63,10 +63,13 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """A caller's dense row-major tensor in a GPU's memory."""
+    """A caller's tensor in a GPU's memory, as its library describes it. Tensors that are bound are dense."""
 
     address: int
     shape: tuple[int, ...]
+    dtype: str = field(default="", compare=False)
+    dense: bool = field(default=True, compare=False)  # row-major, without gaps
+    read_only: bool = field(default=False, compare=False)
 
 
 class Driver(Protocol):

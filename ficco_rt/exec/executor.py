@@ -37,11 +37,10 @@ from ..plan.ir import Plan
 from ..process.group import Group, agree, as_group
 from ..sim.simulate import simulate
 from ..trace.model import Lane, Trace
-from ..types import TYPES, numpy_dtype
+from ..types import TYPES
 from ..version import __version__
-from .bindings import checked, checked_on_device
+from .bindings import array_of, checked, checked_on_device
 from .bound import Bindings, Bound, Given
-from .device_arrays import host_array
 
 if TYPE_CHECKING:
     from ..device.run_plan import RunPlan
@@ -435,11 +434,7 @@ class Executor:
         if found.kind != "input":
             names = ", ".join(t.name for t in self.plan.tensors if t.kind == "input") or "none"
             raise UsageError(f"{tensor} is {found.kind}, which a run writes; the inputs to write are {names}")
-        shape, dtype = found.shapes[rank], numpy_dtype(found.dtype)
-        wanted = f"{tensor}, rank {rank}: wanted {dtype} of shape {list(shape)}"
-        seen = host_array(array, lambda: wanted)
-        if seen.dtype != dtype or seen.shape != shape:
-            raise UsageError(f"{wanted}; given {seen.dtype} of shape {list(seen.shape)}")
+        seen = array_of(found, rank, array, tensor, bound=False)
         self._own([found])
         self.driver.write(self._owned[tensor, rank], seen)
         self._filled.add((tensor, rank))
