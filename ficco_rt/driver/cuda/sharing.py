@@ -98,7 +98,7 @@ class CudaSharing(Sharing):
         base, size = call(self.cu.cuMemGetAddressRange, address, what=what)
         return Range(int(base), int(size), self._pointer("BUFFER_ID", address, what))
 
-    def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
+    def pieces(self, address: int, size: int, what: str) -> tuple[int, Sequence[Handle], Sequence[int]]:
         handles: list[Handle] = []
         sizes: list[int] = []
         begin, at = -1, address
@@ -109,7 +109,7 @@ class CudaSharing(Sharing):
                 sizes.append(length)
                 begin = base if begin < 0 else begin
                 at = base + length
-        return begin, list(zip(handles, sizes, strict=True))
+        return begin, handles, sizes
 
     def handle(self, address: int, what: str) -> bytes:
         made = call(self.cu.cuIpcGetMemHandle, address, what=what)

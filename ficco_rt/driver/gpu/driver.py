@@ -30,7 +30,6 @@ from ...kernels.families import tuned
 from ...kernels.occupancy import Limits
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
-from ...plan.codec import content_hash
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...process.group import Group
 from ...trace.model import ClockKind, Launched, TraceSpan
@@ -98,7 +97,7 @@ class GpuDriver:
         all_facts: list[DeviceFacts] = []
         if group is not None and group.size > 1:
             node = plan.target.node
-            self._peers = Peers(vendor, group, plan.schedule, content_hash(plan), plan.ranks, node, timeout)
+            self._peers = Peers(vendor, group, plan.schedule, plan.ranks, node, timeout)
             placement, locals_, all_facts = self._peers.place(ranks_per_gpu)
         else:
             placement = placed(vendor, plan.ranks, ranks_per_gpu)

@@ -155,9 +155,9 @@ class Sharing(Protocol):
     def allocation(self, address: int, what: str) -> Range | None:
         """The ordinary allocation around an address; None: the address is a mapping's, or a pool's."""
 
-    def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
-        """The mappings that hold these bytes, as handles with sizes, and where the first one begins. The handles are
-        retained: `release` gives each back."""
+    def pieces(self, address: int, size: int, what: str) -> tuple[int, Sequence[Handle], Sequence[int]]:
+        """The mappings that hold these bytes: where the first one begins, their handles, and their sizes. The handles
+        are retained: `release` gives each back."""
 
     def handle(self, address: int, what: str) -> bytes:
         """The handle by which another process opens the ordinary allocation that begins at an address."""
@@ -169,24 +169,29 @@ class Sharing(Protocol):
         self.call(self.api.IpcCloseMemHandle, address)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Area:
     """Memory of this process that others map. `handles` become file descriptors, or fabric handles; without handles it
-    is IPC memory. `kept`: it is a caller's, whose handles were retained for this and are given back."""
+    is IPC memory, by the handle of a caller's `allocation`. `kept`: it is a caller's, whose handles were retained for
+    this and are given back. `uses`: of a caller's, by how many bindings."""
 
-    number: int
-    sizes: tuple[int, ...]
-    handles: tuple[Handle, ...] = ()
+    sizes: Sequence[int]
+    handles: Sequence[Handle] = ()
     ipc: bytes = b""
+    allocation: Range | None = None
     kept: bool = False
+    uses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
-    """An area of another process as it lies in this one."""
+    """An area of another process as it lies in this one. `uses`: by how many bindings; `leaving`: its owner has given
+    it back."""
 
     mapped: Mapped
     ipc: bool
+    uses: int = 0
+    leaving: bool = False
 
 
 @dataclass(slots=True)
@@ -195,5 +200,5 @@ class Shared:
     use."""
 
     addresses: dict[str, int]
-    theirs: list[tuple[int, int]]
-    callers: list[tuple[int, int]]
+    theirs: list[Found]
+    callers: list[int]

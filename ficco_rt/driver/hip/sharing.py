@@ -157,12 +157,12 @@ class HipSharing(Sharing):
         call(self.hip.hipPointerGetAttribute, number, attribute, address, what=what)
         return Range(int(base), int(size), int(number[0]))
 
-    def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
+    def pieces(self, address: int, size: int, what: str) -> tuple[int, Sequence[Handle], Sequence[int]]:
         for made in _made.values():
             if made.address <= address and address + size <= made.address + made.size:
                 (handle,) = made.handles
                 _retained[id(handle)] += 1
-                return made.address, [(handle, made.size)]
+                return made.address, made.handles, made.sizes
         raise Refused("hipMemRetainAllocationHandle", "hipErrorNotSupported", what)
 
     def handle(self, address: int, what: str) -> bytes:
