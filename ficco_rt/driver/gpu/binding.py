@@ -65,7 +65,7 @@ from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .issue_order import Submission
-from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
+from .launches import BoundLaunch, LaunchBinder
 from .refused import Closing, concerning, undo_on_error
 from .resources import RunResources
 from .sharing import Shared
@@ -163,7 +163,7 @@ class BoundPlan:
     number: int = 0
     more: list[BoundPlan] = field(default_factory=list)
     launches: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, those of this process's devices
-    marked: dict[int, MarkedLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
+    marked: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
     bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
@@ -235,7 +235,7 @@ class Binder:
                 closing(self.release, binding.more.pop())
             closing(self.drop_graphs, binding)
             while binding.marked:
-                closing(self._gpus.free, binding.marked.popitem()[1].address)
+                closing(self._gpus.free, binding.marked.popitem()[1].marks)
             if binding.shared is not None and self._gpus.peers is not None:
                 closing(self._gpus.peers.release, binding.shared)
             while binding.launches:
@@ -455,7 +455,7 @@ class Binder:
         made = plan.launches[launch]
         return plan.mode == "traced" and not made.config.matmuls and not isinstance(made.works[0].body, KernelCall)
 
-    def _marked(self, binding: BoundPlan, launch: int) -> MarkedLaunch:
+    def _marked(self, binding: BoundPlan, launch: int) -> BoundLaunch:
         if launch not in binding.marked:
             with self._gpus.uncaptured():
                 made = self._launches.marked(binding.plans.layout.launches[launch], binding.launches[launch])

@@ -39,7 +39,6 @@ def entered(vendor: Vendor, steps: Iterable[DriverStep], *, captured: bool = Fal
 def make(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
     """Makes the calls, including those that change contexts (`entered`). NOTE `watchdog` relies on the names of
     variables here."""
-    gpus.current = None
     for device, function, arguments, what, place in steps:
         code = function(*arguments)[0]
         if code:
