@@ -60,91 +60,38 @@ def pass_around(
     has. The caller closes what comes. NotPassedError, in every process: somebody's did not come. Another DeviceError: a
     process did not come, or has left."""
     came: list[list[int]] = [[] for _ in range(group.size)]
+    failed = ""  # a process that fails goes on until all know
     with undo_on_error(lambda: close_all(chain(*came))):
-        troubles = _passed(group, mine, counts, way, timeout, came)
+        with ExitStack() as stack:
+            mailbox = None
+            try:
+                mailbox = stack.enter_context(_Mailbox(way, group.rank))
+            except OSError as error:
+                failed = f"process {group.rank} gets no socket: {error}"
+            names = group.exchange(mailbox.name if mailbox is not None else b"", timeout, "tell sockets' names")
+            try:
+                if mailbox is not None and all(names):
+                    until = time.monotonic() + (timeout or LONG)
+                    try:
+                        mailbox.exchange(names, mine, counts, came, until)
+                    except OSError as error:
+                        failed = f"process {group.rank}: {error}"
+                told = group.exchange(failed.encode(), timeout and 2 * timeout, "pass descriptors")
+            except BaseException:
+                for name in names:  # a process that was killed removes nothing
+                    _remove(name[_TOKEN:])
+                raise
+        troubles = [text.decode() for text in told if text]
         if troubles:
             raise NotPassedError("file descriptors did not pass between the processes: " + "; ".join(troubles))
     return came
 
 
-def _passed(
-    group: Group,
-    mine: Sequence[int],
-    counts: Sequence[int],
-    way: SocketNames,
-    timeout: float | None,
-    came: list[list[int]],
-) -> list[str]:
-    """What has failed in any process. A process that fails goes on until all know."""
-    failed = ""
-    with ExitStack() as stack:
-        mailbox = None
-        try:
-            mailbox = stack.enter_context(_Mailbox(way))
-        except OSError as error:
-            failed = f"process {group.rank} gets no socket: {error}"
-        names = group.exchange(mailbox.name if mailbox is not None else b"", timeout, "tell sockets' names")
-        try:
-            if mailbox is not None and all(names):
-                until = time.monotonic() + (timeout or LONG)
-                try:
-                    _send_and_take(mailbox, group, mine, counts, names, came, until)
-                except OSError as error:
-                    failed = f"process {group.rank}: {error}"
-            told = group.exchange(failed.encode(), timeout and 2 * timeout, "pass descriptors")
-        except BaseException:
-            for name in names:  # a process that was killed removes nothing
-                _remove(name[_TOKEN:])
-            raise
-    return [text.decode() for text in told if text]
-
-
-def _send_and_take(
-    mailbox: _Mailbox,
-    group: Group,
-    mine: Sequence[int],
-    counts: Sequence[int],
-    names: Sequence[bytes],
-    came: list[list[int]],
-    until: float,
-) -> None:
-    """Raises OSError."""
-    sending = [
-        (other, at) for other in range(group.size) if other != group.rank for at in range(0, len(mine), _MOST)
-    ]  # fmt: skip
-    waiting = {other for other in range(group.size) if other != group.rank and counts[other]}
-    while sending or waiting:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise OSError(f"no message from process {min(waiting)}" if waiting else "a socket stays full")
-        readable, writable, _ = select.select([mailbox.socket], [mailbox.socket] if sending else [], [], left)
-        if readable:
-            message, descriptors = mailbox.take()
-            if len(message) < _HEAD.size or message[:_TOKEN] != mailbox.token:
-                close_all(descriptors)
-                continue
-            _, sender, at = _HEAD.unpack(message)
-            came[sender][at : at + len(descriptors)] = descriptors
-            if len(came[sender]) == counts[sender]:
-                waiting.discard(sender)
-        elif writable:
-            other, at = sending[0]
-            token, name = names[other][:_TOKEN], names[other][_TOKEN:]
-            head = _HEAD.pack(token, group.rank, at)
-            try:
-                mailbox.send(head, mine[at : at + _MOST], name)
-                sending.pop(0)
-            except BlockingIOError:  # the receiver's queue is full: another one's turn
-                sending.append(sending.pop(0))
-                time.sleep(1e-4)
-            except OSError as error:
-                raise OSError(f"process {other} is not reached: {os.strerror(error.errno or 0)}") from error
-
-
 class _Mailbox:
     """A socket with a name. What it is told by is its token and its name."""
 
-    def __init__(self, way: SocketNames) -> None:
+    def __init__(self, way: SocketNames, place: int) -> None:
+        self.place = place  # of the process
         self.token = secrets.token_bytes(_TOKEN)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._name = b"\0ficco-" + secrets.token_hex(_TOKEN).encode()
@@ -153,6 +100,39 @@ class _Mailbox:
                 self._name = os.fsencode(Path(tempfile.mkdtemp(prefix="ficco-")).absolute() / "peers")
             self.socket.bind(self._name)
         self.name = self.token + self._name
+
+    def exchange(
+        self, names: Sequence[bytes], mine: Sequence[int], counts: Sequence[int], came: list[list[int]], until: float
+    ) -> None:
+        """Sends all others this process's descriptors, by their names, and takes theirs. Raises OSError."""
+        others = [other for other in range(len(names)) if other != self.place]
+        sending = [(other, at) for other in others for at in range(0, len(mine), _MOST)]
+        waiting = {other for other in others if counts[other]}
+        while sending or waiting:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise OSError(f"no message from process {min(waiting)}" if waiting else "a socket stays full")
+            readable, writable, _ = select.select([self.socket], [self.socket] if sending else [], [], left)
+            if readable:
+                message, descriptors = self.take()
+                if len(message) < _HEAD.size or message[:_TOKEN] != self.token:
+                    close_all(descriptors)
+                    continue
+                _, sender, at = _HEAD.unpack(message)
+                came[sender][at : at + len(descriptors)] = descriptors
+                if len(came[sender]) == counts[sender]:
+                    waiting.discard(sender)
+            elif writable:
+                other, at = sending[0]
+                token, name = names[other][:_TOKEN], names[other][_TOKEN:]
+                try:
+                    self.send(_HEAD.pack(token, self.place, at), mine[at : at + _MOST], name)
+                    sending.pop(0)
+                except BlockingIOError:  # the receiver's queue is full: another one's turn
+                    sending.append(sending.pop(0))
+                    time.sleep(1e-4)
+                except OSError as error:
+                    raise OSError(f"process {other} is not reached: {os.strerror(error.errno or 0)}") from error
 
     def send(self, message: bytes, descriptors: Sequence[int], name: bytes) -> None:
         """NOTE `socket.send_fds` of Python 3.11 sends to nobody's name."""
