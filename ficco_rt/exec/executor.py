@@ -25,7 +25,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Stepped, Traceable
+from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Options
 from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
@@ -119,17 +119,9 @@ class Executor:
             order = host_order(order, plan)
             if self.group is not None:
                 agree(self.group, {"ficco": __version__, "driver": driver or "host", **plan_facts(plan)}, timeout)
-            driver = open_driver(
-                driver or "host",
-                plan,
-                order=order,
-                ranks_per_gpu=ranks_per_gpu,
-                timeout=timeout,
-                collectives=collectives,
-                group=self.group,
-            )
+            options = Options(order, ranks_per_gpu, timeout, collectives, self.group)
+            driver = open_driver(driver or "host", plan, options)
         self.driver: Driver = driver
-        self._recorder = driver if isinstance(driver, Traceable) else None  # NOTE not to be asked by each run: slow
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
         self._closed = False
         self._around = sys.exception()  # what is handled where the executor is made is no reason to close it
@@ -340,41 +332,38 @@ class Executor:
     def traced(self) -> bool:
         """Whether runs are recorded for `trace`. On GPUs that puts timestamps between the commands, which cost time,
         and a run is then issued command by command, with `graph` too. Raises nothing."""
-        return self._recorder is not None and self._recorder.tracing
+        return self.driver.tracing
 
     @traced.setter
     def traced(self, on: bool) -> None:
-        if self._recorder is not None:
-            self._recorder.tracing = on
+        self.driver.tracing = on and self.driver.on_device
 
     @property
     def timed(self) -> bool:
         """Whether GPUs also measure the time of runs on callers' streams, for `duration`; this costs the host two calls
         a GPU and run. Other runs are always timed. Raises nothing."""
-        return self._recorder is None or self._recorder.timing
+        return self.driver.timing or not self.driver.on_device
 
     @timed.setter
     def timed(self, on: bool) -> None:
-        if self._recorder is not None:
-            self._recorder.timing = on
+        self.driver.timing = on
 
     @property
     def gated(self) -> bool:
         """Whether a run on streams begins only after the host has issued all of it, so that the `duration` of a short
         run is the time of the GPUs alone. A traced run always begins so. A caller's stream is delayed until the host
         has issued the run. Raises nothing."""
-        return self._recorder is not None and self._recorder.gated
+        return self.driver.gated
 
     @gated.setter
     def gated(self, on: bool) -> None:
-        if self._recorder is not None:
-            self._recorder.gated = on
+        self.driver.gated = on and self.driver.on_device
 
     @property
     def held(self) -> bool:
         """Whether the last run began only after the host had issued all of it. Graphs never do, nor do long runs and
         runs on devices with few hardware queues (docs/gpus.md). Raises nothing."""
-        return self._recorder is not None and self._recorder.held
+        return self.driver.held
 
     @property
     @_alone
@@ -395,10 +384,8 @@ class Executor:
                 machine, spans = self.machine.name, self.driver.spans()
                 if not spans and any(stream.commands for stream in self.plan.streams):
                     raise UsageError("the last run was not traced: set executor.traced = True before it")
-                within = 0.0 if self._recorder is None else self._recorder.within
-                self._trace = Trace(
-                    self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans, within=within
-                )
+                clock, within = self.driver.clock, self.driver.within
+                self._trace = Trace(self.plan.schedule, machine, clock, self.plan.ranks, lanes, spans, within=within)
         return self._trace
 
     @property
@@ -407,17 +394,18 @@ class Executor:
 
         Raises UsageError (the driver is not the host's; no such order or stream).
         """
-        return self._stepped().order
+        self._stepped()
+        return self.driver.order
 
     @order.setter
     def order(self, text: str) -> None:
         self._open()
-        self._stepped().order = host_order(text, self.plan)
+        self._stepped()
+        self.driver.order = host_order(text, self.plan)
 
-    def _stepped(self) -> Stepped:
-        if not isinstance(self.driver, Stepped):
+    def _stepped(self) -> None:
+        if not self.driver.order:
             raise UsageError(f"the {self.driver.name} driver steps by itself: only the host driver has an order")
-        return self.driver
 
     # ---- tensors that the executor owns
 

@@ -31,11 +31,10 @@ from ...kernels.occupancy import Limits
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...plan.ir import CollectiveCall, Launch, Plan
-from ...process.group import Group
 from ...trace.model import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
-from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
+from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Options, Pool
 from . import clocks
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
@@ -61,22 +60,14 @@ _NO_ACCESS = (
 )
 
 
-class GpuDriver:
-    """See the module. `timeout` is the seconds that `synchronize` waits, and that a call may block; None: for ever."""
+class GpuDriver(api.Driver):
+    """See the module."""
 
     clock: ClockKind = "device"
     on_device = True
 
-    def __init__(
-        self,
-        vendor: Vendor,
-        plan: Plan,
-        *,
-        ranks_per_gpu: int = 1,
-        timeout: float | None = None,
-        collectives: CollectivesBy = "auto",
-        group: Group | None = None,
-    ) -> None:
+    def __init__(self, vendor: Vendor, plan: Plan, options: Options) -> None:
+        group, timeout, collectives = options.group, options.timeout, options.collectives
         self.name = vendor.name
         self._vendor = vendor
         self._plan = plan
@@ -86,11 +77,9 @@ class GpuDriver:
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
         self._closed = self._poisoned = False
-        self.tracing = self.timing = self.gated = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         self.collectives = self._by_copies = ""
-        self.within = 0.0
         refuse(plan)
         self._peers = None
         locals_: Mapping[int, int] | None = None
@@ -98,9 +87,9 @@ class GpuDriver:
         if group is not None and group.size > 1:
             node = plan.target.node
             self._peers = Peers(vendor, group, plan.schedule, plan.ranks, node, timeout)
-            placement, locals_, all_facts = self._peers.place(ranks_per_gpu)
+            placement, locals_, all_facts = self._peers.place(options.ranks_per_gpu)
         else:
-            placement = placed(vendor, plan.ranks, ranks_per_gpu)
+            placement = placed(vendor, plan.ranks, options.ranks_per_gpu)
             if group is not None:  # one process of several that were started together: not all take the first GPU
                 needed = len(placement.ordinals)
                 mine, _ = own_devices(vendor, needed, 0, lambda make: [make()])
