@@ -161,9 +161,10 @@ class Side:
 
     def no_sockets(self, refused: bool) -> None:
         """No file descriptor passes from here on, or all do."""
-        from ficco_rt.driver.gpu import memory_handles, peers
+        from ficco_rt.driver.gpu import peers
+        from ficco_rt.process import descriptors
 
-        vars(peers)["descriptors_pass"] = (lambda *_: None) if refused else memory_handles.descriptors_pass
+        vars(peers)["descriptors_pass"] = (lambda *_: None) if refused else descriptors.descriptors_pass
 
     def no_fabric(self) -> str:
         """Why memory does not pass as fabric handles."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt.driver.gpu import descriptors
-from ficco_rt.driver.gpu.descriptors import SocketNames, _Mailbox, pass_around
 from ficco_rt.errors import DeviceError
+from ficco_rt.process import descriptors
+from ficco_rt.process.descriptors import SocketNames, _Mailbox, pass_around
 from ficco_rt.process.group import Group, LeftError
 from tests.unit.threads import together
 

@@ -20,13 +20,14 @@ from ficco_rt.driver.gpu.resources import RunResources, _entries
 from ficco_rt.driver.gpu.runs import Runs
 from ficco_rt.driver.gpu.watchdog import Watchdog
 from ficco_rt.errors import DeviceError
+from ficco_rt.process.descriptors import made
 
 # ---------------------------------------------------------------- the page of a group
 
 
 @pytest.fixture
 def boards() -> Iterator[list[Board]]:
-    file = board.made()
+    file = made(board.SIZE)
     found = [Board(os.dup(file), place, (4, 5, 6)) for place in range(3)]
     yield found
     for one in found:

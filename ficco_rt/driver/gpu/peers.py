@@ -31,13 +31,13 @@ from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...device.multi_node import nodes_of
 from ...errors import DeviceError, LeftError, UsageError
 from ...machine.discover import DeviceFacts
+from ...process.descriptors import SocketNames, close_all, descriptors_pass, made, no_more_files, pass_around
 from ...process.group import Group, processes
-from .board import MOST, Board, made
-from .descriptors import SocketNames, close_all, no_more_files, pass_around
+from .board import MOST, SIZE, Board
 from .devices import facts_of, own_devices
 from .devices import inside as current_on
 from .issue_order import poll
-from .memory_handles import IMEX, FabricTrial, descriptors_pass
+from .memory_handles import IMEX, FabricTrial
 from .refused import Closing, Refused, concerning, undo_on_error
 from .sharing import Area, Found, Leaves, Mapped, Shared, Sharing
 from .vendor import Gpu, Handle, Vendor
@@ -322,7 +322,7 @@ class Peers:
         if not 1 < size <= MOST or self._sockets is None:
             return
         with no_more_files():
-            mine = [made()] if self._node.rank == 0 else []
+            mine = [made(SIZE)] if self._node.rank == 0 else []
         with undo_on_error(close_all, mine):
             came = pass_around(self._node, mine, [1] + [0] * (size - 1), self._sockets, self._timeout)
         try:

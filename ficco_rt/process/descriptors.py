@@ -1,4 +1,6 @@
-"""Passes file descriptors between the processes of a group, over Unix sockets (SCM_RIGHTS).
+"""File descriptors of memory that has no name, and how they pass between the processes of a group: over Unix sockets
+(SCM_RIGHTS). Nothing of such memory remains, whichever process is killed. A process may hold a lock on a byte of it:
+the system releases the lock when the process ends, however it ends, even across PID namespaces.
 
 Each process opens a datagram socket, sends the socket's name to the group, sends its descriptors to every other process
 and receives theirs. Then it closes the socket. Names are abstract, that is, local to the network namespace. Processes
@@ -7,6 +9,8 @@ of different namespaces (containers) use a path in a folder that all of them see
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import secrets
 import select
@@ -19,17 +23,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from ...errors import DeviceError
-from ...process.group import Group
-from .refused import undo_on_error
+from ..errors import DeviceError
+from .group import Group
+
+LOG = logging.getLogger(__name__)
 
 SocketNames: TypeAlias = Literal["abstract", "path"]
+_WAYS: tuple[SocketNames, ...] = get_args(SocketNames)
 
+TRY = 5.0  # seconds that a first message between processes gets
 LONG = 86400.0  # seconds that stand for no limit
 _TOKEN = 16  # bytes that each message begins with: nobody else's message is taken for one of ours
 _HEAD = struct.Struct("<16sII")  # of a message: the receiver's token, the sender, where its descriptors begin
+_LOCK = struct.Struct("hhqqi0q")  # of fcntl: type, from where, first byte, bytes, process
 _MOST = 128  # descriptors in a message; Linux takes 253
 
 
@@ -49,6 +57,26 @@ def close_all(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
+def made(size: int) -> int:
+    """A file of zeroed memory, which nothing but its descriptors names."""
+    descriptor = os.memfd_create("ficco", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+def lock(descriptor: int, place: int) -> None:
+    """Holds the lock on a byte for as long as this process lives. OSError: another process has it. NOTE this process
+    closes no other descriptor of the file: that would give the lock back."""
+    fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+
+
+def locked(descriptor: int, place: int) -> bool:
+    """Whether another process that lives holds the lock on a byte."""
+    asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+    kind, *_ = _LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return bool(kind != fcntl.F_UNLCK)
+
+
 class NotPassedError(DeviceError):
     """The processes are all there, and descriptors do not pass between them in this way."""
 
@@ -61,7 +89,8 @@ def pass_around(
     process did not come, or has left."""
     came: list[list[int]] = [[] for _ in range(group.size)]
     failed = ""  # a process that fails goes on until all know
-    with undo_on_error(lambda: close_all(chain(*came))):
+    with ExitStack() as undo:
+        undo.callback(lambda: close_all(chain(*came)))
         with ExitStack() as stack:
             mailbox = None
             try:
@@ -84,7 +113,27 @@ def pass_around(
         troubles = [text.decode() for text in told if text]
         if troubles:
             raise NotPassedError("file descriptors did not pass between the processes: " + "; ".join(troubles))
+        undo.pop_all()
     return came
+
+
+def descriptors_pass(node: Group, timeout: float | None) -> SocketNames | None:
+    """The kind of socket names by which file descriptors can be passed; None: neither kind works."""
+    limit = TRY if timeout is None else min(TRY, timeout)
+    with no_more_files():
+        probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for way in _WAYS:
+            try:
+                came = pass_around(node, [probe], [1] * node.size, way, limit)
+            except NotPassedError as error:
+                LOG.debug("%s", error)
+                continue
+            close_all(chain(*came))
+            return way
+    finally:
+        os.close(probe)
+    return None
 
 
 class _Mailbox:
@@ -95,10 +144,12 @@ class _Mailbox:
         self.token = secrets.token_bytes(_TOKEN)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._name = b"\0ficco-" + secrets.token_hex(_TOKEN).encode()
-        with undo_on_error(self._close):
+        with ExitStack() as undo:
+            undo.callback(self._close)
             if way == "path":
                 self._name = os.fsencode(Path(tempfile.mkdtemp(prefix="ficco-")).absolute() / "peers")
             self.socket.bind(self._name)
+            undo.pop_all()
         self.name = self.token + self._name
 
     def exchange(
