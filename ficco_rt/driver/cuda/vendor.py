@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from ...kernels.family import TensorMap
 from ...kernels.kernel_compiler import KernelSource, compile_source
 from ...machine.discover import DeviceFacts
 from ..gpu.checked import Api, DriverFunction
-from ..gpu.refused import Refused, undo_on_error
+from ..gpu.refused import Refused, concerning, undo_on_error
 from ..gpu.vendor import (
     Address,
     DriverCall,
@@ -31,7 +31,6 @@ from ..gpu.vendor import (
     LinearCopy,
     MemOp,
     Numbers,
-    Opened,
     PitchedCopy,
     Vendor,
 )
@@ -52,7 +51,6 @@ class Cuda(Vendor):
     name = "cuda"
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
-    lent = 0
     sources = (".cu", ".cuh", ".c", ".cpp")
     not_ready = "CUDA_ERROR_NOT_READY"
 
@@ -147,21 +145,18 @@ class Cuda(Vendor):
         enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
         call.succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, gpus: Opened) -> None:
+    def prepare(self, devices: Mapping[int, Gpu], ones: Mapping[int, int]) -> None:
         """A wait for a semaphore ends with a flush of remote writes, on devices that can: then what others wrote before
         they signalled it is visible."""
         can = self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
         flags = self.cu.CUstreamWaitValue_flags
         flush = True
-        for device in gpus.devices.values():
-            with gpus.inside(device):
+        for device in devices.values():
+            with concerning(device):
                 flush = bool(call(self.cu.cuDeviceGetAttribute, can, call(self.cu.cuDeviceGet, device.local))) and flush
         self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
         if flush:
             self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)
-
-    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
-        """Copies of CUDA arrive."""
 
     def collectives(self) -> Nccl:
         return Nccl()

@@ -114,8 +114,8 @@ class GpuDriver(api.Driver):
             if self._peers is not None:
                 self._features = self._peers.common(self._features)
                 self._peers.connect(self._gpus.devices.values(), partial(self._gpus.inside, self._gpus.first))
-                try_copies(self._gpus, self._peers)
                 self._features = replace(self._features, keeps_shared=self._peers.keeps_shared)
+            try_copies(self._gpus, self._peers)
             layout = self._plans().layout
             self.collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:

@@ -71,7 +71,7 @@ class Gpus:
                 self.control[ordinal] = self.new_stream(device)
                 one = np.ones(1, np.uint32)
                 self.ones[ordinal] = self.placed(device, one, "the word that flags are copied from")
-            vendor.prepare(self)
+            vendor.prepare(self.devices, self.ones)
 
     def hang(self) -> None:
         """Records that something runs that does not end, so that a call may block for ever. Calls of other executors

@@ -12,13 +12,12 @@ are the vendor's. Addresses, sizes and pitches are in bytes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ...device.ir import Features
 from ...device.run_plan import Current
@@ -115,31 +114,14 @@ class Grid:
     chained: bool = False
 
 
-class Opened(Protocol):
-    """The devices of a run, as `prepare` finds them. What is made with it is given back with it."""
-
-    devices: dict[int, Gpu]
-    control: dict[int, Handle]  # a stream of each device, for what the plan does not say
-    ones: dict[int, int]  # a word of each device's memory that holds 1
-
-    def inside(self, device: Gpu) -> AbstractContextManager[None]: ...
-
-    def alloc(self, device: Gpu, size: int, what: str) -> int: ...
-
-    def free(self, address: int) -> None: ...
-
-    def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None: ...
-
-    def finish(self, device: Gpu, stream: Handle) -> None: ...
-
-
 class Vendor(Protocol):
     """See the module."""
 
     name: str  # of the driver: cuda, hip
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
-    lent: int  # bytes of a device's memory on which another process tries its copies, `try_copies`; 0: it tries none
+    lent: int = 0  # bytes of a device's memory on which another one tries its copies (`copy_trial`); 0: it tries none
+    no_copy: str = ""  # the code of a copy that is not made
     sources: tuple[str, ...]  # endings of source files that `compile` takes
     not_ready: str  # the code of a query when work is still under way
     api: Api
@@ -195,12 +177,13 @@ class Vendor(Protocol):
     def enable_access(self, ordinal: int, context: Handle) -> None:
         """Let the current device use the memory of `ordinal`, whose context it is; enabled already is fine."""
 
-    def prepare(self, gpus: Opened) -> None:
-        """All devices are there and connected: make and see what the vendor counts on."""
+    def prepare(self, devices: Mapping[int, Gpu], ones: Mapping[int, int]) -> None:
+        """All devices are there and connected: see what the vendor counts on. `ones`: a word of each device's memory
+        that holds 1."""
 
-    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
-        """See that copies come from a device to `target` and back: `lent` bytes, which are 0, of the device that
-        messages call `there`."""
+    def copy_ordinarily(self, here: Gpu, there: str) -> None:
+        """Copies between these devices do not arrive: from now on they go another way, if there is one."""
+        raise DeviceError(f"copies between {here} and {there} do not arrive")
 
     def current(self) -> Handle:
         """The current context, which `enter` takes."""
