@@ -129,7 +129,7 @@ class Cuda(Vendor):
         return int(call(self.cu.cuCtxGetDevice))
 
     def sharing(self) -> CudaSharing:
-        return CudaSharing(self._pointer, self._access)
+        return CudaSharing(self._pointer, self.allow)
 
     def retain(self, ordinal: int) -> Handle:
         cu = self.cu
@@ -194,8 +194,8 @@ class Cuda(Vendor):
             raise call.failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
         return found.value
 
-    def _mapping(self, address: int, what: str) -> tuple[int, int]:
-        """Where the mapping that holds an address begins, and its bytes."""
+    def range_of(self, address: int, what: str) -> tuple[int, int]:
+        """NOTE of mappings alone."""
         return self._pointer("MAPPING_BASE_ADDR", address, what), self._pointer("MAPPING_SIZE", address, what)
 
     @cached_property
@@ -209,16 +209,10 @@ class Cuda(Vendor):
         return 0 if code else found.value
 
     def allocations(self, address: int, size: int, what: str) -> Numbers:
-        found, at = [(address, self.allocation(address))], address
-        if any(self._pointer(short, at, what) for short in ("IS_LEGACY_CUDA_IPC_CAPABLE", "MEMPOOL_HANDLE")):
-            return found
-        with suppress(Refused):  # it is no mapping
-            while True:
-                at = sum(self._mapping(at, what))
-                if at >= address + size:
-                    break
-                found.append((at, self.allocation(at)))
-        return found
+        if not any(self._pointer(short, address, what) for short in ("IS_LEGACY_CUDA_IPC_CAPABLE", "MEMPOOL_HANDLE")):
+            with suppress(Refused):  # it is no mapping
+                return super().allocations(address, size, what)
+        return [(address, self.allocation(address))]
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """NOTE cuMemAlloc's memory is known by this: it alone could go to other processes by cuIpcGetMemHandle."""
@@ -238,23 +232,20 @@ class Cuda(Vendor):
             access = [self._access(other) for other in others]
             call(cu.cuMemPoolSetAccess, cu.CUmemoryPool(pool), access, len(access), what=what)
             return False
-        read_write = int(cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-        at = address
-        while at < address + size:
-            missing = []
-            for other in others:
-                code, flags = cu.cuMemGetAccess(self._access(other).location, at)
-                if code == cu.CUresult.CUDA_ERROR_INVALID_VALUE:  # it is no mapping
-                    return False
-                if code:
-                    raise call.failure(cu.cuMemGetAccess, code, what)
-                if int(flags) != read_write:
-                    missing.append(self._access(other))
-            base, length = self._mapping(at, what)
-            if missing:
-                call(cu.cuMemSetAccess, base, length, missing, len(missing), what=what)
-            at = base + length
-        return True
+        return super().share(address, size, others, what)
+
+    def may_use(self, ordinal: int, address: int, what: str) -> bool | None:
+        get, access = self.cu.cuMemGetAccess, self._access(ordinal)
+        code, flags = get(access.location, address)
+        if code == self.cu.CUresult.CUDA_ERROR_INVALID_VALUE:
+            return None
+        if code:
+            raise call.failure(get, code, what)
+        return int(flags) == int(self.cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+
+    def allow(self, address: int, size: int, ordinals: Sequence[int], what: str) -> None:
+        access = [self._access(ordinal) for ordinal in ordinals]
+        call(self.cu.cuMemSetAccess, address, size, access, len(access), what=what)
 
     def _access(self, ordinal: int) -> Any:
         made = self.cu.CUmemAccessDesc()

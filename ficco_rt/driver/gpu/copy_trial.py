@@ -30,8 +30,8 @@ def try_copies(gpus: Gpus, peers: Peers | None) -> None:
         shared = peers.share(what, {f"device {ordinal}": (address, places) for ordinal, address in mine.items()})
         targets |= {f"{there} of another process": address for there, address in shared.addresses.items()}
     with nullcontext() if peers is None else peers.in_step(f"try {what}"):
-        for there, address in targets.items():
-            for ordinal, device in gpus.devices.items():
+        for ordinal, device in gpus.devices.items():
+            for there, address in targets.items():
                 if address != mine[ordinal] and not _arrives(gpus, device, address + size * ordinal, there):
                     gpus.vendor.copy_ordinarily(device, there)
     if peers is not None and shared is not None:

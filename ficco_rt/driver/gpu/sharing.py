@@ -8,7 +8,7 @@ exported as a handle of some bytes, which the driver of another process on this 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ from .refused import Closing, undo_on_error
 
 Exported: TypeAlias = int | bytes  # a file descriptor, or a fabric handle
 Leaves: TypeAlias = Literal["descriptor", "fabric", "either"]  # what the memory leaves the process as
+Allow: TypeAlias = Callable[[int, int, Sequence[int], str], None]  # a range's address, its bytes, devices, what for
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Sharing(Protocol):
 
     api: Api
     call: Checked
+    allow: Allow  # `Vendor.allow`
 
     def alloc(
         self,
@@ -129,9 +131,6 @@ class Sharing(Protocol):
     def lift(self, address: int, size: int) -> None:
         """Unmaps the piece that begins at an address."""
         self.call(self.api.MemUnmap, address, size)
-
-    def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
-        """Gives devices read and write access to a range."""
 
     def export(self, handle: Handle, what: str) -> int:
         """A file descriptor, which the caller closes."""

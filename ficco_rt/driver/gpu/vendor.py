@@ -223,13 +223,38 @@ class Vendor(Protocol):
         """The number of the allocation or mapping at an address, which no other one ever has; 0: there is none.
         NOTE runs ask for it."""
 
+    def range_of(self, address: int, what: str) -> tuple[int, int]:
+        """Where the allocation or mapping that holds an address begins, and its bytes."""
+
     def allocations(self, address: int, size: int, what: str) -> Numbers:
         """The numbers of all allocations and mappings that hold these bytes."""
+        found, at = [], address
+        while at < address + size:
+            found.append((at, self.allocation(at)))
+            at = sum(self.range_of(at, what))
+        return found
+
+    def may_use(self, ordinal: int, address: int, what: str) -> bool | None:
+        """Whether a device may read and write memory that is mapped to an address; None: none is."""
+
+    def allow(self, address: int, size: int, ordinals: Sequence[int], what: str) -> None:
+        """Lets devices read and write a mapped range."""
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """Let other devices touch a caller's memory to which `enable_access` does not lead: mapped ranges of addresses
         (PyTorch's expandable segments) and, where the vendor tells, pools. True: they lose that when it is mapped anew,
         so that this is to be called again before the memory is used again."""
+        at = address
+        while others and at < address + size:
+            able = {other: self.may_use(other, at, what) for other in others}
+            if None in able.values():
+                return False
+            base, length = self.range_of(at, what)
+            missing = [other for other, may in able.items() if not may]
+            if missing:
+                self.allow(base, length, missing, what)
+            at = base + length
+        return bool(others)
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         self.call(self.api.MemsetD8Async, address, byte, size, stream)

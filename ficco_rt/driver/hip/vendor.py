@@ -35,7 +35,6 @@ from ..gpu.vendor import (
     Handle,
     LinearCopy,
     MemOp,
-    Numbers,
     PitchedCopy,
     Vendor,
 )
@@ -148,7 +147,7 @@ class Hip(Vendor):
         return int(self.current()) or None
 
     def sharing(self) -> HipSharing:
-        return HipSharing(self._theirs, self._access, self._is_mapping)
+        return HipSharing(self._theirs, self.allow, self._own_range)
 
     def retain(self, ordinal: int) -> Handle:
         return ordinal
@@ -201,28 +200,14 @@ class Hip(Vendor):
         (code,) = self.hip.hipPointerGetAttribute(number, attribute, address)
         return 0 if code else number_of(address) or int(number[0])
 
-    def allocations(self, address: int, size: int, what: str) -> Numbers:
-        found: Numbers = []
-        at = address
-        while at < address + size:
-            found.append((at, self.allocation(at)))
-            at = sum(map(int, call(self.hip.hipMemGetAddressRange, at, what=what)))
-        return found
+    def range_of(self, address: int, what: str) -> tuple[int, int]:
+        """NOTE pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""
+        base, size = call(self.hip.hipMemGetAddressRange, address, what=what)
+        return int(base), int(size)
 
-    def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
-        """Pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""
-        hip = self.hip
-        read_write = int(hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite)
-        at = address
-        while others and at < address + size:
-            allowed = [(other, self._allowed(other, at, what)) for other in others]
-            if any(flags is None for _, flags in allowed):
-                return False
-            base, length = call(hip.hipMemGetAddressRange, at, what=what)
-            for other in (other for other, flags in allowed if flags != read_write):
-                call(hip.hipMemSetAccess, int(base), int(length), self._access(other), 1, what=what)
-            at = int(base) + int(length)
-        return bool(others)
+    def allow(self, address: int, size: int, ordinals: Sequence[int], what: str) -> None:
+        for ordinal in ordinals:  # NOTE bindings take one description, no list
+            call(self.hip.hipMemSetAccess, address, size, self._access(ordinal), 1, what=what)
 
     def _access(self, ordinal: int) -> Any:
         """The description of a device's access to read and write."""
@@ -232,9 +217,8 @@ class Hip(Vendor):
         access.flags = self.hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
         return access
 
-    def _allowed(self, ordinal: int, address: int, what: str) -> int | None:
-        """What a device may do with memory that is mapped to an address; None: none is. Bindings of ROCm 10 return the
-        flags, earlier ones are given where they go."""
+    def may_use(self, ordinal: int, address: int, what: str) -> bool | None:
+        """Bindings of ROCm 10 return the flags, earlier ones are given where they go."""
         get, access = self.hip.hipMemGetAccess, self._access(ordinal)  # NOTE its location lives no longer than it
         try:
             code, flags = get(access.location, address)
@@ -245,12 +229,12 @@ class Hip(Vendor):
             return None
         if code:
             raise call.failure(get, code, what)
-        return int(flags)
+        return int(flags) == int(self.hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite)
 
-    def _is_mapping(self, address: int, what: str) -> bool:
-        return self._allowed(int(self.current()), address, what) is not None
-
-    # ---- streams and events
+    def _own_range(self, address: int, what: str) -> tuple[int, int] | None:
+        """An ordinary allocation's; None: memory is mapped to the address."""
+        mapped = self.may_use(int(self.current()), address, what) is not None
+        return None if mapped else self.range_of(address, what)
 
     # ---- graphs
 
