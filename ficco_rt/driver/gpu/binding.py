@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, get_args
@@ -45,7 +45,6 @@ from ...device.run_plan import (
     Together,
     calls_of,
     outside,
-    run_end_actions,
     uploads,
 )
 from ...device.run_plan import Step as CallStep
@@ -332,12 +331,12 @@ class Binder:
         streams = self._resources.streams_of(plan, callers)
         for action, call in calls_of(plan, actions, streams, self._marks_in(plan)):
             if isinstance(call, Together):
-                yield self._collective(binding, call.calls, streams)
+                yield self._collective(binding, call, streams)
                 continue
             device, stream = streams[call.stream]
             with concerning(device, action.cause.text, action.cause.origin):
                 made = self._made(binding, plan, call, device, stream)
-                yield DriverStep(device, *made, action.cause.text, action.cause.origin)
+                yield DriverStep(device, *made, action.cause.text, action.cause.origin, call)
 
     def run_plan(
         self, binding: BoundPlan, manner: RunManner, run: int | None, waiting_streams: Sequence[tuple[int, Handle, str]]
@@ -351,51 +350,36 @@ class Binder:
         waits = [
             RunWait(ordinals[local], names[ordinals[local], id(stream)], of) for local, stream, of in waiting_streams
         ]
-        said = manner.said
-        captured: tuple[CallStep, ...] = ()
-        if manner.mode in GRAPHS:
-            captured = self._said(binding, plan, streams, plan.body, self.captured(binding, manner.mode))
-        made = self._said(binding, plan, streams, run_end_actions(plan, said), self.calls(binding, manner).steps)
+        captured = self.captured(binding, manner.mode) if manner.mode in GRAPHS else ()
+        made = self.calls(binding, manner).steps
         return RunPlan(
-            plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, said,
-            tuple(dict.fromkeys((wait.device, wait.of) for wait in waits)), tuple(waits), made, captured,
+            plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, manner.said,
+            tuple(dict.fromkeys((wait.device, wait.of) for wait in waits)), tuple(waits),
+            self._said(binding, made), self._said(binding, captured),
             tuple(devices) if uploads(plan) else (),
             self._resources.rescued,
             tuple((name, self._gpus.priority(name)) for name in get_args(Priority)),
             tuple(binding.launches[i].algorithms if i in binding.launches else () for i in range(len(plan.launches))),
         )  # fmt: skip
 
-    def _said(
-        self,
-        binding: BoundPlan,
-        plan: DevicePlan,
-        here: Collection[StreamName],
-        actions: Iterable[Action],
-        steps: Sequence[DriverStep],
-    ) -> tuple[CallStep, ...]:
-        """The calls of steps that were made for these actions."""
-        calls = (call for _, call in calls_of(plan, actions, here, self._marks_in(plan)))
+    def _said(self, binding: BoundPlan, steps: Iterable[DriverStep]) -> tuple[CallStep, ...]:
         context = self._gpus.vendor.context_of
-        found: list[CallStep] = []
-        for step in steps:
-            if step.what is ENTERS:
-                found.append(Enter(step.device.ordinal))
-            else:
-                needs = context((step.function, step.arguments))
-                found.append(Issued(step.device.ordinal, next(calls), binding.number, needs))
-        if next(calls, None) is not None:
-            raise InternalError("a run makes fewer calls than its device plan says")
-        return tuple(found)
+        return tuple(
+            Issued(device.ordinal, call, binding.number, context((function, arguments)))
+            if call is not None
+            else Enter(device.ordinal)
+            for device, function, arguments, _, _, call in steps
+        )
 
     def _marks_in(self, plan: DevicePlan) -> Marks:
         """Which launches are made by the twins of their kernels that mark."""
         return lambda launch: plan.marks(plan.launches[launch]) or (self.mark_all and self._can_mark(plan, launch))
 
     def _collective(
-        self, binding: BoundPlan, calls: Sequence[CallCollective], streams: Mapping[StreamName, tuple[Gpu, Handle]]
+        self, binding: BoundPlan, together: Together, streams: Mapping[StreamName, tuple[Gpu, Handle]]
     ) -> DriverStep:
         """The calls of this process's ranks, as one driver call."""
-        ranks, first = len(calls), calls[0]
+        calls, ranks, first = together.calls, len(together.calls), together.calls[0]
         members = [
             (rank, member(call, binding.memory, ranks, streams[call.stream][1]))
             for rank, call in enumerate(calls)
@@ -404,7 +388,7 @@ class Binder:
         device = self._gpus.first
         with concerning(device, first.cause.text, first.cause.origin):
             call = self._communicators.call(calls, members)
-        return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin)
+        return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin, together)
 
     def _made(self, binding: BoundPlan, plan: DevicePlan, call: Call, device: Gpu, stream: Handle) -> DriverCall:
         vendor, resources, ordinal = self._gpus.vendor, self._resources, device.ordinal

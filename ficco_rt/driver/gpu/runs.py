@@ -456,18 +456,14 @@ class Runs:
         if self._manner is None or not self._manner.timed:
             raise UsageError("the last run, on callers' streams, was not timed: set executor.timed = True before it")
         self.synchronize()
-        return 1e3 * max(map(self._milliseconds, self._gpus.devices))
-
-    def _milliseconds(self, ordinal: int) -> float:
-        begin, end = (self._resources.recorded(EventName(kind, ordinal)) for kind in ("begin", "end"))
-        with concerning(self._gpus.devices[ordinal]):
-            return self._gpus.vendor.milliseconds(begin, end)
+        return max(self.since(ordinal, EventName("end", ordinal)) for ordinal in self._gpus.devices)
 
     def since(self, ordinal: int, event: EventName) -> float:
         """Microseconds from a recorded run's begin to an event. Devices' clocks are set to one another by the event
         that begins the run: they agree to some microseconds, the time that it takes to reach them."""
-        begin = self._resources.recorded(EventName("begin", ordinal))
-        return max(0.0, 1e3 * self._gpus.vendor.milliseconds(begin, self._resources.recorded(event)))
+        begin, passed = self._resources.recorded(EventName("begin", ordinal)), self._resources.recorded(event)
+        with concerning(self._gpus.devices[ordinal]):
+            return max(0.0, 1e3 * self._gpus.vendor.milliseconds(begin, passed))
 
     def _ended(self, *, everywhere: bool = False) -> bool:
         """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device that another one still
