@@ -144,7 +144,7 @@ class HostDriver(Driver):
         stream = self._streams[s]
         match command:
             case CopyAsync():
-                task = WorkTask(stream, p, command, command)
+                task = WorkTask(stream, p, command)
                 run = bind_transfers(command.transfers, self._resolver(memory, command.origin))
                 task.jobs.append(HostJob(run, max(t.op for t in command.transfers), 0, task, command.origin))
                 yield task
@@ -164,10 +164,10 @@ class HostDriver(Driver):
         return raising
 
     def _collective(self, stream: HostStream, p: int, command: CollectiveCall, memory: Memory) -> Iterator[Task]:
-        group, rank, calls = command.group, stream.rank, self._calls[command.group]
+        group, rank, calls = command.group, stream.plan.rank, self._calls[command.group]
         others = [r for r in range(self._plan.ranks) if r != rank]
         yield self._raise(stream, p, command, self._signals["call", group, rank])
-        read, write = WorkTask(stream, p, command, command), WorkTask(stream, p, command, command)
+        read, write = WorkTask(stream, p, command), WorkTask(stream, p, command)
         if len(calls) < self._plan.ranks:  # nobody ever gets beyond the first wait
             reading = writing = _nothing
         else:
@@ -183,7 +183,7 @@ class HostDriver(Driver):
         yield write
 
     def _launch(self, stream: HostStream, p: int, command: Launch, memory: Memory) -> WorkTask:
-        task = WorkTask(stream, p, command, command)
+        task = WorkTask(stream, p, command)
         for index, work in enumerate(command.works):
             run = bind_work(work, self._resolver(memory, work.origin), self._functions)
             waits, signals = (
