@@ -100,7 +100,7 @@ def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
     gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
     made: Any = object.__new__(RunResources)
     made._gpus = SimpleNamespace(vendor=SimpleNamespace(force=force), devices=gpus.devices)
-    made._semaphores, made._rescue, made._of_set = (
+    made._semaphores, made.rescue, made._of_set = (
         {0: (4096, 2 * len(SEMAPHORES))},
         {0: "a stream"},
         {0: len(SEMAPHORES)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias, get_args
 
 from ...device.build import Layout, device_plan, layout_of
@@ -38,7 +38,6 @@ from ...device.run_plan import (
     Enter,
     Issued,
     Launch,
-    Marks,
     Place,
     RunPlan,
     RunWait,
@@ -329,7 +328,7 @@ class Binder:
         self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers
     ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
-        for action, call in calls_of(plan, actions, streams, self._marks_in(plan)):
+        for action, call in calls_of(plan, actions, streams, partial(self._marks, plan)):
             if isinstance(call, Together):
                 yield self._collective(binding, call, streams)
                 continue
@@ -357,7 +356,7 @@ class Binder:
             tuple(dict.fromkeys((wait.device, wait.of) for wait in waits)), tuple(waits),
             self._said(binding, made), self._said(binding, captured),
             tuple(devices) if uploads(plan) else (),
-            self._resources.rescued,
+            tuple(self._resources.rescue),
             tuple((name, self._gpus.priority(name)) for name in get_args(Priority)),
             tuple(binding.launches[i].algorithms if i in binding.launches else () for i in range(len(plan.launches))),
         )  # fmt: skip
@@ -371,9 +370,11 @@ class Binder:
             for device, function, arguments, _, _, call in steps
         )
 
-    def _marks_in(self, plan: DevicePlan) -> Marks:
-        """Which launches are made by the twins of their kernels that mark."""
-        return lambda launch: plan.marks(plan.launches[launch]) or (self.mark_all and self._can_mark(plan, launch))
+    def _marks(self, plan: DevicePlan, launch: int) -> bool:
+        """Whether a launch is made by the twin of its kernel that marks; each kernel of ours has one."""
+        made = plan.launches[launch]
+        ours = plan.mode == "traced" and not made.config.matmuls and not isinstance(made.works[0].body, KernelCall)
+        return plan.marks(made) or (self.mark_all and ours)
 
     def _collective(
         self, binding: BoundPlan, together: Together, streams: Mapping[StreamName, tuple[Gpu, Handle]]
@@ -432,12 +433,6 @@ class Binder:
                 return vendor.graph_action(binding.graphs[ordinal], stream)
             case Together():
                 raise InternalError("collectives are called for all ranks together")
-
-    @staticmethod
-    def _can_mark(plan: DevicePlan, launch: int) -> bool:
-        """Whether a traced launch is by a kernel of ours, which has a twin that marks."""
-        made = plan.launches[launch]
-        return plan.mode == "traced" and not made.config.matmuls and not isinstance(made.works[0].body, KernelCall)
 
     def _marked(self, binding: BoundPlan, launch: int) -> BoundLaunch:
         if launch not in binding.marked:
