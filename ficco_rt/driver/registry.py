@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import get_args
@@ -11,7 +10,7 @@ from ..errors import DeviceError, UsageError
 from ..files.arguments import whole
 from ..machine.model import Machine
 from ..plan.ir import Plan
-from ..process.group import TIMEOUT, Group
+from ..process.group import TIMEOUT, Group, gathered
 from ..types import TYPES, Dtype
 from .api import GPUS, CollectivesBy, Driver, DriverName, GpuName, Options
 from .gpu.devices import discover as machine_of
@@ -63,10 +62,7 @@ def symmetric(
     if device is None:
 
         def agreed(make: Callable[[], object]) -> list[object]:
-            if group is None:
-                return [make()]
-            texts = group.exchange(json.dumps(make()).encode(), TIMEOUT, "choose GPUs for tensors")
-            return [json.loads(text) for text in texts]
+            return [make()] if group is None else gathered(group, make(), TIMEOUT, "choose GPUs for tensors")
 
         mine, _ = own_devices(vendor, 1, 0 if group is None else group.rank, agreed)
         if not mine:

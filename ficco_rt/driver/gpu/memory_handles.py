@@ -3,13 +3,12 @@ as supported."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...process.group import Group
+from ...process.group import Group, gathered
 from .refused import Closing, Refused, undo_on_error
 from .sharing import Mapped, Sharing
 
@@ -56,8 +55,7 @@ class FabricTrial:
         except Refused as error:
             error.advice = error.advice or IMEX
             failed = str(error)
-        texts = self.node.exchange(json.dumps([mine, failed]).encode(), self.timeout, what)
-        said = [json.loads(text) for text in texts]
+        said = gathered(self.node, [mine, failed], self.timeout, what)
         why = next((f"process {p}: {text}" for p, (_, text) in zip(self.places, said, strict=True) if text), "")
         return [made for made, _ in said], why
 

@@ -15,7 +15,6 @@ Processes *agree* on every step that they take together, so that all take these 
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -32,7 +31,7 @@ from ...device.multi_node import nodes_of
 from ...errors import DeviceError, LeftError, UsageError
 from ...machine.discover import DeviceFacts
 from ...process.descriptors import SocketNames, close_all, descriptors_pass, made, no_more_files, pass_around
-from ...process.group import Group, processes
+from ...process.group import Group, gathered, processes
 from .board import MOST, SIZE, Board
 from .devices import facts_of, own_devices
 from .devices import inside as current_on
@@ -118,11 +117,10 @@ class Peers:
         LeftError: one has failed. DeviceError: one does not arrive."""
         mine = {"data": data, "error": None if error is None else str(error)}
         try:
-            texts = self.group.exchange(json.dumps(mine).encode(), self._timeout, what)
+            found = gathered(self.group, mine, self._timeout, what)
         except (DeviceError, UsageError):
             self.lost = True
             raise
-        found = [json.loads(text) for text in texts]
         failed = [(p, said["error"]) for p, said in enumerate(found) if said["error"] and p != self.group.rank]
         if failed and error is None:
             p, text = failed[0]

@@ -3,7 +3,6 @@ others see at once when it ends (`process.descriptors`)."""
 
 from __future__ import annotations
 
-import json
 import mmap
 import socket
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ import numpy as np
 
 from ...errors import DeviceError, UsageError
 from ...process.descriptors import descriptors_pass, lock, locked, made, pass_around
-from ...process.group import Group
+from ...process.group import Group, gathered
 from ..api import Array
 
 _CANNOT = "the processes cannot share memory"
@@ -30,8 +29,7 @@ class Segment:
 
     def __init__(self, group: Group, size: int, timeout: float | None) -> None:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        here = json.dumps([machine, socket.gethostname()]).encode()
-        told = [json.loads(data) for data in group.exchange(here, timeout, "memory to share")]
+        told = gathered(group, [machine, socket.gethostname()], timeout, "memory to share")
         first, host = told[0]
         where = "it is on {} and process 0 on {}; the host driver runs all ranks on one machine"
         _refuse("" if other == first else where.format(name, host) for other, name in told)
