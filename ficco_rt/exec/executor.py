@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Options
+from ..driver.gpu.refused import undo_on_error
 from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
@@ -132,12 +133,8 @@ class Executor:
         self._bindings = Bindings(driver, plan)
         self._trace: Trace | None = None
         self._ran = False
-        try:
+        with undo_on_error(self.close):
             self._own(t for t in plan.tensors if t.kind == "scratch")
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.close()
-            raise
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
