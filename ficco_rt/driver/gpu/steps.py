@@ -40,10 +40,10 @@ def entered(vendor: Vendor, steps: Iterable[DriverStep], *, captured: bool = Fal
 
 def make(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
     """Makes the calls, including those that change contexts (`entered`). NOTE `watchdog` relies on the names of
-    variables here."""
-    for device, function, arguments, what, place, _ in steps:
-        code = function(*arguments)[0]
+    variables here. Each run comes here: fields cost less than unpacking."""
+    for step in steps:
+        code = step.function(*step.arguments)[0]
         if code:
-            error = code if isinstance(code, Refused) else gpus.vendor.failure(function, code)
-            concerns(error, device, what, place)
+            error = code if isinstance(code, Refused) else gpus.vendor.failure(step.function, code)
+            concerns(error, step.device, step.what, step.place)
             raise error
