@@ -16,11 +16,13 @@ DeviceError with call, device, code, and the place in the schedule.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, get_args, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, get_args
 
 import numpy.typing as npt
 
+from ..errors import UsageError
+from ..process.group import Group
 from ..trace.model import ClockKind, TraceSpan
 from ..types import Dtype
 
@@ -39,6 +41,22 @@ DriverName: TypeAlias = Literal["host", "cuda", "hip"]
 GPUS: tuple[GpuName, ...] = get_args(GpuName)
 # What makes collectives: the vendor's library where it can; or it, or an error; or our own copies and sums.
 CollectivesBy: TypeAlias = Literal["auto", "library", "copies"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a driver runs a plan. `order`: how the host driver steps through what may run (see `host.order`). On GPUs
+    `ranks_per_gpu` ranks share one; `timeout` is the seconds that a run may take, and that a call may block, None
+    without limit; `collectives` says what makes these. `group`: the processes that run the plan together."""
+
+    order: str = "fifo"
+    ranks_per_gpu: int = 1
+    timeout: float | None = None
+    collectives: CollectivesBy = "auto"
+    group: Group | None = None
+
+
+DEFAULTS = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +81,37 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """A caller's dense row-major tensor in a GPU's memory."""
+    """A caller's tensor in a GPU's memory, as its library describes it. Tensors that are bound are dense."""
 
     address: int
     shape: tuple[int, ...]
+    dtype: str = field(default="", compare=False)
+    dense: bool = field(default=True, compare=False)  # row-major, without gaps
+    read_only: bool = field(default=False, compare=False)
 
 
 class Driver(Protocol):
-    """See the module. Every method but `close` may raise a DeviceError."""
+    """See the module. Every method but `close` may raise a DeviceError. What has a body here suits a driver without
+    devices."""
+
+    name: str  # what messages call it: host, cuda or hip
+    clock: ClockKind  # whether `spans` are measured on devices; if not, `ficco_rt.sim` models them for a machine
+    on_device: bool  # whether buffers are in devices' memory: callers then give DeviceArrays, else numpy arrays
+    ranks: tuple[int, ...]  # those that this process runs; of the others it takes no buffers, and gives none
+    collectives: str  # what makes the plan's collectives, and why, for people; empty if the plan has none
+    order: str = ""  # how the host driver steps (`host.order`); it may be set between runs. Other drivers have none
+    tracing: bool = False  # spans are recorded, on demand, since timestamps cost time
+    timing: bool = False  # runs on callers' streams are timed, too
+    gated: bool = False  # runs on streams begin when the host has issued all of them
+    within: float = 0.0  # µs by which spans of different processes, as returned last, may be off against each other
 
     @property
-    def name(self) -> str:
-        """What messages call it: host, cuda or hip."""
-
-    @property
-    def clock(self) -> ClockKind:
-        """Whether `spans` are measured on devices; if not, `ficco_rt.sim` models them for a machine."""
-
-    @property
-    def on_device(self) -> bool:
-        """Whether buffers are in devices' memory: callers then give DeviceArrays, else numpy arrays."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that this process runs. Of the others it takes no buffers, and gives none."""
+    def held(self) -> bool:
+        """Whether the last run began when the host had issued all of it."""
+        return False
 
     def describe(self) -> str:
         """What the ranks run on, for people."""
-
-    @property
-    def collectives(self) -> str:
-        """What makes the plan's collectives, and why, for people; empty if the plan has none."""
 
     # ---- memory
 
@@ -109,6 +127,7 @@ class Driver(Protocol):
     def reuse(self, memory: Memory) -> bool:
         """Prepares buffers that were adopted and bound before for another run, at the same addresses. False: their
         memory has been reallocated, so they must be bound again."""
+        return True
 
     def free(self, buffer: Buffer) -> None:
         """Releases a buffer; a caller's buffer is only forgotten. Calls bound to it must not be issued any more."""
@@ -133,6 +152,7 @@ class Driver(Protocol):
 
     def capture(self, binding: Binding) -> None:
         """Make the graphs of a binding, one a device, for `run` with `graph`. UsageError: the driver has none."""
+        raise UsageError(f"the {self.name} driver has no graphs; graph=True is for GPUs")
 
     def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         """Issue a run. It comes after all of the last run and, rank by rank, after what stands on the callers'
@@ -155,12 +175,14 @@ class Driver(Protocol):
 
     def elapsed(self) -> float | None:
         """Microseconds from the last run's begin to its end; None if only the spans tell. UsageError: it was
-        on callers' streams, and not timed (`Traceable`)."""
+        on callers' streams, and not timed (`timing`)."""
+        return None
 
     def spans(self) -> tuple[TraceSpan, ...]:
-        """The last completed run's record, ordered by stream and start; nothing where the clock is virtual. A driver
-        that is `Traceable` has one only of runs that were issued while `tracing` was set. In a group it is of all
-        processes, which ask for it at the same step."""
+        """The last completed run's record, ordered by stream and start; nothing where the clock is virtual, and of
+        runs that were issued without `tracing`. In a group it is of all processes, which ask for it at the same
+        step."""
+        return ()
 
     def leave(self, error: BaseException) -> None:
         """Tells the other processes of the group that this process runs no more, because of an error. Raises
@@ -174,28 +196,4 @@ class Driver(Protocol):
 
     def drop(self) -> None:
         """Like `close`, for finalisers: no thread is inside a run then, and errors are not raised."""
-
-
-@runtime_checkable
-class Stepped(Protocol):
-    """A driver whose steps we order: the host driver. `host.order` lists the orders."""
-
-    order: str
-
-
-@runtime_checkable
-class Traceable(Protocol):
-    """A driver that records spans on demand, since timestamps cost time: of GPUs."""
-
-    tracing: bool
-    timing: bool  # runs on callers' streams are timed, too
-    gated: bool  # runs on streams begin when the host has issued all of them
-
-    @property
-    def held(self) -> bool:
-        """Whether the last run did."""
-
-    @property
-    def within(self) -> float:
-        """Microseconds by which spans of different processes, as returned last, may be inaccurate relative to each
-        other."""
+        self.close()

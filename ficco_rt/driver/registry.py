@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import get_args
@@ -11,9 +10,9 @@ from ..errors import DeviceError, UsageError
 from ..files.arguments import whole
 from ..machine.model import Machine
 from ..plan.ir import Plan
-from ..process.group import TIMEOUT, Group
+from ..process.group import TIMEOUT, Group, gathered
 from ..types import TYPES, Dtype
-from .api import GPUS, CollectivesBy, Driver, DriverName, GpuName
+from .api import GPUS, CollectivesBy, Driver, DriverName, GpuName, Options
 from .gpu.devices import discover as machine_of
 from .gpu.devices import kept_open, own_devices, placed
 from .gpu.driver import GpuDriver
@@ -37,30 +36,16 @@ def _hip() -> Vendor:
 VENDORS: dict[DriverName, Callable[[], Vendor]] = {"cuda": _cuda, "hip": _hip}
 
 
-def open_driver(
-    name: DriverName,
-    plan: Plan,
-    *,
-    order: str = "fifo",
-    ranks_per_gpu: int = 1,
-    timeout: float | None = None,
-    collectives: CollectivesBy = "auto",
-    group: Group | None = None,
-) -> Driver:
-    """The driver `name` for a plan; `group`: the processes that run the plan together.
-
-    `order` is the host driver's way to step through what may run (see `host.order`). `ranks_per_gpu` ranks share a
-    GPU; `timeout` is the seconds that a run may take. `collectives`: what makes these on GPUs.
-    """
-    if collectives not in get_args(CollectivesBy):
-        raise UsageError(f"collectives: {collectives!r} is none of {', '.join(map(repr, get_args(CollectivesBy)))}")
+def open_driver(name: DriverName, plan: Plan, options: Options) -> Driver:
+    """The driver `name` for a plan."""
+    asked, known = options.collectives, get_args(CollectivesBy)
+    if asked not in known:
+        raise UsageError(f"collectives: {asked!r} is none of {', '.join(map(repr, known))}")
     if name == "host":
-        if collectives == "library":
+        if asked == "library":
             raise UsageError("collectives of a library need GPUs; the host driver has none")
-        return HostDriver(plan, order=order, group=group, timeout=timeout)
-    return GpuDriver(
-        _vendor(name), plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout, collectives=collectives, group=group
-    )
+        return HostDriver(plan, options)
+    return GpuDriver(_vendor(name), plan, options)
 
 
 def symmetric(
@@ -77,10 +62,7 @@ def symmetric(
     if device is None:
 
         def agreed(make: Callable[[], object]) -> list[object]:
-            if group is None:
-                return [make()]
-            texts = group.exchange(json.dumps(make()).encode(), TIMEOUT, "choose GPUs for tensors")
-            return [json.loads(text) for text in texts]
+            return [make()] if group is None else gathered(group, make(), TIMEOUT, "choose GPUs for tensors")
 
         mine, _ = own_devices(vendor, 1, 0 if group is None else group.rank, agreed)
         if not mine:

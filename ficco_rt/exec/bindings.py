@@ -12,15 +12,17 @@ from ..driver.api import Array, DeviceArray
 from ..errors import UsageError
 from ..graph.ir import Tensor
 from ..plan.ir import Plan
-from ..types import numpy_dtype
+from ..types import TYPES, numpy_dtype
 from .device_arrays import GAPS, host_array, look
 
 
 def checked(plan: Plan, given: Mapping[str, object], ranks: Sequence[int]) -> dict[tuple[str, int], Array]:
     """The caller's arrays by (tensor, rank), one for each of `ranks`, or a UsageError that says which one is wrong and
     what fits."""
-    bound = {key: _array(tensor, key[1], array) for key, tensor, array in _matched(plan, given, "arrays", ranks)}
-    _apart(plan, {key: DeviceArray(array.ctypes.data, array.shape) for key, array in bound.items()})
+    bound: dict[tuple[str, int], Array] = {}
+    for (name, rank), tensor, array in _matched(plan, given, "arrays", ranks):
+        bound[name, rank] = array_of(tensor, rank, array, f"{tensor.kind} {name}")
+    _apart(plan, {key: array.ctypes.data for key, array in bound.items()})
     return bound
 
 
@@ -39,8 +41,8 @@ def checked_on_device(
             raise UsageError(f"{wanted()}; {GAPS}")
         if tensor.kind == "output" and seen.read_only:
             raise UsageError(f"{wanted()}; given a tensor that cannot be written")
-        bound[key] = DeviceArray(seen.address, seen.shape)
-    _apart(plan, bound)
+        bound[key] = seen
+    _apart(plan, {key: seen.address for key, seen in bound.items()})
     return bound
 
 
@@ -48,19 +50,19 @@ def _wanted(tensor: Tensor, rank: int) -> str:
     return f"{tensor.kind} {tensor.name}, rank {rank}: wanted {tensor.dtype} of shape {list(tensor.shapes[rank])}"
 
 
-def _apart(plan: Plan, bound: Mapping[tuple[str, int], DeviceArray]) -> None:
+def _apart(plan: Plan, addresses: Mapping[tuple[str, int], int]) -> None:
     """Refuse an output that shares memory with another tensor. Dense tensors are compared by their ends."""
-    kinds = {t.name: (t.kind, numpy_dtype(t.dtype).itemsize) for t in plan.tensors}
+    tensors = {t.name: t for t in plan.tensors}
     ends: list[tuple[int, int, tuple[str, int]]] = []
-    for key, array in bound.items():
-        size = kinds[key[0]][1] * prod(array.shape)
+    for (name, rank), address in addresses.items():
+        size = TYPES[tensors[name].dtype].bytes * prod(tensors[name].shapes[rank])
         if size:
-            ends.append((array.address, array.address + size, key))
+            ends.append((address, address + size, (name, rank)))
     active: list[tuple[int, tuple[str, int]]] = []
     for start, stop, key in sorted(ends):
         active = [(end, other) for end, other in active if end > start]
         for _, other in active:
-            if "output" in (kinds[key[0]][0], kinds[other[0]][0]):
+            if "output" in (tensors[key[0]].kind, tensors[other[0]].kind):
                 (a, ra), (b, rb) = sorted((key, other))
                 raise UsageError(f"{a} of rank {ra} and {b} of rank {rb} share memory; an output needs its own")
         active.append((stop, key))
@@ -87,13 +89,14 @@ def _matched(
             yield (name, rank), tensor, array
 
 
-def _array(tensor: Tensor, rank: int, given: object) -> Array:
+def array_of(tensor: Tensor, rank: int, given: object, name: str, *, bound: bool = True) -> Array:
+    """A caller's array for a rank's tensor, which messages call `name`. `bound`: it is used in place."""
     shape, dtype = tensor.shapes[rank], numpy_dtype(tensor.dtype)
-    wanted = f"{tensor.kind} {tensor.name}, rank {rank}: wanted {dtype} of shape {list(shape)}"
+    wanted = f"{name}, rank {rank}: wanted {dtype} of shape {list(shape)}"
     array = host_array(given, lambda: wanted)
     if array.dtype != dtype or array.shape != shape:
         raise UsageError(f"{wanted}; given {array.dtype} of shape {list(array.shape)}")
-    if not array.flags.c_contiguous:
+    if bound and not array.flags.c_contiguous:
         raise UsageError(f"{wanted}; {GAPS}")
     if tensor.kind == "output" and not array.flags.writeable:
         raise UsageError(f"{wanted}; given an array that cannot be written")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..driver.api import Array, Binding, Buffer, DeviceArray, Driver, Memory
-from ..errors import DeviceError, UsageError
+from ..driver.gpu.refused import undo_on_error
+from ..errors import UsageError
 from ..plan.ir import Plan
 
 KEPT = 8  # sets of tensors on GPUs; of numpy arrays one, as what is kept keeps them alive
@@ -78,14 +78,10 @@ class Bindings:
 
     def _bind(self, key: _Key, given: Given, owned: Memory) -> Bound:
         made = Bound(key, dict(given))
-        try:
+        with undo_on_error(self.release, made):  # the driver still knows what has not been given back
             for (name, rank), array in given.items():
                 made.memory[name, rank] = self._driver.adopt(rank, array, self._dtypes[name])
             memory = {**owned, **made.memory}
             made.binding = self._driver.bind(memory)
-        except BaseException:
-            with suppress(DeviceError):  # raise the first error; the driver still knows what has not been given back
-                self.release(made)
-            raise
         made.memory = memory
         return made

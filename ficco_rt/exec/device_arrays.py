@@ -10,13 +10,12 @@ import ctypes
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ..driver.api import Array
+from ..driver.api import Array, DeviceArray
 from ..driver.dlpack import DLTensor
 from ..errors import UsageError
 from ..types import TYPES, numpy_dtype
@@ -34,18 +33,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """The properties that a tensor reports."""
-
-    address: int
-    shape: tuple[int, ...]
-    dtype: str
-    dense: bool  # row-major, without gaps
-    read_only: bool
-
-
-def look(array: Any, wanted: Callable[[], str]) -> Seen:
+def look(array: Any, wanted: Callable[[], str]) -> DeviceArray:
     """The tensor behind `array`. `wanted` gives the UsageError's beginning if there is none on a GPU."""
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         kind = int(array.__dlpack_device__()[0])
@@ -88,7 +76,7 @@ def _on_device_of(array: Any) -> AbstractContextManager[object]:
     return device
 
 
-def _from_dlpack(array: Any, wanted: Callable[[], str], asked: Mapping[str, int]) -> Seen:
+def _from_dlpack(array: Any, wanted: Callable[[], str], asked: Mapping[str, int]) -> DeviceArray:
     """`asked`: what the export is asked for. NOTE PyTorch takes no stream for a tensor in host memory."""
     try:
         with _on_device_of(array) if asked else nullcontext():
@@ -101,10 +89,10 @@ def _from_dlpack(array: Any, wanted: Callable[[], str], asked: Mapping[str, int]
     known = (t.name for t in TYPES.values() if t.dlpack == (tensor.code, tensor.bits))
     dtype = next(known, f"a type of {tensor.bits} bits")
     address = int(tensor.data or 0) + int(tensor.byte_offset)
-    return Seen(address, shape, dtype, _dense(shape, steps), False)
+    return DeviceArray(address, shape, dtype, _dense(shape, steps))
 
 
-def _from_interface(interface: Mapping[str, Any], wanted: Callable[[], str]) -> Seen:
+def _from_interface(interface: Mapping[str, Any], wanted: Callable[[], str]) -> DeviceArray:
     address, read_only = interface["data"]
     shape = tuple(int(n) for n in interface["shape"])
     typestr = str(interface["typestr"])
@@ -114,7 +102,7 @@ def _from_interface(interface: Mapping[str, Any], wanted: Callable[[], str]) -> 
     steps = None if strides is None else tuple(int(s) // item for s in strides)
     if not address and 0 not in shape:
         raise UsageError(f"{wanted()}; given a tensor without memory")
-    return Seen(int(address), shape, dtype, _dense(shape, steps), bool(read_only))
+    return DeviceArray(int(address), shape, dtype, _dense(shape, steps), bool(read_only))
 
 
 def _dense(shape: Sequence[int], steps: Sequence[int] | None) -> bool:

@@ -25,7 +25,8 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Stepped, Traceable
+from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Options
+from ..driver.gpu.refused import undo_on_error
 from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
@@ -37,11 +38,10 @@ from ..plan.ir import Plan
 from ..process.group import Group, agree, as_group
 from ..sim.simulate import simulate
 from ..trace.model import Lane, Trace
-from ..types import TYPES, numpy_dtype
+from ..types import TYPES
 from ..version import __version__
-from .bindings import checked, checked_on_device
+from .bindings import array_of, checked, checked_on_device
 from .bound import Bindings, Bound, Given
-from .device_arrays import host_array
 
 if TYPE_CHECKING:
     from ..device.run_plan import RunPlan
@@ -120,17 +120,9 @@ class Executor:
             order = host_order(order, plan)
             if self.group is not None:
                 agree(self.group, {"ficco": __version__, "driver": driver or "host", **plan_facts(plan)}, timeout)
-            driver = open_driver(
-                driver or "host",
-                plan,
-                order=order,
-                ranks_per_gpu=ranks_per_gpu,
-                timeout=timeout,
-                collectives=collectives,
-                group=self.group,
-            )
+            options = Options(order, ranks_per_gpu, timeout, collectives, self.group)
+            driver = open_driver(driver or "host", plan, options)
         self.driver: Driver = driver
-        self._recorder = driver if isinstance(driver, Traceable) else None  # NOTE not to be asked by each run: slow
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
         self._closed = False
         self._around = sys.exception()  # what is handled where the executor is made is no reason to close it
@@ -141,12 +133,8 @@ class Executor:
         self._bindings = Bindings(driver, plan)
         self._trace: Trace | None = None
         self._ran = False
-        try:
+        with undo_on_error(self.close):
             self._own(t for t in plan.tensors if t.kind == "scratch")
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.close()
-            raise
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -341,41 +329,38 @@ class Executor:
     def traced(self) -> bool:
         """Whether runs are recorded for `trace`. On GPUs that puts timestamps between the commands, which cost time,
         and a run is then issued command by command, with `graph` too. Raises nothing."""
-        return self._recorder is not None and self._recorder.tracing
+        return self.driver.tracing
 
     @traced.setter
     def traced(self, on: bool) -> None:
-        if self._recorder is not None:
-            self._recorder.tracing = on
+        self.driver.tracing = on and self.driver.on_device
 
     @property
     def timed(self) -> bool:
         """Whether GPUs also measure the time of runs on callers' streams, for `duration`; this costs the host two calls
         a GPU and run. Other runs are always timed. Raises nothing."""
-        return self._recorder is None or self._recorder.timing
+        return self.driver.timing or not self.driver.on_device
 
     @timed.setter
     def timed(self, on: bool) -> None:
-        if self._recorder is not None:
-            self._recorder.timing = on
+        self.driver.timing = on
 
     @property
     def gated(self) -> bool:
         """Whether a run on streams begins only after the host has issued all of it, so that the `duration` of a short
         run is the time of the GPUs alone. A traced run always begins so. A caller's stream is delayed until the host
         has issued the run. Raises nothing."""
-        return self._recorder is not None and self._recorder.gated
+        return self.driver.gated
 
     @gated.setter
     def gated(self, on: bool) -> None:
-        if self._recorder is not None:
-            self._recorder.gated = on
+        self.driver.gated = on and self.driver.on_device
 
     @property
     def held(self) -> bool:
         """Whether the last run began only after the host had issued all of it. Graphs never do, nor do long runs and
         runs on devices with few hardware queues (docs/gpus.md). Raises nothing."""
-        return self._recorder is not None and self._recorder.held
+        return self.driver.held
 
     @property
     @_alone
@@ -396,10 +381,8 @@ class Executor:
                 machine, spans = self.machine.name, self.driver.spans()
                 if not spans and any(stream.commands for stream in self.plan.streams):
                     raise UsageError("the last run was not traced: set executor.traced = True before it")
-                within = 0.0 if self._recorder is None else self._recorder.within
-                self._trace = Trace(
-                    self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans, within=within
-                )
+                clock, within = self.driver.clock, self.driver.within
+                self._trace = Trace(self.plan.schedule, machine, clock, self.plan.ranks, lanes, spans, within=within)
         return self._trace
 
     @property
@@ -408,17 +391,18 @@ class Executor:
 
         Raises UsageError (the driver is not the host's; no such order or stream).
         """
-        return self._stepped().order
+        self._stepped()
+        return self.driver.order
 
     @order.setter
     def order(self, text: str) -> None:
         self._open()
-        self._stepped().order = host_order(text, self.plan)
+        self._stepped()
+        self.driver.order = host_order(text, self.plan)
 
-    def _stepped(self) -> Stepped:
-        if not isinstance(self.driver, Stepped):
+    def _stepped(self) -> None:
+        if not self.driver.order:
             raise UsageError(f"the {self.driver.name} driver steps by itself: only the host driver has an order")
-        return self.driver
 
     # ---- tensors that the executor owns
 
@@ -435,11 +419,7 @@ class Executor:
         if found.kind != "input":
             names = ", ".join(t.name for t in self.plan.tensors if t.kind == "input") or "none"
             raise UsageError(f"{tensor} is {found.kind}, which a run writes; the inputs to write are {names}")
-        shape, dtype = found.shapes[rank], numpy_dtype(found.dtype)
-        wanted = f"{tensor}, rank {rank}: wanted {dtype} of shape {list(shape)}"
-        seen = host_array(array, lambda: wanted)
-        if seen.dtype != dtype or seen.shape != shape:
-            raise UsageError(f"{wanted}; given {seen.dtype} of shape {list(seen.shape)}")
+        seen = array_of(found, rank, array, tensor, bound=False)
         self._own([found])
         self.driver.write(self._owned[tensor, rank], seen)
         self._filled.add((tensor, rank))

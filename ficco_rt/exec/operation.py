@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from itertools import zip_longest
 from math import prod
 from typing import TypeAlias
 
 from ..errors import UsageError
-from ..graph.claim_values import Shapes, shapes_of
+from ..graph.claim_values import Shapes, axis_of, shapes_of
 from ..graph.ir import ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
 from ..plan.ir import Plan
 from ..plan.prove import unproven
@@ -144,7 +145,7 @@ def operation_of(plan: Plan | Graph) -> Operation | None:
     for claim in plan.claims:
         own = dtypes[claim.targets[0].tensor]
         admitted = min(TYPES[dtype].bytes for dtype in (own, *claim.within))
-        reader = _Reader(lambda value: shapes_of(value, plan.ranks, kinds), dtypes, own, admitted)
+        reader = _Reader(cache(lambda value: shapes_of(value, plan.ranks, kinds)), dtypes, own, admitted)
         found.append(list(reader.ways(claim.value)))
     ways = []
     for number in range(max(map(len, found))):
@@ -227,7 +228,6 @@ class _Reader:
     dtypes: Mapping[str, Dtype]
     own: Dtype
     admitted: int
-    _known: dict[ClaimValue, Shapes] = field(default_factory=dict)
 
     def ways(self, value: ClaimValue) -> Iterator[tuple[str, _Steps]]:
         """What each sends in words, and its steps. The usual way first; another one only where the whole claim has the
@@ -254,7 +254,7 @@ class _Reader:
                 yield value, self._product(left, [(*a, b[1]) for a, b in zip(*self._of(left, right), strict=True)])
             case Combined(operand=operand):
                 yield from self._usual(operand)
-                yield value, self._exchange(value.kind, _parts(value, self._shapes(operand)), operand)
+                yield value, self._exchange(value.kind, _parts(value, self.shapes(operand)), operand)
 
     def _other_of_gathered(
         self, value: Product, left: Operand, right: Operand
@@ -297,12 +297,7 @@ class _Reader:
                 return self.own
 
     def _of(self, left: ClaimValue, right: ClaimValue) -> tuple[Shapes, Shapes]:
-        return self._shapes(left), self._shapes(right)
-
-    def _shapes(self, value: ClaimValue) -> Shapes:
-        if value not in self._known:
-            self._known[value] = self.shapes(value)
-        return self._known[value]
+        return self.shapes(left), self.shapes(right)
 
 
 def _name(operand: Operand) -> str:
@@ -311,8 +306,7 @@ def _name(operand: Operand) -> str:
 
 def _parts(value: Combined, shapes: Shapes) -> Parts:
     """See `Exchange.parts`; `shapes` are those of the operand."""
-    dims = len(shapes[0])
-    at = dims - 2 + value.axis if dims > 1 else 0
+    at = axis_of(value, len(shapes[0]))
     sizes = [prod(shape) for shape in shapes]
     across = [size // shape[at] if size else 0 for size, shape in zip(sizes, shapes, strict=True)]
     match value.kind:

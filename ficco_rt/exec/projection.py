@@ -52,7 +52,7 @@ def _combined(value: Combined, by: Sequence[Array], inputs: Inputs) -> list[Arra
     ranks = range(len(by))
     shapes = extent(value.operand).shapes
     lengths = [s[value.axis] for s in shapes]
-    pieces = cuts(lengths, value.shares)
+    pieces = cuts(value)
     summed = value.kind in ("all_reduce", "reduce_scatter")
 
     def part(s: int, r: int) -> tuple[int, int]:

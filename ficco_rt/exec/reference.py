@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..geometry.region import Interval, Region
+from ..graph.claim_values import Shapes, axis_of, combined_shapes, product_shapes
 from ..graph.ir import ClaimValue, Combined, Operand, Product
 
 Inputs: TypeAlias = Mapping[str, Sequence[Any]]  # by tensor: one array a rank
-Shape: TypeAlias = tuple[int, ...]
 
 # Up to this many operations the reference is computed in float64, beyond in float32.
 DOUBLE_OPERATIONS = 2 * 10**9
@@ -28,7 +29,7 @@ DOUBLE_OPERATIONS = 2 * 10**9
 class Extent:
     """How large a claim's value is."""
 
-    shapes: tuple[Shape, ...]  # one a rank
+    shapes: Shapes
     terms: int  # products that are summed into an element, at most
     operations: int  # of all ranks
 
@@ -61,25 +62,13 @@ def extent(value: ClaimValue) -> Extent:
             return Extent(shapes, 1, 0)
         case Product(left=left, right=right):
             a, b = extent(left), extent(right)
-            products = tuple((*x[:-1], y[-1]) for x, y in zip(a.shapes, b.shapes, strict=True))
-            inner = [x[-1] for x in a.shapes]
+            products, inner = product_shapes(a.shapes, b.shapes), [x[-1] for x in a.shapes]
             work = sum(2 * prod(s) * k for s, k in zip(products, inner, strict=True))
             return Extent(products, a.terms * b.terms * max(inner), a.operations + b.operations + work)
-        case Combined(kind=kind, operand=operand, axis=axis, shares=shares):
-            inside = extent(operand)
-            n = len(inside.shapes)
-            at = _axis(len(inside.shapes[0]), axis)
-            lengths = [s[at] for s in inside.shapes]
-            ends = cuts(lengths, shares)
-            own = {
-                "all_gather": [sum(lengths)] * n,
-                "all_reduce": lengths,
-                "reduce_scatter": [ends[0][r + 1] - ends[0][r] for r in range(n)],
-                "all_to_all": [sum(e[r + 1] - e[r] for e in ends) for r in range(n)],
-            }[kind]
-            shapes = tuple((*s[:at], k, *s[at + 1 :]) for s, k in zip(inside.shapes, own, strict=True))
-            summed = n if kind in ("all_reduce", "reduce_scatter") else 1
-            return Extent(shapes, inside.terms * summed, inside.operations)
+        case Combined():
+            inside = extent(value.operand)
+            summed = len(inside.shapes) if value.kind in ("all_reduce", "reduce_scatter") else 1
+            return Extent(combined_shapes(value, inside.shapes), inside.terms * summed, inside.operations)
 
 
 def take(array: Any, region: Region, join: Callable[[list[Any], int], Any] = np.concatenate) -> Any:
@@ -118,32 +107,25 @@ def _combine(value: Combined, ranks: Iterator[Any], to: Arithmetic) -> Iterator[
         if value.kind == "all_reduce":
             yield from [total] * n
             return
-        at = _axis(total.ndim, value.axis)
-        cut = cuts([total.shape[at]] * n, value.shares)[0]
+        at = axis_of(value, total.ndim)
+        cut = cuts(value)[0]
         for r in range(n):
             yield _piece(total, at, cut[r], cut[r + 1])
         return
     parts = list(ranks)
     n = len(parts)
-    at = _axis(parts[0].ndim, value.axis)
+    at = axis_of(value, parts[0].ndim)
     if value.kind == "all_gather":
         yield from [to.join(parts, at)] * n
         return
-    ends = cuts([p.shape[at] for p in parts], value.shares)
+    ends = cuts(value)
     for r in range(n):
         yield to.join([_piece(p, at, e[r], e[r + 1]) for p, e in zip(parts, ends, strict=True)], at)
 
 
-def _axis(dimensions: int, axis: int) -> int:
-    return 0 if dimensions == 1 else dimensions - 2 + axis
-
-
-def cuts(lengths: Sequence[int], shares: tuple[tuple[int, ...], ...] | None) -> list[list[int]]:
-    """For each rank the n + 1 boundaries of its operand's pieces."""
-    n = len(lengths)
-    if shares is None:
-        return [[i * length // n for i in range(n + 1)] for length in lengths]
-    return [[sum(share[:i]) for i in range(n + 1)] for share in shares]
+def cuts(value: Combined) -> list[list[int]]:
+    """For each rank the n + 1 boundaries of its operand's pieces, where these are cut."""
+    return [[0, *accumulate(share)] for share in value.shares or ()]
 
 
 def _piece(array: Any, axis: int, start: int, stop: int) -> Any:

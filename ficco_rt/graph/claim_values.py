@@ -77,7 +77,7 @@ def combined_shapes(value: Combined, shapes: Shapes) -> Shapes:
     ranks, dims, kind = len(shapes), len(shapes[0]), value.kind
     if not 0 <= value.axis < min(dims, 2):
         raise Misfit(f"{kind} along axis {value.axis} of {dims} dimensions")
-    at = dims - 2 + value.axis if dims > 1 else 0
+    at = axis_of(value, dims)
     summed = kind in ("all_reduce", "reduce_scatter")
     for rank, s in enumerate(shapes):
         if len(s) != dims or any(
@@ -97,3 +97,8 @@ def combined_shapes(value: Combined, shapes: Shapes) -> Shapes:
             raise Misfit("reduce_scatter: the ranks' shares differ")
         own = [sum(s[r] for s in shares) if kind == "all_to_all" else shares[0][r] for r in range(ranks)]
     return tuple((*s[:at], n, *s[at + 1 :]) for s, n in zip(shapes, own, strict=True))
+
+
+def axis_of(value: Combined, dims: int) -> int:
+    """Along which of its operand's dimensions a collective goes: an axis is one of the last two, or the only one."""
+    return dims - 2 + value.axis if dims > 1 else 0

@@ -205,10 +205,15 @@ def as_group(given: Any, timeout: float = TIMEOUT) -> Group:
     return given if isinstance(given, Group) else Group(given, timeout=timeout)
 
 
+def gathered(group: Group, mine: object, timeout: float | None, step: str) -> list[Any]:
+    """What every process states, as JSON has it; see `Group.exchange`."""
+    return [json.loads(text) for text in group.exchange(json.dumps(mine).encode(), timeout, step)]
+
+
 def agree(group: Group, facts: Mapping[str, str], timeout: float | None) -> None:
     """Return if all processes give the same facts. UsageError names what differs, with both values, and the last fact
     only where nothing else does: it may be a hash of all."""
-    told = [json.loads(data) for data in group.exchange(json.dumps(dict(facts)).encode(), timeout, "the same facts")]
+    told = gathered(group, dict(facts), timeout, "the same facts")
     *_, last = told[0]
     names = dict.fromkeys(name for said in told for name in said if name != last)
     differ = _differing(told, names) or _differing(told, [last])

@@ -45,6 +45,7 @@ class Side:
     def open(self, name: str, sizes: dict[str, object], timeout: float, ranks: int = RANKS, node: int = 0) -> list[int]:
         """`node`: of so many ranks, and with NCCL."""
         from ficco_rt.compiler import build, load, plan_of
+        from ficco_rt.driver.api import Options
         from ficco_rt.driver.gpu.driver import GpuDriver
         from ficco_rt.driver.registry import discover
         from ficco_rt.files.shipped import find
@@ -60,8 +61,8 @@ class Side:
         self._plan = plan
         # the same engine of collectives on both sides: their bits are compared
         engine: Any = "auto" if node else "copies"
-        where: Any = {"ranks_per_gpu": self._shared, "group": self._group}
-        self._driver = GpuDriver(self._vendor, plan, timeout=timeout, collectives=engine, **where)
+        options = Options(ranks_per_gpu=self._shared, timeout=timeout, collectives=engine, group=self._group)
+        self._driver = GpuDriver(self._vendor, plan, options)
         self._ranks = self._driver._gpus.ranks
         mine = [(t, rank) for t in plan.tensors for rank in self._ranks]
         self._memory = {(t.name, r): self._driver.alloc(r, t.shapes[r], t.dtype) for t, r in mine}
@@ -160,9 +161,10 @@ class Side:
 
     def no_sockets(self, refused: bool) -> None:
         """No file descriptor passes from here on, or all do."""
-        from ficco_rt.driver.gpu import memory_handles, peers
+        from ficco_rt.driver.gpu import peers
+        from ficco_rt.process import descriptors
 
-        vars(peers)["descriptors_pass"] = (lambda *_: None) if refused else memory_handles.descriptors_pass
+        vars(peers)["descriptors_pass"] = (lambda *_: None) if refused else descriptors.descriptors_pass
 
     def no_fabric(self) -> str:
         """Why memory does not pass as fabric handles."""

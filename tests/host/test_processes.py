@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from ficco_rt.process.group import Group
 from ficco_rt.types import numpy_dtype
 from tests.host.handmade import MACHINE, array, blank, gather_plan, plan, record, tensor, wait
 from tests.host.processes import dies, group_of, several
+from tests.unit.threads import together
 
 A = [np.arange(8).reshape(2, 4), np.ones((2, 4))]
 B = [np.ones((4, 3)), np.arange(12).reshape(4, 3)]
@@ -73,7 +75,7 @@ def test_each_process_gives_and_gets_its_own_ranks_tensors(tmp_path: Path) -> No
 
 # Where a process is killed: the method that it begins, and which call of it.
 STEPS = [
-    *((Group, "exchange", call) for call in range(3)),
+    *((Group, "exchange", call) for call in range(7)),
     (Peers, "enter", 0),
     *((Peers, "at", call) for call in range(3)),  # a copy and two products
     (Peers, "tell", 0),
@@ -104,8 +106,10 @@ def test_a_killed_process_ends_the_other(tmp_path: Path, owner: type, name: str,
     assert killed is None
     assert not [name for name in os.listdir("/dev/shm") if "ficco" in name]
     if name == "exchange":
-        step = ("the same facts", "memory to share", "memory that is shared")[call]
-        assert message == f"process 0 has waited 0.5 s for {step}, and process 1 of 2 has not come"
+        passing = ("tell sockets' names", "pass descriptors")
+        step = ("the same facts", "memory to share", *passing, *passing, "memory that is shared")[call]
+        waited = 1 if step == "pass descriptors" else 0.5
+        assert message == f"process 0 has waited {waited} s for {step}, and process 1 of 2 has not come"
         return
     where = {
         ("enter", 0): "has not begun run 1; it has begun none yet",
@@ -199,16 +203,30 @@ def test_a_process_shows_that_it_works_on_a_long_job(monkeypatch: pytest.MonkeyP
     assert seen == [0, 100, 100, 125, 125, 125]  # not while it hangs, and not while it waits for others
 
 
-def test_processes_that_cannot_share_memory_are_told_why() -> None:
-    here = {"machine": "a", "host": "left", "namespace": "pid:[1]"}
-    with pytest.raises(UsageError) as caught:
-        segment._opened({**here, "machine": "b", "host": "right"}, here)
-    assert str(caught.value) == ("it is on left and process 0 on right; the host driver runs all ranks on one machine")
-    with pytest.raises(UsageError) as caught:
-        segment._opened({**here, "namespace": "pid:[2]", "pid": str(os.getpid()), "file": "0", "name": "ficco-0"}, here)
-    assert str(caught.value) == (
-        "it does not see process 0, as they are in different PID namespaces (another process has its number); "
-        "start all processes as one user, in one container or with --pid=host"
+def test_processes_that_cannot_share_memory_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(group: Group) -> str:
+        with pytest.raises(UsageError) as caught:
+            segment.Segment(group, 4096, 10.0)
+        return str(caught.value)
+
+    monkeypatch.setattr(segment, "descriptors_pass", lambda *_: None)
+    assert (
+        together(2, refused)
+        == [
+            "the processes cannot share memory: file descriptors do not pass between them; give containers a common "
+            "network namespace, or a common folder for temporary files (TMPDIR)"
+        ]
+        * 2
+    )
+    hosts = iter(["left", "right"])
+    monkeypatch.setattr(segment.socket, "gethostname", lambda: next(hosts))
+    monkeypatch.setattr(segment.Path, "read_text", lambda path: threading.current_thread().name)
+    [said, same] = together(2, refused)
+    assert said == same
+    assert re.fullmatch(
+        "the processes cannot share memory: process 1: it is on (left|right) and process 0 on (left|right); the host "
+        "driver runs all ranks on one machine",
+        said,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from ficco_rt.exec.reference import evaluate, extent, take
 from ficco_rt.exec.rounding import allowances
 from ficco_rt.exec.verify import Verification, compare, verified_run
 from ficco_rt.geometry.region import Axis, Interval, Region, whole
-from ficco_rt.graph.ir import ClaimValue, Combined, Operand, Product
+from ficco_rt.graph.claim_values import axis_of
+from ficco_rt.graph.combine import equal_shares
+from ficco_rt.graph.ir import ClaimValue, CollectiveKind, Combined, Operand, Product
 from ficco_rt.types import TYPES, Dtype
 from tests.host.handmade import (
     array,
@@ -260,15 +263,23 @@ def operand(name: str, *shapes: tuple[int, ...], transposed: bool = False) -> Op
     return Operand(tuple(whole(name, r, s) for r, s in enumerate(shapes)), transposed)
 
 
+def combined(kind: CollectiveKind, value: ClaimValue, axis: int) -> Combined:
+    """A collective; what it cuts, it cuts as evenly as it can."""
+    shapes = extent(value).shapes
+    lengths = [s[axis_of(Combined(kind, value, axis, None), len(s))] for s in shapes]
+    cut = kind in ("reduce_scatter", "all_to_all")
+    return Combined(kind, value, axis, tuple(equal_shares(n, len(shapes)) for n in lengths) if cut else None)
+
+
 def test_reference_of_each_collective() -> None:
     x = [array([[1, 2], [3, 4]]), array([[10, 20], [30, 40]])]
     s = operand("X", (2, 2), (2, 2))
     assert values_of(Combined("all_gather", s, 0, None), X=x) == [[[1, 2], [3, 4], [10, 20], [30, 40]]] * 2
     assert values_of(Combined("all_gather", s, 1, None), X=x) == [[[1, 2, 10, 20], [3, 4, 30, 40]]] * 2
     assert values_of(Combined("all_reduce", s, 0, None), X=x) == [[[11, 22], [33, 44]]] * 2
-    assert values_of(Combined("reduce_scatter", s, 0, None), X=x) == [[[11, 22]], [[33, 44]]]
+    assert values_of(combined("reduce_scatter", s, 0), X=x) == [[[11, 22]], [[33, 44]]]
     assert values_of(Combined("reduce_scatter", s, 1, ((2, 0), (2, 0))), X=x) == [[[11, 22], [33, 44]], [[], []]]
-    assert values_of(Combined("all_to_all", s, 0, None), X=x) == [[[1, 2], [10, 20]], [[3, 4], [30, 40]]]
+    assert values_of(combined("all_to_all", s, 0), X=x) == [[[1, 2], [10, 20]], [[3, 4], [30, 40]]]
     assert values_of(Combined("all_to_all", s, 1, ((0, 2), (1, 1))), X=x) == [
         [[10], [30]],
         [[1, 2, 20], [3, 4, 40]],
@@ -280,7 +291,7 @@ def test_reference_of_vectors_and_uneven_shards() -> None:
     s = operand("X", (3,), (1,))
     assert values_of(Combined("all_gather", s, 0, None), X=x) == [[1, 2, 3, 4]] * 2
     # cut at i · 3 // 2 and i · 1 // 2
-    assert values_of(Combined("all_to_all", s, 0, None), X=x) == [[1], [2, 3, 4]]
+    assert values_of(combined("all_to_all", s, 0), X=x) == [[1], [2, 3, 4]]
 
 
 def test_reference_of_products() -> None:
@@ -290,10 +301,7 @@ def test_reference_of_products() -> None:
     assert values_of(product, A=a, B=b) == [[[3, 2]], [[6, 8]]]
     assert values_of(Combined("all_reduce", product, 0, None), A=a, B=b) == [[[9, 10]]] * 2
     assert (extent(product).terms, extent(product).operations) == (2, 16)
-    assert extent(Combined("reduce_scatter", product, 0, None)).terms == 4
-    experts = Product(operand("A", (2, 1, 2)), operand("B", (2, 2, 1)))
-    batch = values_of(experts, A=[array([[[1, 2]], [[3, 4]]])], B=[array([[[1], [1]], [[10], [10]]])])
-    assert batch == [[[[3]], [[70]]]]
+    assert extent(combined("reduce_scatter", product, 0)).terms == 4
 
 
 def test_take_follows_segments_and_drops_indices() -> None:
@@ -330,11 +338,11 @@ PROJECTED = [
     Product(Combined("all_gather", operand("X", (3, 1), (3, 3)), 1, None), operand("Y", (4, 2), (4, 3))),
     Product(Combined("all_to_all", operand("X", (4, 3), (3, 3)), 0, ((1, 3), (2, 1))), operand("Y", (3, 2), (3, 2))),
     Product(Combined("all_to_all", operand("X", (2, 4), (2, 3)), 1, ((1, 3), (2, 1))), operand("Y", (3, 2), (4, 2))),
-    Product(operand("X", (3, 4), (3, 4)), Combined("reduce_scatter", operand("Y", (4, 5), (4, 5)), 1, None)),
-    Product(operand("X", (3, 2), (3, 2)), Combined("reduce_scatter", operand("Y", (4, 5), (4, 5)), 0, None)),
+    Product(operand("X", (3, 4), (3, 4)), combined("reduce_scatter", operand("Y", (4, 5), (4, 5)), 1)),
+    Product(operand("X", (3, 2), (3, 2)), combined("reduce_scatter", operand("Y", (4, 5), (4, 5)), 0)),
     *(
-        Combined(kind, Product(operand("X", (4, 3), (4, 3)), operand("Y", (3, 6), (3, 6))), axis, None)
-        for kind in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+        combined(kind, Product(operand("X", (4, 3), (4, 3)), operand("Y", (3, 6), (3, 6))), axis)
+        for kind in get_args(CollectiveKind)
         for axis in (0, 1)
     ),
 ]

@@ -602,7 +602,7 @@ class Worker(Tensors):
     def refusing(self, refused: str, question: str, *arguments: Any) -> Any:
         """A question, where sockets of these names are not reached: those in the network namespace, and those in
         folders."""
-        from ficco_rt.driver.gpu.descriptors import _Mailbox
+        from ficco_rt.process.descriptors import _Mailbox
 
         right = _Mailbox.send
 

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from ficco_rt.driver.gpu.board import MOST, Board, made
+from ficco_rt.driver.gpu.board import MOST, SIZE, Board
+from ficco_rt.process.descriptors import made
 
 RUNS = 3
 
 
 @pytest.fixture
 def page() -> Iterator[int]:
-    file = made()
+    file = made(SIZE)
     yield os.dup(file)  # NOTE to close another descriptor of the file would give the lock back
     os.close(file)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt.driver.gpu import descriptors
-from ficco_rt.driver.gpu.descriptors import SocketNames, _Mailbox, pass_around
 from ficco_rt.errors import DeviceError
+from ficco_rt.process import descriptors
+from ficco_rt.process.descriptors import SocketNames, _Mailbox, pass_around
 from ficco_rt.process.group import Group, LeftError
 from tests.unit.threads import together
 
@@ -138,7 +138,7 @@ def test_a_process_that_leaves_ends_the_exchange(monkeypatch: pytest.MonkeyPatch
         try:
             if group.rank == 0:
                 return pass_around(group, [end], [1, 1], "path", 10)
-            with _Mailbox("path") as mailbox:
+            with _Mailbox("path", 1) as mailbox:
                 monkeypatch.setattr(mailbox, "_close", mailbox.socket.close)  # as if it were killed
                 names = group.exchange(mailbox.name, 10, "tell sockets' names")
                 mailbox.send(names[0][:16] + (1).to_bytes(4, "little") + bytes(4), [end], names[0][16:])

@@ -20,13 +20,14 @@ from ficco_rt.driver.gpu.resources import RunResources, _entries
 from ficco_rt.driver.gpu.runs import Runs
 from ficco_rt.driver.gpu.watchdog import Watchdog
 from ficco_rt.errors import DeviceError
+from ficco_rt.process.descriptors import made
 
 # ---------------------------------------------------------------- the page of a group
 
 
 @pytest.fixture
 def boards() -> Iterator[list[Board]]:
-    file = board.made()
+    file = made(board.SIZE)
     found = [Board(os.dup(file), place, (4, 5, 6)) for place in range(3)]
     yield found
     for one in found:
@@ -99,7 +100,7 @@ def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
     gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
     made: Any = object.__new__(RunResources)
     made._gpus = SimpleNamespace(vendor=SimpleNamespace(force=force), devices=gpus.devices)
-    made._semaphores, made._rescue, made._of_set = (
+    made._semaphores, made.rescue, made._of_set = (
         {0: (4096, 2 * len(SEMAPHORES))},
         {0: "a stream"},
         {0: len(SEMAPHORES)},

@@ -40,7 +40,7 @@ def placed(*vendors: Any, ranks: int = 2, ranks_per_gpu: int = 1) -> list[Any]:
     """Where each process finds its ranks, and which of its devices it takes."""
 
     def body(group: Group) -> Any:
-        made = Peers(vendors[group.rank], group, "x", "hash", ranks, ranks, 10)
+        made = Peers(vendors[group.rank], group, "x", ranks, ranks, 10)
         placement, locals_, facts = made.place(ranks_per_gpu)
         assert facts == [FACTS] * len(placement.ordinals)
         return placement.devices, placement.processes, locals_
@@ -53,34 +53,6 @@ def told(answers: Sequence[object]) -> list[str]:
     return [f"{type(answer).__name__}: {answer}" for answer in answers]
 
 
-@pytest.mark.parametrize("name", ["version", "vendor", "hash"])
-def test_processes_that_do_not_run_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"version": ("0", "0"), "vendor": ("cuda", "cuda"), "hash": ("one", "one")}
-
-    def body(group: Group) -> None:
-        mine = {key: f"{value[0]}{group.rank}" if key == name else value[0] for key, value in names.items()}
-        group.barrier(10)
-        Peers(vendor(name=mine["vendor"]), group, "x", mine["hash"], 2, 2, 10)
-
-    if name == "version":  # one attribute for all threads: as if the other process had said so
-        said = Peers.agree
-
-        def agree(self: Peers, what: str, data: Any = None, error: Exception | None = None) -> list[Any]:
-            found = said(self, what, data, error)
-            return [[f"9.{p}", *theirs[1:]] if p != self.group.rank else theirs for p, theirs in enumerate(found)]
-
-        monkeypatch.setattr(Peers, "agree", agree)
-    first, second = told(together(2, body))
-    wanted = {
-        "version": ("process 0 runs ficco", "ficco 9.1 on cuda; all processes need the same"),
-        "vendor": ("on cuda0, process 1 ficco", "on cuda1; all processes need the same"),
-        "hash": ("process 0 has plan one0, process 1 plan one1", "compile the same schedule with the same settings"),
-    }[name]
-    assert all(part in first for part in wanted), first
-    assert first.startswith("UsageError: ")
-    assert second.startswith("UsageError: ")
-
-
 def test_processes_of_different_nodes_may_be_on_different_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """And their GPUs need not reach each other."""
     here: dict[int, str] = {}
@@ -90,7 +62,7 @@ def test_processes_of_different_nodes_may_be_on_different_machines(monkeypatch: 
         here[threading.get_ident()] = f"machine {group.rank // 2}"
         group.barrier(10)
         near = vendor("abcd", chosen=group.rank, can_access=lambda a, b: a // 2 == b // 2)
-        made = Peers(near, group, "x", "hash", 4, 2, 10)
+        made = Peers(near, group, "x", 4, 2, 10)
         return made.place(1)[0].nodes, made.machines
 
     machines = ("machine 0", "machine 0", "machine 1", "machine 1")
@@ -163,7 +135,7 @@ def test_the_driver_does_what_all_drivers_do() -> None:
     mine = usual("sm_90")
 
     def body(group: Group) -> Any:
-        made = Peers(vendor(), group, "x", "hash", 2, 2, 10)
+        made = Peers(vendor(), group, "x", 2, 2, 10)
         return made.common(replace(mine, queues=(8, 32)[group.rank], copy_batches=bool(group.rank)))
 
     for found in together(2, body):
@@ -172,7 +144,7 @@ def test_the_driver_does_what_all_drivers_do() -> None:
 
 def test_what_fails_in_one_process_fails_in_all() -> None:
     def body(group: Group) -> Mapping[str, str]:
-        made = Peers(vendor(), group, "x", "hash", 2, 2, 10)
+        made = Peers(vendor(), group, "x", 2, 2, 10)
 
         def fails() -> object:
             if group.rank:

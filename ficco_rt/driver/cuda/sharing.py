@@ -9,7 +9,7 @@ from typing import Any
 
 from ..gpu.checked import Api, Handle
 from ..gpu.refused import Refused, undo_on_error
-from ..gpu.sharing import Exported, Leaves, Range, Sharing
+from ..gpu.sharing import Allow, Exported, Leaves, Range, Sharing
 from .call import api, call
 
 _HANDLE = 64  # bytes of an IPC or fabric handle; NOTE versions of cuda-bindings have no attribute for them
@@ -19,11 +19,11 @@ _KINDS_AT = 4  # where in a CUmemAllocationProp the kinds of handles stand, afte
 class CudaSharing(Sharing):
     """See `Sharing`. Flags are ordinary memory here."""
 
-    def __init__(self, pointer: Callable[[str, int, str], int], access: Callable[[int], Any]) -> None:
-        """`pointer` gives an attribute of an address, `access` the description of a device's access."""
+    def __init__(self, pointer: Callable[[str, int, str], int], allow: Allow) -> None:
+        """`pointer` gives an attribute of an address."""
         self.cu: Any = api()
         self.api, self.call = Api(self.cu, "cu"), call
-        self._pointer, self._access = pointer, access
+        self._pointer, self.allow = pointer, allow
         self._kind = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._fabric = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
 
@@ -73,10 +73,6 @@ class CudaSharing(Sharing):
     def reserve(self, size: int, what: str) -> int:
         return int(call(self.cu.cuMemAddressReserve, size, 0, 0, 0, what=what))
 
-    def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
-        access = [self._access(ordinal) for ordinal in reach]
-        call(self.cu.cuMemSetAccess, address, size, access, len(access), what=what)
-
     def export(self, handle: Handle, what: str) -> int:
         return int(call(self.cu.cuMemExportToShareableHandle, handle, self._kind, 0, what=what))
 
@@ -98,7 +94,7 @@ class CudaSharing(Sharing):
         base, size = call(self.cu.cuMemGetAddressRange, address, what=what)
         return Range(int(base), int(size), self._pointer("BUFFER_ID", address, what))
 
-    def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
+    def pieces(self, address: int, size: int, what: str) -> tuple[int, Sequence[Handle], Sequence[int]]:
         handles: list[Handle] = []
         sizes: list[int] = []
         begin, at = -1, address
@@ -109,7 +105,7 @@ class CudaSharing(Sharing):
                 sizes.append(length)
                 begin = base if begin < 0 else begin
                 at = base + length
-        return begin, list(zip(handles, sizes, strict=True))
+        return begin, handles, sizes
 
     def handle(self, address: int, what: str) -> bytes:
         made = call(self.cu.cuIpcGetMemHandle, address, what=what)

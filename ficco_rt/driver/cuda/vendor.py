@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from ...kernels.family import TensorMap
 from ...kernels.kernel_compiler import KernelSource, compile_source
 from ...machine.discover import DeviceFacts
 from ..gpu.checked import Api, DriverFunction
-from ..gpu.refused import Refused, undo_on_error
+from ..gpu.refused import Refused, concerning, undo_on_error
 from ..gpu.vendor import (
     Address,
     DriverCall,
@@ -31,7 +31,6 @@ from ..gpu.vendor import (
     LinearCopy,
     MemOp,
     Numbers,
-    Opened,
     PitchedCopy,
     Vendor,
 )
@@ -52,7 +51,6 @@ class Cuda(Vendor):
     name = "cuda"
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
-    lent = 0
     sources = (".cu", ".cuh", ".c", ".cpp")
     not_ready = "CUDA_ERROR_NOT_READY"
 
@@ -131,7 +129,7 @@ class Cuda(Vendor):
         return int(call(self.cu.cuCtxGetDevice))
 
     def sharing(self) -> CudaSharing:
-        return CudaSharing(self._pointer, self._access)
+        return CudaSharing(self._pointer, self.allow)
 
     def retain(self, ordinal: int) -> Handle:
         cu = self.cu
@@ -147,21 +145,18 @@ class Cuda(Vendor):
         enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
         call.succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, gpus: Opened) -> None:
+    def prepare(self, devices: Mapping[int, Gpu], ones: Mapping[int, int]) -> None:
         """A wait for a semaphore ends with a flush of remote writes, on devices that can: then what others wrote before
         they signalled it is visible."""
         can = self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
         flags = self.cu.CUstreamWaitValue_flags
         flush = True
-        for device in gpus.devices.values():
-            with gpus.inside(device):
+        for device in devices.values():
+            with concerning(device):
                 flush = bool(call(self.cu.cuDeviceGetAttribute, can, call(self.cu.cuDeviceGet, device.local))) and flush
         self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
         if flush:
             self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)
-
-    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
-        """Copies of CUDA arrive."""
 
     def collectives(self) -> Nccl:
         return Nccl()
@@ -199,8 +194,8 @@ class Cuda(Vendor):
             raise call.failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
         return found.value
 
-    def _mapping(self, address: int, what: str) -> tuple[int, int]:
-        """Where the mapping that holds an address begins, and its bytes."""
+    def range_of(self, address: int, what: str) -> tuple[int, int]:
+        """NOTE of mappings alone."""
         return self._pointer("MAPPING_BASE_ADDR", address, what), self._pointer("MAPPING_SIZE", address, what)
 
     @cached_property
@@ -214,16 +209,10 @@ class Cuda(Vendor):
         return 0 if code else found.value
 
     def allocations(self, address: int, size: int, what: str) -> Numbers:
-        found, at = [(address, self.allocation(address))], address
-        if any(self._pointer(short, at, what) for short in ("IS_LEGACY_CUDA_IPC_CAPABLE", "MEMPOOL_HANDLE")):
-            return found
-        with suppress(Refused):  # it is no mapping
-            while True:
-                at = sum(self._mapping(at, what))
-                if at >= address + size:
-                    break
-                found.append((at, self.allocation(at)))
-        return found
+        if not any(self._pointer(short, address, what) for short in ("IS_LEGACY_CUDA_IPC_CAPABLE", "MEMPOOL_HANDLE")):
+            with suppress(Refused):  # it is no mapping
+                return super().allocations(address, size, what)
+        return [(address, self.allocation(address))]
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """NOTE cuMemAlloc's memory is known by this: it alone could go to other processes by cuIpcGetMemHandle."""
@@ -243,23 +232,20 @@ class Cuda(Vendor):
             access = [self._access(other) for other in others]
             call(cu.cuMemPoolSetAccess, cu.CUmemoryPool(pool), access, len(access), what=what)
             return False
-        read_write = int(cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-        at = address
-        while at < address + size:
-            missing = []
-            for other in others:
-                code, flags = cu.cuMemGetAccess(self._access(other).location, at)
-                if code == cu.CUresult.CUDA_ERROR_INVALID_VALUE:  # it is no mapping
-                    return False
-                if code:
-                    raise call.failure(cu.cuMemGetAccess, code, what)
-                if int(flags) != read_write:
-                    missing.append(self._access(other))
-            base, length = self._mapping(at, what)
-            if missing:
-                call(cu.cuMemSetAccess, base, length, missing, len(missing), what=what)
-            at = base + length
-        return True
+        return super().share(address, size, others, what)
+
+    def may_use(self, ordinal: int, address: int, what: str) -> bool | None:
+        get, access = self.cu.cuMemGetAccess, self._access(ordinal)
+        code, flags = get(access.location, address)
+        if code == self.cu.CUresult.CUDA_ERROR_INVALID_VALUE:
+            return None
+        if code:
+            raise call.failure(get, code, what)
+        return int(flags) == int(self.cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+
+    def allow(self, address: int, size: int, ordinals: Sequence[int], what: str) -> None:
+        access = [self._access(ordinal) for ordinal in ordinals]
+        call(self.cu.cuMemSetAccess, address, size, access, len(access), what=what)
 
     def _access(self, ordinal: int) -> Any:
         made = self.cu.CUmemAccessDesc()

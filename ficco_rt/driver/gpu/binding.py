@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias, get_args
 
 from ...device.build import Layout, device_plan, layout_of
@@ -38,14 +38,12 @@ from ...device.run_plan import (
     Enter,
     Issued,
     Launch,
-    Marks,
     Place,
     RunPlan,
     RunWait,
     Together,
     calls_of,
     outside,
-    run_end_actions,
     uploads,
 )
 from ...device.run_plan import Step as CallStep
@@ -65,7 +63,7 @@ from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .issue_order import Submission
-from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
+from .launches import BoundLaunch, LaunchBinder
 from .refused import Closing, concerning, undo_on_error
 from .resources import RunResources
 from .sharing import Shared
@@ -163,7 +161,7 @@ class BoundPlan:
     number: int = 0
     more: list[BoundPlan] = field(default_factory=list)
     launches: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, those of this process's devices
-    marked: dict[int, MarkedLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
+    marked: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
     bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
@@ -235,7 +233,7 @@ class Binder:
                 closing(self.release, binding.more.pop())
             closing(self.drop_graphs, binding)
             while binding.marked:
-                closing(self._gpus.free, binding.marked.popitem()[1].address)
+                closing(self._gpus.free, binding.marked.popitem()[1].marks)
             if binding.shared is not None and self._gpus.peers is not None:
                 closing(self._gpus.peers.release, binding.shared)
             while binding.launches:
@@ -330,14 +328,14 @@ class Binder:
         self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers
     ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
-        for action, call in calls_of(plan, actions, streams, self._marks_in(plan)):
+        for action, call in calls_of(plan, actions, streams, partial(self._marks, plan)):
             if isinstance(call, Together):
-                yield self._collective(binding, call.calls, streams)
+                yield self._collective(binding, call, streams)
                 continue
             device, stream = streams[call.stream]
             with concerning(device, action.cause.text, action.cause.origin):
                 made = self._made(binding, plan, call, device, stream)
-                yield DriverStep(device, *made, action.cause.text, action.cause.origin)
+                yield DriverStep(device, *made, action.cause.text, action.cause.origin, call)
 
     def run_plan(
         self, binding: BoundPlan, manner: RunManner, run: int | None, waiting_streams: Sequence[tuple[int, Handle, str]]
@@ -351,51 +349,38 @@ class Binder:
         waits = [
             RunWait(ordinals[local], names[ordinals[local], id(stream)], of) for local, stream, of in waiting_streams
         ]
-        said = manner.said
-        captured: tuple[CallStep, ...] = ()
-        if manner.mode in GRAPHS:
-            captured = self._said(binding, plan, streams, plan.body, self.captured(binding, manner.mode))
-        made = self._said(binding, plan, streams, run_end_actions(plan, said), self.calls(binding, manner).steps)
+        captured = self.captured(binding, manner.mode) if manner.mode in GRAPHS else ()
+        made = self.calls(binding, manner).steps
         return RunPlan(
-            plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, said,
-            tuple(dict.fromkeys((wait.device, wait.of) for wait in waits)), tuple(waits), made, captured,
+            plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, manner.said,
+            tuple(dict.fromkeys((wait.device, wait.of) for wait in waits)), tuple(waits),
+            self._said(binding, made), self._said(binding, captured),
             tuple(devices) if uploads(plan) else (),
-            self._resources.rescued,
+            tuple(self._resources.rescue),
             tuple((name, self._gpus.priority(name)) for name in get_args(Priority)),
             tuple(binding.launches[i].algorithms if i in binding.launches else () for i in range(len(plan.launches))),
         )  # fmt: skip
 
-    def _said(
-        self,
-        binding: BoundPlan,
-        plan: DevicePlan,
-        here: Collection[StreamName],
-        actions: Iterable[Action],
-        steps: Sequence[DriverStep],
-    ) -> tuple[CallStep, ...]:
-        """The calls of steps that were made for these actions."""
-        calls = (call for _, call in calls_of(plan, actions, here, self._marks_in(plan)))
+    def _said(self, binding: BoundPlan, steps: Iterable[DriverStep]) -> tuple[CallStep, ...]:
         context = self._gpus.vendor.context_of
-        found: list[CallStep] = []
-        for step in steps:
-            if step.what is ENTERS:
-                found.append(Enter(step.device.ordinal))
-            else:
-                needs = context((step.function, step.arguments))
-                found.append(Issued(step.device.ordinal, next(calls), binding.number, needs))
-        if next(calls, None) is not None:
-            raise InternalError("a run makes fewer calls than its device plan says")
-        return tuple(found)
+        return tuple(
+            Issued(device.ordinal, call, binding.number, context((function, arguments)))
+            if call is not None
+            else Enter(device.ordinal)
+            for device, function, arguments, _, _, call in steps
+        )
 
-    def _marks_in(self, plan: DevicePlan) -> Marks:
-        """Which launches are made by the twins of their kernels that mark."""
-        return lambda launch: plan.marks(plan.launches[launch]) or (self.mark_all and self._can_mark(plan, launch))
+    def _marks(self, plan: DevicePlan, launch: int) -> bool:
+        """Whether a launch is made by the twin of its kernel that marks; each kernel of ours has one."""
+        made = plan.launches[launch]
+        ours = plan.mode == "traced" and not made.config.matmuls and not isinstance(made.works[0].body, KernelCall)
+        return plan.marks(made) or (self.mark_all and ours)
 
     def _collective(
-        self, binding: BoundPlan, calls: Sequence[CallCollective], streams: Mapping[StreamName, tuple[Gpu, Handle]]
+        self, binding: BoundPlan, together: Together, streams: Mapping[StreamName, tuple[Gpu, Handle]]
     ) -> DriverStep:
         """The calls of this process's ranks, as one driver call."""
-        ranks, first = len(calls), calls[0]
+        calls, ranks, first = together.calls, len(together.calls), together.calls[0]
         members = [
             (rank, member(call, binding.memory, ranks, streams[call.stream][1]))
             for rank, call in enumerate(calls)
@@ -404,7 +389,7 @@ class Binder:
         device = self._gpus.first
         with concerning(device, first.cause.text, first.cause.origin):
             call = self._communicators.call(calls, members)
-        return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin)
+        return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin, together)
 
     def _made(self, binding: BoundPlan, plan: DevicePlan, call: Call, device: Gpu, stream: Handle) -> DriverCall:
         vendor, resources, ordinal = self._gpus.vendor, self._resources, device.ordinal
@@ -449,13 +434,7 @@ class Binder:
             case Together():
                 raise InternalError("collectives are called for all ranks together")
 
-    @staticmethod
-    def _can_mark(plan: DevicePlan, launch: int) -> bool:
-        """Whether a traced launch is by a kernel of ours, which has a twin that marks."""
-        made = plan.launches[launch]
-        return plan.mode == "traced" and not made.config.matmuls and not isinstance(made.works[0].body, KernelCall)
-
-    def _marked(self, binding: BoundPlan, launch: int) -> MarkedLaunch:
+    def _marked(self, binding: BoundPlan, launch: int) -> BoundLaunch:
         if launch not in binding.marked:
             with self._gpus.uncaptured():
                 made = self._launches.marked(binding.plans.layout.launches[launch], binding.launches[launch])

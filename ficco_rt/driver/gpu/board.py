@@ -1,8 +1,8 @@
 """The board: host memory in which each process of a group publishes its state, and by which the others see that it is
 alive.
 
-Each process holds a lock on a byte of the memory's file. The system releases the lock when the process ends, however it
-ends. So the others need no process id, which would be unknown in other containers.
+Each process holds a lock on a byte of the memory's file (`process.descriptors`). So the others need no process id,
+which would be unknown in other containers.
 
 A process that gives up its runs publishes its *verdict* here before it forces anything. Every process reads the
 verdicts after a run has completed and before it reports success. A verdict is never taken back.
@@ -10,7 +10,6 @@ verdicts after a run has completed and before it reports success. A verdict is n
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -20,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from ...process.descriptors import lock, locked
+
 Doing: TypeAlias = Literal["opens", "issues", "waits", "idles", "closed"]
 _DOINGS: tuple[Doing, ...] = get_args(Doing)
 _SLOT = struct.Struct("<IQQd")  # what it does, runs issued, runs seen to end, since when (CLOCK_MONOTONIC, seconds)
@@ -27,8 +28,7 @@ _VERDICT = struct.Struct("<QdH")  # the run given up (0: none), since when, byte
 _STEP = 512  # bytes from slot to slot; of the first piece, in front of them, byte 0 says that there is a verdict
 _REASON = _STEP - _SLOT.size - _VERDICT.size
 MOST = 64  # processes
-_SIZE = _STEP * (MOST + 1)
-_LOCK = struct.Struct("hhqqi0q")  # of fcntl: type, from where, first byte, bytes, process
+SIZE = _STEP * (MOST + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,17 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def made() -> int:
-    """A file for the page, which nothing but its descriptors names."""
-    descriptor = os.memfd_create("ficco", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, _SIZE)
-    return descriptor
-
-
 class Board:
-    """See the module. `members`: the processes of the group that have the page; this one is at `place` among them. NOTE
-    it owns the descriptor, and nobody closes another one of the same file: that would give the lock back."""
+    """See the module. `members`: the processes of the group that have the page; this one is at `place` among them. It
+    owns the descriptor, of SIZE bytes."""
 
     def __init__(self, descriptor: int, place: int, members: Sequence[int]) -> None:
         self._descriptor = descriptor
         self._place, self._members = place, members
         self._forks = forks  # a forked process says nothing in this one's name
-        self._page = mmap.mmap(descriptor, _SIZE)
+        self._page = mmap.mmap(descriptor, SIZE)
         self._issued = self._ended = 0
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        lock(descriptor, place)
         self.say("opens")
 
     def say(self, doing: Doing) -> None:
@@ -133,21 +126,16 @@ class Board:
 
     def gone(self) -> list[int]:
         """The processes that have ended without closing their executors."""
-        found = (p for p in range(len(self._members)) if p != self._place and not self._held(p))
+        found = (p for p in range(len(self._members)) if p != self._place and not locked(self._descriptor, p))
         return [self._members[p] for p in found if not self._closed(p)]
 
     def all_closed(self) -> bool:
         """Whether all others have closed their executors, or have ended."""
         others = (place for place in range(len(self._members)) if place != self._place)
-        return all(self._closed(place) or not self._held(place) for place in others)
+        return all(self._closed(place) or not locked(self._descriptor, place) for place in others)
 
     def _closed(self, place: int) -> bool:
         return self.said(place).doing == "closed"
-
-    def _held(self, place: int) -> bool:
-        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
-        kind, *_ = _LOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
-        return bool(kind != fcntl.F_UNLCK)
 
     def lines(self) -> list[str]:
         """What the others have said last, a line each; a number of runs that is not ours is said."""

@@ -12,13 +12,12 @@ the clocks. The middle of these bounds counts, and half of their distance is the
 
 from __future__ import annotations
 
-import json
 import pickle
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...process.group import Group
+from ...process.group import Group, gathered
 from ...trace.model import TraceSpan
 from .gpus import Gpus
 from .issue_order import ISSUE_ORDER
@@ -95,8 +94,7 @@ def compared(group: Group, machines: Sequence[str], timeout: float | None) -> li
         sent.append(now())
         group.barrier(timeout, "compare clocks")
         taken.append(now())
-    told = [json.loads(data) for data in group.exchange(json.dumps([sent, taken]).encode(), timeout, "compare clocks")]
-    return ahead(machines, told)
+    return ahead(machines, gathered(group, [sent, taken], timeout, "compare clocks"))
 
 
 def ahead(machines: Sequence[str], told: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Reading]:

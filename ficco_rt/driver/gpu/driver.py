@@ -30,13 +30,11 @@ from ...kernels.families import tuned
 from ...kernels.occupancy import Limits
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
-from ...plan.codec import content_hash
 from ...plan.ir import CollectiveCall, Launch, Plan
-from ...process.group import Group
 from ...trace.model import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
-from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
+from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Options, Pool
 from . import clocks
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
@@ -62,22 +60,14 @@ _NO_ACCESS = (
 )
 
 
-class GpuDriver:
-    """See the module. `timeout` is the seconds that `synchronize` waits, and that a call may block; None: for ever."""
+class GpuDriver(api.Driver):
+    """See the module."""
 
     clock: ClockKind = "device"
     on_device = True
 
-    def __init__(
-        self,
-        vendor: Vendor,
-        plan: Plan,
-        *,
-        ranks_per_gpu: int = 1,
-        timeout: float | None = None,
-        collectives: CollectivesBy = "auto",
-        group: Group | None = None,
-    ) -> None:
+    def __init__(self, vendor: Vendor, plan: Plan, options: Options) -> None:
+        group, timeout, collectives = options.group, options.timeout, options.collectives
         self.name = vendor.name
         self._vendor = vendor
         self._plan = plan
@@ -87,21 +77,19 @@ class GpuDriver:
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
         self._closed = self._poisoned = False
-        self.tracing = self.timing = self.gated = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         self.collectives = self._by_copies = ""
-        self.within = 0.0
         refuse(plan)
         self._peers = None
         locals_: Mapping[int, int] | None = None
         all_facts: list[DeviceFacts] = []
         if group is not None and group.size > 1:
             node = plan.target.node
-            self._peers = Peers(vendor, group, plan.schedule, content_hash(plan), plan.ranks, node, timeout)
-            placement, locals_, all_facts = self._peers.place(ranks_per_gpu)
+            self._peers = Peers(vendor, group, plan.schedule, plan.ranks, node, timeout)
+            placement, locals_, all_facts = self._peers.place(options.ranks_per_gpu)
         else:
-            placement = placed(vendor, plan.ranks, ranks_per_gpu)
+            placement = placed(vendor, plan.ranks, options.ranks_per_gpu)
             if group is not None:  # one process of several that were started together: not all take the first GPU
                 needed = len(placement.ordinals)
                 mine, _ = own_devices(vendor, needed, 0, lambda make: [make()])
@@ -126,8 +114,8 @@ class GpuDriver:
             if self._peers is not None:
                 self._features = self._peers.common(self._features)
                 self._peers.connect(self._gpus.devices.values(), partial(self._gpus.inside, self._gpus.first))
-                try_copies(self._gpus, self._peers)
                 self._features = replace(self._features, keeps_shared=self._peers.keeps_shared)
+            try_copies(self._gpus, self._peers)
             layout = self._plans().layout
             self.collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:

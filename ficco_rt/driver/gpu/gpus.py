@@ -16,7 +16,7 @@ from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
 from .issue_order import ISSUE_ORDER, SPIN, Client, poll
 from .peers import Peers
-from .refused import Closing, Refused, concerning, concerns, undo_on_error
+from .refused import Closing, concerning, undo_on_error
 from .vendor import Gpu, Handle, Vendor
 
 _BLOCKED: set[tuple[str, int]] = set()  # devices of the process, by vendor, on which something runs that does not end
@@ -46,7 +46,6 @@ class Gpus:
         self.peers = peers
         self._locals = dict(locals_) if locals_ is not None else {i: i for i in placement.ordinals}
         self.ranks = tuple(r for r, device in enumerate(placement.devices) if device in self._locals)
-        self.current: Gpu | None = None  # whose context is current, while a run is issued
         self.hung = False  # see `hang`
         self._waited = False  # in vain, for what runs on the devices
         self._issuing = False
@@ -72,7 +71,7 @@ class Gpus:
                 self.control[ordinal] = self.new_stream(device)
                 one = np.ones(1, np.uint32)
                 self.ones[ordinal] = self.placed(device, one, "the word that flags are copied from")
-            vendor.prepare(self)
+            vendor.prepare(self.devices, self.ones)
 
     def hang(self) -> None:
         """Records that something runs that does not end, so that a call may block for ever. Calls of other executors
@@ -109,37 +108,25 @@ class Gpus:
             yield
 
     def begin_issue(self) -> None:
-        """From here `enter` changes contexts."""
+        """From here calls that are made change contexts (`steps.make`)."""
         with concerning(self.first):
             self._callers = self.vendor.current()
-        self.current, self._issuing = None, True
+        self._issuing = True
 
     def end_issue(self) -> None:
         """Make the caller's context current again. After an error this may be tried once more."""
         if self._issuing:
-            self.current = None
             with concerning(self.first):
                 self.vendor.enter(self._callers)
             self._issuing = False
 
     @contextmanager
     def issuing(self) -> Iterator[None]:
-        """Inside, `enter` changes contexts; after, the caller's is current again."""
+        """Inside, calls that are made change contexts; after, the caller's is current again."""
         self.begin_issue()
         with undo_on_error(self.end_issue):
             yield
             self.end_issue()
-
-    def enter(self, device: Gpu) -> None:
-        """Make the device's context current, while a run is issued."""
-        if self.current is not device:
-            self.current = None
-            try:
-                self.vendor.enter(device.context)
-            except Refused as error:
-                concerns(error, device)
-                raise
-            self.current = device
 
     # ---- streams and events
 

@@ -34,7 +34,8 @@ _ALIGNED = 256  # bytes
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundLaunch:
     """A launch that is ready to be issued. Its table is at address `table`; `counters` words from `scratch` on must be
-    0 before a run, as a whole run leaves them. A launch by the vendor's library has neither."""
+    0 before a run, as a whole run leaves them. A launch by the vendor's library has neither. The instrumented variant
+    of a launch leaves its marks at address `marks`, one for each tile."""
 
     device: Gpu
     table: int
@@ -45,15 +46,7 @@ class BoundLaunch:
     arguments: Sequence[bytes]
     tile_works: TileWorks  # see `Tables`
     algorithms: tuple[int, ...] = ()  # of the library's calls: their places in what its heuristics like
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MarkedLaunch:
-    """The same launch with the instrumented variant of its kernel. Its marks are at `address`, one for each tile."""
-
-    bound: BoundLaunch
-    address: int
-    calls: Callable[[Handle], Sequence[DriverCall]]  # of the stream
+    marks: int = 0
 
 
 class LaunchBinder:
@@ -115,7 +108,7 @@ class LaunchBinder:
         launched = Launched(self._library.name, 0, None, None)
         return BoundLaunch(device, 0, 0, 0, calls, launched, (), (), algorithms)
 
-    def marked(self, launch: DeviceLaunch, bound: BoundLaunch) -> MarkedLaunch:
+    def marked(self, launch: DeviceLaunch, bound: BoundLaunch) -> BoundLaunch:
         """The instrumented variant of a bound launch. It uses the same table."""
         twin, device = replace(launch, config=marking(launch.config)), bound.device
         entry = self._entry(twin, device)
@@ -123,7 +116,7 @@ class LaunchBinder:
         marks = np.zeros(len(bound.tile_works), MARK)
         address = self._gpus.placed(device, marks, f"the marks of a launch of {entry.name}")
         arguments = [*bound.arguments, address.to_bytes(8, "little")]
-        return MarkedLaunch(bound, address, partial(self._call, entry, self._grid(twin), arguments))
+        return replace(bound, marks=address, calls=partial(self._call, entry, self._grid(twin), arguments))
 
     def _call(
         self, entry: LoadedKernel, grid: Grid, arguments: Sequence[bytes], stream: Handle
@@ -151,11 +144,11 @@ class LaunchBinder:
         if bound.table:
             self._gpus.free(bound.table)
 
-    def marks(self, marked: MarkedLaunch) -> Marks:
+    def marks(self, marked: BoundLaunch) -> Marks:
         """What the last run by it has left. It has ended."""
-        found: Marks = np.zeros(len(marked.bound.tile_works), MARK)
-        with self._gpus.inside(marked.bound.device):
-            self._gpus.vendor.to_host(found.ctypes.data, marked.address, found.nbytes)
+        found: Marks = np.zeros(len(marked.tile_works), MARK)
+        with self._gpus.inside(marked.device):
+            self._gpus.vendor.to_host(found.ctypes.data, marked.marks, found.nbytes)
         return found
 
     def _entry(self, launch: DeviceLaunch, device: Gpu) -> LoadedKernel:

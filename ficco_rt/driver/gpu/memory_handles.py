@@ -1,50 +1,22 @@
-"""Chooses the handles by which processes of a node share memory: file descriptors or fabric handles. Each kind is
-tried, because a system may forbid what it reports as supported."""
+"""Tries whether memory passes between the processes of a node as fabric handles: a system may forbid what it reports
+as supported."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
-from ...process.group import Group
-from .descriptors import NotPassedError, SocketNames, close_all, no_more_files, pass_around
+from ...process.group import Group, gathered
 from .refused import Closing, Refused, undo_on_error
 from .sharing import Mapped, Sharing
 
-LOG = logging.getLogger(__name__)
-
-TRY = 5.0  # seconds that a first message between processes gets
 IMEX = (
     "fabric handles need an IMEX channel that all processes may open (/dev/nvidia-caps-imex-channels/channel0, in "
     "containers too), and between machines the IMEX service on each of them"
 )
 _WHAT = "to see that memory passes as fabric handles"
-
-
-def descriptors_pass(node: Group, timeout: float | None) -> SocketNames | None:
-    """The kind of socket names by which file descriptors can be passed; None: neither kind works."""
-    ways: tuple[SocketNames, ...] = ("abstract", "path")
-    limit = TRY if timeout is None else min(TRY, timeout)
-    with no_more_files():
-        probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for way in ways:
-            try:
-                came = pass_around(node, [probe], [1] * node.size, way, limit)
-            except NotPassedError as error:
-                LOG.debug("%s", error)
-                continue
-            close_all(chain(*came))
-            return way
-    finally:
-        os.close(probe)
-    return None
 
 
 @dataclass(slots=True)
@@ -83,8 +55,7 @@ class FabricTrial:
         except Refused as error:
             error.advice = error.advice or IMEX
             failed = str(error)
-        texts = self.node.exchange(json.dumps([mine, failed]).encode(), self.timeout, what)
-        said = [json.loads(text) for text in texts]
+        said = gathered(self.node, [mine, failed], self.timeout, what)
         why = next((f"process {p}: {text}" for p, (_, text) in zip(self.places, said, strict=True) if text), "")
         return [made for made, _ in said], why
 

@@ -15,7 +15,6 @@ Processes *agree* on every step that they take together, so that all take these 
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import time
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -30,14 +30,13 @@ from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...device.multi_node import nodes_of
 from ...errors import DeviceError, LeftError, UsageError
 from ...machine.discover import DeviceFacts
-from ...process.group import Group, processes
-from ...version import __version__
-from .board import MOST, Board, made
-from .descriptors import SocketNames, close_all, no_more_files, pass_around
+from ...process.descriptors import SocketNames, close_all, descriptors_pass, made, no_more_files, pass_around
+from ...process.group import Group, gathered, processes
+from .board import MOST, SIZE, Board
 from .devices import facts_of, own_devices
 from .devices import inside as current_on
 from .issue_order import poll
-from .memory_handles import IMEX, FabricTrial, descriptors_pass
+from .memory_handles import IMEX, FabricTrial
 from .refused import Closing, Refused, concerning, undo_on_error
 from .sharing import Area, Found, Leaves, Mapped, Shared, Sharing
 from .vendor import Gpu, Handle, Vendor
@@ -72,7 +71,7 @@ class Peers:
     """See the module. `timeout`: seconds that processes wait for one another; None: without limit."""
 
     def __init__(
-        self, vendor: Vendor, group: Group, schedule: str, plan_hash: str, ranks: int, node: int, timeout: float | None
+        self, vendor: Vendor, group: Group, schedule: str, ranks: int, node: int, timeout: float | None
     ) -> None:
         """`node`: ranks of a node, of the machine that the plan was made for."""
         self.group = group
@@ -83,15 +82,12 @@ class Peers:
         self._fabric = False  # memory passes as fabric handles
         self._no_fabric = ""  # why it does not, where it was tried
         self._reach: tuple[int, ...] = ()
-        self._numbers = 0
+        self._numbers = count(1)
         self._areas: dict[int, Area] = {}  # of this process, by number
         self._told: set[int] = set()  # those that the others know
         self._gone: list[int] = []  # those given back since the last exchange
         self._own: dict[int, tuple[Mapped, int]] = {}  # our own allocations, by address, with their areas
-        self._callers: dict[tuple[int, int], list[int]] = {}  # IPC memory: by address and number, area and uses
         self._theirs: dict[tuple[int, int], Found] = {}  # by process and number
-        self._in_use: dict[tuple[int, int], int] = {}  # by how many bindings
-        self._leaving: set[tuple[int, int]] = set()  # theirs that their owners have given back
         self._inside: Callable[[], AbstractContextManager[None]] = nullcontext
         self.board: Board | None = None
         self.lost = False  # an exchange has failed: the others may be gone
@@ -104,7 +100,7 @@ class Peers:
         mine = {self._nodes[rank] for rank in self.ranks} if self._nodes else {0}
         pairs = zip(self._processes, self._nodes or (0,) * ranks, strict=True)
         self._near = sorted({process for process, node in pairs if node in mine})  # this node's processes
-        self._same_plan(plan_hash)
+        self.machines: tuple[str, ...] = tuple(self.agree("open an executor", _host()))
         self._apart = next((p for p in self._near if self.machines[p] != _host()), None)  # one on another machine
         # of this node's processes, by their places in `_near`
         self._node = group.part(self._near)
@@ -121,11 +117,10 @@ class Peers:
         LeftError: one has failed. DeviceError: one does not arrive."""
         mine = {"data": data, "error": None if error is None else str(error)}
         try:
-            texts = self.group.exchange(json.dumps(mine).encode(), self._timeout, what)
+            found = gathered(self.group, mine, self._timeout, what)
         except (DeviceError, UsageError):
             self.lost = True
             raise
-        found = [json.loads(text) for text in texts]
         failed = [(p, said["error"]) for p, said in enumerate(found) if said["error"] and p != self.group.rank]
         if failed and error is None:
             p, text = failed[0]
@@ -192,21 +187,6 @@ class Peers:
                 self.agree(what, error=error)
             raise
         return self.agree(what, mine)
-
-    def _same_plan(self, plan_hash: str) -> None:
-        said = self.agree("open an executor", [__version__, self._vendor.name, plan_hash, _host()])
-        self.machines: tuple[str, ...] = tuple(host for *_, host in said)
-        for p, (version, vendor, other, _) in enumerate(said):
-            if (version, vendor) != (__version__, self._vendor.name):
-                raise UsageError(
-                    f"process {self.group.rank} runs ficco {__version__} on {self._vendor.name}, process {p} ficco "
-                    f"{version} on {vendor}; all processes need the same"
-                )
-            if other != plan_hash:
-                raise UsageError(
-                    f"process {self.group.rank} has plan {plan_hash}, process {p} plan {other}; compile the same "
-                    "schedule with the same settings in every process"
-                )
 
     # ---- devices
 
@@ -344,7 +324,7 @@ class Peers:
         if not 1 < size <= MOST or self._sockets is None:
             return
         with no_more_files():
-            mine = [made()] if self._node.rank == 0 else []
+            mine = [made(SIZE)] if self._node.rank == 0 else []
         with undo_on_error(close_all, mine):
             came = pass_around(self._node, mine, [1] + [0] * (size - 1), self._sockets, self._timeout)
         try:
@@ -380,7 +360,7 @@ class Peers:
         made = self._sharing.alloc(device.local, size, self._reach, what, flags=flags, leaves=leaves)
         if made is None:
             return None
-        self._own[made.address] = made, self._add(Area(0, made.sizes, made.handles))
+        self._own[made.address] = made, self._add(Area(made.sizes, made.handles))
         return made.address
 
     def free(self, address: int) -> bool:
@@ -394,9 +374,9 @@ class Peers:
         return True
 
     def _add(self, area: Area) -> int:
-        self._numbers += 1
-        self._areas[self._numbers] = replace(area, number=self._numbers)
-        return self._numbers
+        number = next(self._numbers)
+        self._areas[number] = area
+        return number
 
     def _drop(self, number: int) -> None:
         area = self._areas.pop(number, None)
@@ -457,20 +437,17 @@ class Peers:
         if found is not None:
             if self._apart is not None:  # IPC memory stays on this machine
                 raise Refused("export", "NOT_SUPPORTED", label)
-            key = found.address, found.number
-            if key not in self._callers:
-                ipc = self._sharing.handle(found.address, label)
-                self._callers[key] = [self._add(Area(0, (found.size,), ipc=ipc)), 0]
-            self._callers[key][1] += 1
-            made.callers.append(key)
-            return self._callers[key][0], address - found.address
-        if self._by_ipc:
-            raise Refused("export", "NOT_SUPPORTED", label)
-        base, pieces = self._sharing.pieces(address, size, label)
-        number = self._add(
-            Area(0, tuple(length for _, length in pieces), tuple(handle for handle, _ in pieces), kept=True)
-        )
-        made.callers.append((number, -1))
+            base, number = found.address, next((n for n, area in self._areas.items() if area.allocation == found), 0)
+            if not number:
+                handle = self._sharing.handle(base, label)
+                number = self._add(Area((found.size,), ipc=handle, allocation=found))
+        else:
+            if self._by_ipc:
+                raise Refused("export", "NOT_SUPPORTED", label)
+            base, handles, sizes = self._sharing.pieces(address, size, label)
+            number = self._add(Area(sizes, handles, kept=True))
+        self._areas[number].uses += 1
+        made.callers.append(number)
         return number, address - base
 
     def _descriptors(self, said: Sequence[Any]) -> dict[int, list[int]]:
@@ -503,20 +480,16 @@ class Peers:
 
     def _take(self, p: int, said: Mapping[str, Any], descriptors: Sequence[int], made: Shared) -> None:
         """Map what is new of a process, forget what is gone, and find its labels. The descriptors are closed."""
-        at = 0
+        left = iter(descriptors)
         try:
             for number, (sizes, ipc, fabric) in said["new"].items():
                 what = f"memory of process {p}"
                 try:
                     if ipc:
                         mapped = Mapped(self._sharing.open(bytes.fromhex(ipc), sizes[0], what), tuple(sizes))
-                    elif fabric:
-                        mapped = self._sharing.map(
-                            [bytes.fromhex(handle) for handle in fabric], sizes, self._reach, what
-                        )
                     else:
-                        mapped = self._sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
-                        at += len(sizes)
+                        given = map(bytes.fromhex, fabric) if fabric else islice(left, len(sizes))
+                        mapped = self._sharing.map([*given], sizes, self._reach, what)
                 except Refused as error:
                     error.advice = error.advice or self._no_map(p, bool(ipc), bool(fabric))
                     raise
@@ -524,12 +497,13 @@ class Peers:
         finally:
             close_all(descriptors)
         for number in said["gone"]:
-            self._leaving.add((p, number))
+            if (p, number) in self._theirs:
+                self._theirs[p, number].leaving = True
         for label, (number, offset) in said["places"].items():
-            key = p, number
-            self._in_use[key] = self._in_use.get(key, 0) + 1
-            made.theirs.append(key)
-            made.addresses[label] = self._theirs[key].mapped.address + offset
+            found = self._theirs[p, number]
+            found.uses += 1
+            made.theirs.append(found)
+            made.addresses[label] = found.mapped.address + offset
         self._unmap_unused()
 
     def _no_map(self, p: int, ipc: bool, fabric: bool) -> str:
@@ -545,14 +519,11 @@ class Peers:
 
     def _unmap_unused(self) -> None:
         with Closing() as closing:
-            for key in [key for key in self._leaving if not self._in_use.get(key)]:
-                self._leaving.discard(key)
+            for key in [key for key, found in self._theirs.items() if found.leaving and not found.uses]:
                 closing(self._unmap, key)
 
     def _unmap(self, key: tuple[int, int]) -> None:
-        found = self._theirs.pop(key, None)
-        if found is None:
-            return
+        found = self._theirs.pop(key)
         if found.ipc:
             self._sharing.close(found.mapped.address)
         else:
@@ -562,15 +533,12 @@ class Peers:
         """A binding is given back: what it used of others, and of callers' memory, may go."""
         with self._inside():
             while shared.theirs:
-                self._in_use[shared.theirs.pop()] -= 1
+                shared.theirs.pop().uses -= 1
             while shared.callers:
-                key = shared.callers.pop()
-                if key[1] < 0:
-                    self._drop(key[0])
-                    continue
-                self._callers[key][1] -= 1
-                if not self._callers[key][1]:
-                    self._drop(self._callers.pop(key)[0])
+                number = shared.callers.pop()
+                self._areas[number].uses -= 1
+                if not self._areas[number].uses:
+                    self._drop(number)
             self._unmap_unused()
 
     def unmap(self) -> None:

@@ -29,7 +29,7 @@ class RunResources:
         self._streams: dict[StreamName, Handle] = {}
         self._events: dict[EventName, Handle] = {}
         self._semaphores: dict[int, tuple[int, int]] = {}  # device → address, semaphores of all sets
-        self._rescue: dict[int, Handle] = {}  # streams that never wait
+        self.rescue: dict[int, Handle] = {}  # streams that never wait, by device
         self._entries = _entries(gpus, semaphores)
         used = ((number, semaphore) for number, semaphore in enumerate(semaphores) if semaphore.used_in("embedded"))
         self._counts = {w.device: number for number, w in used if w.counts_runs and w.device in gpus.devices}
@@ -41,7 +41,7 @@ class RunResources:
                     gpus.alloc(device, 4 * size, "the plan's flags", flags=True, shared=True),
                     size,
                 )
-                self._rescue[ordinal] = gpus.new_stream(device)
+                self.rescue[ordinal] = gpus.new_stream(device)
         with gpus.issue_lock():
             for stream in streams:
                 if stream.device in gpus.devices:
@@ -89,11 +89,6 @@ class RunResources:
             self._streams[stream.name] = self._gpus.new_stream(self._gpus.devices[stream.device], stream.priority)
         return self._streams[stream.name]
 
-    @property
-    def rescued(self) -> tuple[int, ...]:
-        """Devices with a stream that never waits."""
-        return tuple(self._rescue)
-
     def event(self, name: EventName, device: Gpu) -> Handle:
         """An event that a stream of the device records."""
         if name not in self._events:
@@ -120,7 +115,7 @@ class RunResources:
                 continue
             with inside(vendor, device), vendor.uncaptured():
                 if vendor.ended(begun) and not vendor.ended(replayed):
-                    found.append(vendor.peek(self.addresses[number][count], self._rescue[ordinal]))
+                    found.append(vendor.peek(self.addresses[number][count], self.rescue[ordinal]))
         return tuple(found)
 
     def clear(self) -> None:
@@ -142,7 +137,7 @@ class RunResources:
     def _force(self, ordinal: int, address: int) -> None:
         """NOTE without the issue lock: its holder may be waiting for this."""
         with inside(self._gpus.vendor, self._gpus.devices[ordinal]):
-            self._gpus.vendor.force(address, self._rescue[ordinal])
+            self._gpus.vendor.force(address, self.rescue[ordinal])
 
 
 def _entries(gpus: Gpus, semaphores: Sequence[Semaphore]) -> dict[tuple[int, int], int]:

@@ -17,6 +17,7 @@ from ...plan.ir import Plan
 from . import board
 from .binding import Binder, BoundPlan, Callers, RunManner
 from .collectives import Communicators
+from .devices import inside
 from .gpus import Gpus
 from .issue_order import ISSUE_ORDER, LEAST, SPIN, Client, Issued, Wait, is_threads_own, poll
 from .refused import concerning, undo_on_error
@@ -256,8 +257,7 @@ class Runs:
         steps = self._binder.captured(binding, mode)
         with gpus.issue_lock():
             try:
-                with gpus.issuing():
-                    self._record(binding, mode, steps)
+                self._record(binding, mode, steps)
             except BaseException as error:  # the first error is the one to tell
                 with suppress(DeviceError):
                     self._binder.drop_graphs(binding)
@@ -273,30 +273,27 @@ class Runs:
         recorded: dict[int, Handle] = {}
         try:
             for ordinal, device in gpus.devices.items():
-                gpus.enter(device)
-                recording.append(device)
-                with concerning(device):
+                with inside(vendor, device):
+                    recording.append(device)
                     vendor.begin_capture(gpus.control[ordinal])
-            make(gpus, steps)
+            with gpus.issuing():
+                make(gpus, steps)
             for ordinal, device in gpus.devices.items():
-                gpus.enter(device)
-                with concerning(device):
+                with inside(vendor, device):
                     recorded[ordinal] = vendor.end_capture(gpus.control[ordinal])
-                recording.remove(device)
+                    recording.remove(device)
+            if mode == "embedded":
+                binding.parts |= recorded
+                return
             for ordinal, device in gpus.devices.items():
-                gpus.enter(device)
-                if mode == "embedded":
-                    binding.parts[ordinal] = recorded.pop(ordinal)
-                    continue
-                with concerning(device):
+                with inside(vendor, device):
                     binding.graphs[ordinal] = self._instance(recorded.pop(ordinal))
                     if uploads(binding.plans.of(mode)):
                         vendor.upload(binding.graphs[ordinal], gpus.control[ordinal])
         except BaseException:  # the first error is the one to tell
             for device in recording:
-                with suppress(DeviceError):
-                    gpus.enter(device)
-                vendor.drop_capture(gpus.control[device.ordinal])
+                with suppress(DeviceError), inside(vendor, device):
+                    vendor.drop_capture(gpus.control[device.ordinal])
             for graph in recorded.values():
                 with suppress(DeviceError):
                     vendor.destroy_captured(graph)
@@ -459,18 +456,14 @@ class Runs:
         if self._manner is None or not self._manner.timed:
             raise UsageError("the last run, on callers' streams, was not timed: set executor.timed = True before it")
         self.synchronize()
-        return 1e3 * max(map(self._milliseconds, self._gpus.devices))
-
-    def _milliseconds(self, ordinal: int) -> float:
-        begin, end = (self._resources.recorded(EventName(kind, ordinal)) for kind in ("begin", "end"))
-        with concerning(self._gpus.devices[ordinal]):
-            return self._gpus.vendor.milliseconds(begin, end)
+        return max(self.since(ordinal, EventName("end", ordinal)) for ordinal in self._gpus.devices)
 
     def since(self, ordinal: int, event: EventName) -> float:
         """Microseconds from a recorded run's begin to an event. Devices' clocks are set to one another by the event
         that begins the run: they agree to some microseconds, the time that it takes to reach them."""
-        begin = self._resources.recorded(EventName("begin", ordinal))
-        return max(0.0, 1e3 * self._gpus.vendor.milliseconds(begin, self._resources.recorded(event)))
+        begin, passed = self._resources.recorded(EventName("begin", ordinal)), self._resources.recorded(event)
+        with concerning(self._gpus.devices[ordinal]):
+            return max(0.0, 1e3 * self._gpus.vendor.milliseconds(begin, passed))
 
     def _ended(self, *, everywhere: bool = False) -> bool:
         """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device that another one still

@@ -8,7 +8,7 @@ exported as a handle of some bytes, which the driver of another process on this 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ from .refused import Closing, undo_on_error
 
 Exported: TypeAlias = int | bytes  # a file descriptor, or a fabric handle
 Leaves: TypeAlias = Literal["descriptor", "fabric", "either"]  # what the memory leaves the process as
+Allow: TypeAlias = Callable[[int, int, Sequence[int], str], None]  # a range's address, its bytes, devices, what for
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Sharing(Protocol):
 
     api: Api
     call: Checked
+    allow: Allow  # `Vendor.allow`
 
     def alloc(
         self,
@@ -130,9 +132,6 @@ class Sharing(Protocol):
         """Unmaps the piece that begins at an address."""
         self.call(self.api.MemUnmap, address, size)
 
-    def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
-        """Gives devices read and write access to a range."""
-
     def export(self, handle: Handle, what: str) -> int:
         """A file descriptor, which the caller closes."""
 
@@ -155,9 +154,9 @@ class Sharing(Protocol):
     def allocation(self, address: int, what: str) -> Range | None:
         """The ordinary allocation around an address; None: the address is a mapping's, or a pool's."""
 
-    def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
-        """The mappings that hold these bytes, as handles with sizes, and where the first one begins. The handles are
-        retained: `release` gives each back."""
+    def pieces(self, address: int, size: int, what: str) -> tuple[int, Sequence[Handle], Sequence[int]]:
+        """The mappings that hold these bytes: where the first one begins, their handles, and their sizes. The handles
+        are retained: `release` gives each back."""
 
     def handle(self, address: int, what: str) -> bytes:
         """The handle by which another process opens the ordinary allocation that begins at an address."""
@@ -169,24 +168,29 @@ class Sharing(Protocol):
         self.call(self.api.IpcCloseMemHandle, address)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Area:
     """Memory of this process that others map. `handles` become file descriptors, or fabric handles; without handles it
-    is IPC memory. `kept`: it is a caller's, whose handles were retained for this and are given back."""
+    is IPC memory, by the handle of a caller's `allocation`. `kept`: it is a caller's, whose handles were retained for
+    this and are given back. `uses`: of a caller's, by how many bindings."""
 
-    number: int
-    sizes: tuple[int, ...]
-    handles: tuple[Handle, ...] = ()
+    sizes: Sequence[int]
+    handles: Sequence[Handle] = ()
     ipc: bytes = b""
+    allocation: Range | None = None
     kept: bool = False
+    uses: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
-    """An area of another process as it lies in this one."""
+    """An area of another process as it lies in this one. `uses`: by how many bindings; `leaving`: its owner has given
+    it back."""
 
     mapped: Mapped
     ipc: bool
+    uses: int = 0
+    leaving: bool = False
 
 
 @dataclass(slots=True)
@@ -195,5 +199,5 @@ class Shared:
     use."""
 
     addresses: dict[str, int]
-    theirs: list[tuple[int, int]]
-    callers: list[tuple[int, int]]
+    theirs: list[Found]
+    callers: list[int]

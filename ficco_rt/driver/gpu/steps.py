@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ...device.run_plan import Current, enters
+from ...device.run_plan import Call, Current, enters
 from ...errors import Span
 from .gpus import Gpus
 from .refused import Refused, concerns
@@ -15,13 +15,15 @@ ENTERS = "its context"  # what a call is for that makes a device's context curre
 
 
 class DriverStep(NamedTuple):
-    """A driver call with the device whose context it needs, and what it is for: words, and the schedule's line."""
+    """A driver call with the device whose context it needs, and what it is for: words, the schedule's line, and the
+    call of the device plan; none for a call that changes the context."""
 
     device: Gpu
     function: DriverFunction
     arguments: tuple[Any, ...]
     what: str
     place: Span | None = None
+    call: Call | None = None
 
 
 def entered(vendor: Vendor, steps: Iterable[DriverStep], *, captured: bool = False) -> Iterator[DriverStep]:
@@ -38,11 +40,10 @@ def entered(vendor: Vendor, steps: Iterable[DriverStep], *, captured: bool = Fal
 
 def make(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
     """Makes the calls, including those that change contexts (`entered`). NOTE `watchdog` relies on the names of
-    variables here."""
-    gpus.current = None
-    for device, function, arguments, what, place in steps:
-        code = function(*arguments)[0]
+    variables here. Each run comes here: fields cost less than unpacking."""
+    for step in steps:
+        code = step.function(*step.arguments)[0]
         if code:
-            error = code if isinstance(code, Refused) else gpus.vendor.failure(function, code)
-            concerns(error, device, what, place)
+            error = code if isinstance(code, Refused) else gpus.vendor.failure(step.function, code)
+            concerns(error, step.device, step.what, step.place)
             raise error

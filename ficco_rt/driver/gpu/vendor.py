@@ -12,13 +12,12 @@ are the vendor's. Addresses, sizes and pitches are in bytes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ...device.ir import Features
 from ...device.run_plan import Current
@@ -115,31 +114,14 @@ class Grid:
     chained: bool = False
 
 
-class Opened(Protocol):
-    """The devices of a run, as `prepare` finds them. What is made with it is given back with it."""
-
-    devices: dict[int, Gpu]
-    control: dict[int, Handle]  # a stream of each device, for what the plan does not say
-    ones: dict[int, int]  # a word of each device's memory that holds 1
-
-    def inside(self, device: Gpu) -> AbstractContextManager[None]: ...
-
-    def alloc(self, device: Gpu, size: int, what: str) -> int: ...
-
-    def free(self, address: int) -> None: ...
-
-    def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None: ...
-
-    def finish(self, device: Gpu, stream: Handle) -> None: ...
-
-
 class Vendor(Protocol):
     """See the module."""
 
     name: str  # of the driver: cuda, hip
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
-    lent: int  # bytes of a device's memory on which another process tries its copies, `try_copies`; 0: it tries none
+    lent: int = 0  # bytes of a device's memory on which another one tries its copies (`copy_trial`); 0: it tries none
+    no_copy: str = ""  # the code of a copy that is not made
     sources: tuple[str, ...]  # endings of source files that `compile` takes
     not_ready: str  # the code of a query when work is still under way
     api: Api
@@ -195,12 +177,13 @@ class Vendor(Protocol):
     def enable_access(self, ordinal: int, context: Handle) -> None:
         """Let the current device use the memory of `ordinal`, whose context it is; enabled already is fine."""
 
-    def prepare(self, gpus: Opened) -> None:
-        """All devices are there and connected: make and see what the vendor counts on."""
+    def prepare(self, devices: Mapping[int, Gpu], ones: Mapping[int, int]) -> None:
+        """All devices are there and connected: see what the vendor counts on. `ones`: a word of each device's memory
+        that holds 1."""
 
-    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
-        """See that copies come from a device to `target` and back: `lent` bytes, which are 0, of the device that
-        messages call `there`."""
+    def copy_ordinarily(self, here: Gpu, there: str) -> None:
+        """Copies between these devices do not arrive: from now on they go another way, if there is one."""
+        raise DeviceError(f"copies between {here} and {there} do not arrive")
 
     def current(self) -> Handle:
         """The current context, which `enter` takes."""
@@ -240,13 +223,38 @@ class Vendor(Protocol):
         """The number of the allocation or mapping at an address, which no other one ever has; 0: there is none.
         NOTE runs ask for it."""
 
+    def range_of(self, address: int, what: str) -> tuple[int, int]:
+        """Where the allocation or mapping that holds an address begins, and its bytes."""
+
     def allocations(self, address: int, size: int, what: str) -> Numbers:
         """The numbers of all allocations and mappings that hold these bytes."""
+        found, at = [], address
+        while at < address + size:
+            found.append((at, self.allocation(at)))
+            at = sum(self.range_of(at, what))
+        return found
+
+    def may_use(self, ordinal: int, address: int, what: str) -> bool | None:
+        """Whether a device may read and write memory that is mapped to an address; None: none is."""
+
+    def allow(self, address: int, size: int, ordinals: Sequence[int], what: str) -> None:
+        """Lets devices read and write a mapped range."""
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """Let other devices touch a caller's memory to which `enable_access` does not lead: mapped ranges of addresses
         (PyTorch's expandable segments) and, where the vendor tells, pools. True: they lose that when it is mapped anew,
         so that this is to be called again before the memory is used again."""
+        at = address
+        while others and at < address + size:
+            able = {other: self.may_use(other, at, what) for other in others}
+            if None in able.values():
+                return False
+            base, length = self.range_of(at, what)
+            missing = [other for other, may in able.items() if not may]
+            if missing:
+                self.allow(base, length, missing, what)
+            at = base + length
+        return bool(others)
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         self.call(self.api.MemsetD8Async, address, byte, size, stream)

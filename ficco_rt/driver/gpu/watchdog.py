@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from ...errors import DeviceError
 from .issue_order import ASKED, ISSUE_ORDER, Client, Issued, IssueOrder, free
-from .steps import make
+from .steps import DriverStep, make
 
 Held: TypeAlias = tuple[Client, float, int]  # who holds the issue lock, as `IssueOrder.held` has it
 
@@ -204,11 +204,13 @@ def place_of(thread: int) -> tuple[str, Issued | None]:
 
 def _step_of(known: Mapping[str, Any]) -> tuple[str, Issued]:
     """Where `make` stands, by its variables."""
-    function, now, what, place = (known.get(name) for name in ("function", "arguments", "what", "place"))
-    name = getattr(function, "__name__", "a call of the driver")
-    parts = [str(known.get("device", "")), str(what or ""), place.place if place is not None else ""]
-    before = takewhile(lambda step: step.arguments is not now, known["steps"])
+    now: DriverStep | None = known.get("step")
+    if now is None:
+        return "a call of the driver", frozenset()
+    before = takewhile(lambda step: step is not now, known["steps"])
     issued = frozenset(id(handle) for step in before for handle in step.arguments)
+    name = getattr(now.function, "__name__", "a call of the driver")
+    parts = [str(now.device), now.what, now.place.place if now.place is not None else ""]
     return f"{name} ({', '.join(part for part in parts if part)})", issued
 
 

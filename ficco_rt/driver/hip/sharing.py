@@ -28,7 +28,7 @@ import numpy as np
 from ...errors import DeviceError
 from ..gpu.checked import Api, Handle
 from ..gpu.refused import Refused
-from ..gpu.sharing import Exported, Leaves, Mapped, Range, Sharing
+from ..gpu.sharing import Allow, Exported, Leaves, Mapped, Range, Sharing
 from .call import api, call
 
 _IPC = 64  # bytes of a handle
@@ -51,13 +51,13 @@ class HipSharing(Sharing):
     """See `Sharing`."""
 
     def __init__(
-        self, theirs: dict[int, int], access: Callable[[int], Any], is_mapping: Callable[[int, str], bool]
+        self, theirs: dict[int, int], allow: Allow, own_range: Callable[[int, str], tuple[int, int] | None]
     ) -> None:
-        """`theirs`: the addresses of other processes' memory, with bytes. They are kept there. `access` gives the
-        description of a device's access, `is_mapping` says whether memory is mapped to an address."""
+        """`theirs`: the addresses of other processes' memory, with bytes. They are kept there. `own_range` gives the
+        ordinary allocation at an address."""
         self.hip: Any = api()
         self.api, self.call = Api(self.hip, "hip"), call
-        self._theirs, self._access, self._is_mapping = theirs, access, is_mapping
+        self._theirs, self.allow, self._own_range = theirs, allow, own_range
         self._kind = self.hip.hipMemAllocationHandleType.hipMemHandleTypePosixFileDescriptor
         self._by_value = int(call(self.hip.hipRuntimeGetVersion)) >= _BY_VALUE
 
@@ -106,10 +106,6 @@ class HipSharing(Sharing):
     def reserve(self, size: int, what: str) -> int:
         return int(call(self.hip.hipMemAddressReserve, size, 0, None, 0, what=what))
 
-    def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
-        for ordinal in reach:  # NOTE bindings take one description, no list
-            call(self.hip.hipMemSetAccess, address, size, self._access(ordinal), 1, what=what)
-
     def export(self, handle: Handle, what: str) -> int:
         found = np.full(1, -1, np.int32)
         call(self.hip.hipMemExportToShareableHandle, found, handle, self._kind, 0, what=what)
@@ -149,20 +145,20 @@ class HipSharing(Sharing):
     # ---- callers' memory
 
     def allocation(self, address: int, what: str) -> Range | None:
-        if self._is_mapping(address, what):
+        found = self._own_range(address, what)
+        if found is None:
             return None
-        base, size = call(self.hip.hipMemGetAddressRange, address, what=what)
         number = np.zeros(1, np.uint64)
         attribute = self.hip.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_BUFFER_ID
         call(self.hip.hipPointerGetAttribute, number, attribute, address, what=what)
-        return Range(int(base), int(size), int(number[0]))
+        return Range(*found, int(number[0]))
 
-    def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
+    def pieces(self, address: int, size: int, what: str) -> tuple[int, Sequence[Handle], Sequence[int]]:
         for made in _made.values():
             if made.address <= address and address + size <= made.address + made.size:
                 (handle,) = made.handles
                 _retained[id(handle)] += 1
-                return made.address, [(handle, made.size)]
+                return made.address, made.handles, made.sizes
         raise Refused("hipMemRetainAllocationHandle", "hipErrorNotSupported", what)
 
     def handle(self, address: int, what: str) -> bytes:

@@ -1,8 +1,8 @@
 """AMD GPUs through hip-python: the calls of the HIP runtime that the GPU driver needs.
 
 Copies between devices use the copy kind that needs no compute units. On some ROCm versions such copies leave their
-target unwritten without an error. So at the start some bytes are sent between all pairs of devices, and if they do not
-arrive, the ordinary kind is used.
+target unwritten without an error. So at the start some bytes are sent between all pairs of devices (`copy_trial`), and
+if they do not arrive, the ordinary kind is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from ... import env
 from ...device.features import HSA_QUEUES, usual
 from ...device.ir import Features
 from ...device.run_plan import Current
-from ...errors import DeviceError, InternalError
+from ...errors import InternalError
 from ...kernels.block_fit import Footprint
 from ...kernels.family import TensorMap
 from ...kernels.kernel_compiler import HIPRTC, KernelSource, compile_source
@@ -36,8 +35,6 @@ from ..gpu.vendor import (
     Handle,
     LinearCopy,
     MemOp,
-    Numbers,
-    Opened,
     PitchedCopy,
     Vendor,
 )
@@ -50,7 +47,6 @@ LOG = logging.getLogger(__name__)
 
 _XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
-_ARRIVE = "to see that copies arrive"
 _MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
 # Of HIP's functions, by the names of CUDA's, which do the same
 _NAMES = {
@@ -79,6 +75,7 @@ class Hip(Vendor):
     lent = 4096
     sources = (".hip", ".cu", ".cpp", ".c")
     not_ready = "hipErrorNotReady"
+    no_copy = "hipErrorInvalidValue"
 
     def __init__(self) -> None:
         env.ask(HSA_QUEUES.name, str(HSA_QUEUES.asked))
@@ -150,7 +147,7 @@ class Hip(Vendor):
         return int(self.current()) or None
 
     def sharing(self) -> HipSharing:
-        return HipSharing(self._theirs, self._access, self._is_mapping)
+        return HipSharing(self._theirs, self.allow, self._own_range)
 
     def retain(self, ordinal: int) -> Handle:
         return ordinal
@@ -161,18 +158,11 @@ class Hip(Vendor):
         enabled = "hipErrorPeerAccessAlreadyEnabled"
         call.succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, gpus: Opened) -> None:
-        self._ones = {device.local: gpus.ones[ordinal] for ordinal, device in gpus.devices.items()}
-        for here, there in permutations(gpus.devices.values(), 2):
-            target = gpus.alloc(there, self.lent, _ARRIVE)
-            gpus.put(there, target, np.zeros(self.lent, np.uint8))
-            self.try_copies(gpus, here, target, str(there))
-            gpus.free(target)
-            if self._between == self._plain:
-                return
+    def prepare(self, devices: Mapping[int, Gpu], ones: Mapping[int, int]) -> None:
+        self._ones = {device.local: ones[ordinal] for ordinal, device in devices.items()}
 
-    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
-        if not self._arrives(gpus, here, target, there):
+    def copy_ordinarily(self, here: Gpu, there: str) -> None:
+        if self._between != self._plain:
             LOG.warning(
                 "copies between %s and %s that use no compute units do not arrive on this ROCm; ordinary ones are "
                 "used, which take compute units from GEMMs",
@@ -180,33 +170,6 @@ class Hip(Vendor):
                 there,
             )
             self._between = self._plain
-
-    def _arrives(self, gpus: Opened, here: Gpu, target: int, there: str) -> bool:
-        """Whether bytes that a device sends to another's memory, and then gets back, come at all. DeviceError: they
-        come as others."""
-        half = self.lent // 2
-        sent = (np.arange(self.lent) % 251 + 1).astype(np.uint8)  # no zeros: they say that nothing came
-        source, back = (gpus.alloc(here, self.lent, _ARRIVE) for _ in range(2))
-        gpus.put(here, source, sent)
-        gpus.put(here, back, np.zeros_like(sent))
-        stream, got = gpus.control[here.ordinal], np.empty_like(sent)
-        came = True
-        with gpus.inside(here):
-            for to, of in ((target, source), (back, target)):
-                for function, arguments in (  # lying together, and by rows
-                    self._copy(LinearCopy(to, of, half), stream, self._between),
-                    self._copy_rows(PitchedCopy(to + half, of + half, 64, half // 64, 64, 64), stream, self._between),
-                ):
-                    came = call.succeeds(function, *arguments, unless="hipErrorInvalidValue", what=_ARRIVE) and came
-        gpus.finish(here, stream)
-        with gpus.inside(here):
-            self.to_host(got.ctypes.data, back, self.lent)
-        for address in (source, back):
-            gpus.free(address)
-        came = came and all(part.any() for part in (got[:half], got[half:]))
-        if came and not np.array_equal(got, sent):
-            raise DeviceError(f"copies between {here} and {there} change bytes; is a link or a GPU broken?")
-        return came
 
     def collectives(self) -> Rccl:
         return Rccl()
@@ -237,28 +200,14 @@ class Hip(Vendor):
         (code,) = self.hip.hipPointerGetAttribute(number, attribute, address)
         return 0 if code else number_of(address) or int(number[0])
 
-    def allocations(self, address: int, size: int, what: str) -> Numbers:
-        found: Numbers = []
-        at = address
-        while at < address + size:
-            found.append((at, self.allocation(at)))
-            at = sum(map(int, call(self.hip.hipMemGetAddressRange, at, what=what)))
-        return found
+    def range_of(self, address: int, what: str) -> tuple[int, int]:
+        """NOTE pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""
+        base, size = call(self.hip.hipMemGetAddressRange, address, what=what)
+        return int(base), int(size)
 
-    def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
-        """Pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""
-        hip = self.hip
-        read_write = int(hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite)
-        at = address
-        while others and at < address + size:
-            allowed = [(other, self._allowed(other, at, what)) for other in others]
-            if any(flags is None for _, flags in allowed):
-                return False
-            base, length = call(hip.hipMemGetAddressRange, at, what=what)
-            for other in (other for other, flags in allowed if flags != read_write):
-                call(hip.hipMemSetAccess, int(base), int(length), self._access(other), 1, what=what)
-            at = int(base) + int(length)
-        return bool(others)
+    def allow(self, address: int, size: int, ordinals: Sequence[int], what: str) -> None:
+        for ordinal in ordinals:  # NOTE bindings take one description, no list
+            call(self.hip.hipMemSetAccess, address, size, self._access(ordinal), 1, what=what)
 
     def _access(self, ordinal: int) -> Any:
         """The description of a device's access to read and write."""
@@ -268,9 +217,8 @@ class Hip(Vendor):
         access.flags = self.hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
         return access
 
-    def _allowed(self, ordinal: int, address: int, what: str) -> int | None:
-        """What a device may do with memory that is mapped to an address; None: none is. Bindings of ROCm 10 return the
-        flags, earlier ones are given where they go."""
+    def may_use(self, ordinal: int, address: int, what: str) -> bool | None:
+        """Bindings of ROCm 10 return the flags, earlier ones are given where they go."""
         get, access = self.hip.hipMemGetAccess, self._access(ordinal)  # NOTE its location lives no longer than it
         try:
             code, flags = get(access.location, address)
@@ -281,12 +229,12 @@ class Hip(Vendor):
             return None
         if code:
             raise call.failure(get, code, what)
-        return int(flags)
+        return int(flags) == int(self.hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite)
 
-    def _is_mapping(self, address: int, what: str) -> bool:
-        return self._allowed(int(self.current()), address, what) is not None
-
-    # ---- streams and events
+    def _own_range(self, address: int, what: str) -> tuple[int, int] | None:
+        """An ordinary allocation's; None: memory is mapped to the address."""
+        mapped = self.may_use(int(self.current()), address, what) is not None
+        return None if mapped else self.range_of(address, what)
 
     # ---- graphs
 

@@ -31,17 +31,17 @@ def _waits(stream: HostStream) -> str:
     match task:
         case WaitTask(signal=signal):
             return f"{stream} waits for {signal.name} ({at(task.command.origin)}), {_raiser(signal)}"
-        case WorkTask(body=CollectiveCall() as call):
+        case WorkTask(command=CollectiveCall() as call):
             missing = ", ".join(signal.name for signal in task.jobs[0].waits if not signal.up)
             return f"{stream} waits in {call.kind}, collective {call.group} ({at(call.origin)}), for {missing}"
         case WorkTask():
-            assert isinstance(task.body, Launch)  # copies wait on their stream
+            assert isinstance(task.command, Launch)  # copies wait on their stream
             waiting = [j for j in task.jobs if j.missing]
             job = waiting[0]
             signal = next(s for s in job.waits if not s.up)
             more = f"; {len(waiting) - 1} more works of the launch wait" if len(waiting) > 1 else ""
             return (
-                f"{stream} waits in the launch of stage '{task.body.stage_of(job.index)}': its work {job.index} "
+                f"{stream} waits in the launch of stage '{task.command.stage_of(job.index)}': its work {job.index} "
                 f"({at(job.place)}) waits for {signal.name}, {_raiser(signal)}{more}"
             )
         case _:
@@ -69,9 +69,9 @@ def _head(task: Task) -> str:
     match task:
         case WaitTask(signal=signal):
             return f"its own wait for {signal.name} ({at(task.command.origin)})"
-        case WorkTask(body=CollectiveCall() as call):
+        case WorkTask(command=CollectiveCall() as call):
             return f"{call.kind}, collective {call.group} ({at(call.origin)})"
-        case WorkTask(body=body):
+        case WorkTask(command=body):
             return f"its launch of stage '{body.stage}' ({at(body.origin)})"
         case _:
             return f"what stands at {at(task.command.origin)}"

@@ -24,10 +24,9 @@ from ...geometry.region import Region
 from ...graph.ir import KernelCall
 from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, Signal, SignalFlag, WaitEvent, WaitFlag
 from ...plan.issue import issue_order
-from ...process.group import Group
-from ...trace.model import ClockKind, TraceSpan
+from ...trace.model import ClockKind
 from ...types import Dtype, numpy_dtype
-from ..api import Array, Binding, Buffer, Holdings, Memory, OnProgress, Pool
+from ..api import DEFAULTS, Array, Binding, Buffer, Driver, Holdings, Memory, OnProgress, Options, Pool
 from .deadlock import at, describe_deadlock
 from .kernels import Resolve, bind_collective, bind_transfers, bind_work, host_function
 from .memory import available
@@ -49,25 +48,22 @@ class _Bound:
     shared: tuple[tuple[Array, Array, bool], ...]
 
 
-class HostDriver:
-    """See the module. `order` is described in `order.py`. `group`: the processes that run the plan together; a run is
-    given up when none of them moves for `timeout` seconds."""
+class HostDriver(Driver):
+    """See the module. A run in a group is given up when no process moves for `timeout` seconds."""
 
     name = "host"
     clock: ClockKind = "virtual"
     on_device = False
 
-    def __init__(
-        self, plan: Plan, *, order: str = "fifo", group: Group | None = None, timeout: float | None = None
-    ) -> None:
-        self._plan = plan
-        self.order = order  # how the next runs are stepped; it may be set between runs
+    def __init__(self, plan: Plan, options: Options = DEFAULTS) -> None:
+        self._plan, group = plan, options.group
+        self.order = options.order
         self._arrays: dict[Buffer, Array] = {}
         self._handles = count()
         modules: dict[Path, ModuleType] = {}
         used = {w.body.kernel for _, launch in plan.launches() for w in launch.works if isinstance(w.body, KernelCall)}
         self._functions = {k.name: host_function(k, modules) for k in plan.kernels if k.name in used}
-        self._peers = Peers(plan, group, timeout) if group is not None and group.size > 1 else None
+        self._peers = Peers(plan, group, options.timeout) if group is not None and group.size > 1 else None
         self._pid = os.getpid()
         self.ranks = tuple(range(plan.ranks)) if self._peers is None else self._peers.ranks
         self._streams = {s: HostStream(x) for s, x in enumerate(plan.streams) if x.rank in self.ranks}
@@ -119,9 +115,6 @@ class HostDriver:
         self._arrays[buffer] = array
         return buffer
 
-    def reuse(self, memory: Memory) -> bool:
-        return True  # the arrays are kept
-
     def free(self, buffer: Buffer) -> None:
         del self._arrays[buffer]
 
@@ -151,7 +144,7 @@ class HostDriver:
         stream = self._streams[s]
         match command:
             case CopyAsync():
-                task = WorkTask(stream, p, command, command)
+                task = WorkTask(stream, p, command)
                 run = bind_transfers(command.transfers, self._resolver(memory, command.origin))
                 task.jobs.append(HostJob(run, max(t.op for t in command.transfers), 0, task, command.origin))
                 yield task
@@ -171,10 +164,10 @@ class HostDriver:
         return raising
 
     def _collective(self, stream: HostStream, p: int, command: CollectiveCall, memory: Memory) -> Iterator[Task]:
-        group, rank, calls = command.group, stream.rank, self._calls[command.group]
+        group, rank, calls = command.group, stream.plan.rank, self._calls[command.group]
         others = [r for r in range(self._plan.ranks) if r != rank]
         yield self._raise(stream, p, command, self._signals["call", group, rank])
-        read, write = WorkTask(stream, p, command, command), WorkTask(stream, p, command, command)
+        read, write = WorkTask(stream, p, command), WorkTask(stream, p, command)
         if len(calls) < self._plan.ranks:  # nobody ever gets beyond the first wait
             reading = writing = _nothing
         else:
@@ -190,7 +183,7 @@ class HostDriver:
         yield write
 
     def _launch(self, stream: HostStream, p: int, command: Launch, memory: Memory) -> WorkTask:
-        task = WorkTask(stream, p, command, command)
+        task = WorkTask(stream, p, command)
         for index, work in enumerate(command.works):
             run = bind_work(work, self._resolver(memory, work.origin), self._functions)
             waits, signals = (
@@ -216,9 +209,6 @@ class HostDriver:
         pass  # a task that is not issued holds nothing
 
     # ---- running
-
-    def capture(self, binding: Binding) -> None:
-        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
 
     def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         """Issues only: nothing runs before `synchronize`."""
@@ -294,12 +284,6 @@ class HostDriver:
         if stuck:
             raise DeviceError(describe_deadlock(stuck))
 
-    def elapsed(self) -> float | None:
-        return None
-
-    def spans(self) -> tuple[TraceSpan, ...]:
-        return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`
-
     def leave(self, error: BaseException) -> None:
         if self._peers is not None and self._streams and self._here:
             self._peers.leave(error)
@@ -315,9 +299,6 @@ class HostDriver:
         self._signals.clear()
         self._functions.clear()
         self._arrays.clear()
-
-    def drop(self) -> None:
-        self.close()
 
 
 def _nothing() -> None: ...

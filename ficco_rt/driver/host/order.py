@@ -68,7 +68,7 @@ def ready_pool(order: str) -> ReadyPool:
             return _Sorted(_latest)
         case "lazy":
             lazy = int(number)
-            return _Sorted(lambda job: (job.task.stream.id == lazy, *_latest(job)))
+            return _Sorted(lambda job: (job.task.stream.plan.id == lazy, *_latest(job)))
         case _:
             return _Random(int(number))
 

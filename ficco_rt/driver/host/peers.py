@@ -163,7 +163,7 @@ class Peers:
 
     def at(self, job: HostJob) -> None:
         """This process is about to do a job."""
-        self._mine[STREAM] = job.task.stream.id
+        self._mine[STREAM] = job.task.stream.plan.id
         self._mine[POSITION] = job.task.position
         self._mine[WORK] = job.index
         self._working.set()

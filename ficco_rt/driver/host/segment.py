@@ -1,27 +1,23 @@
-"""Memory that the processes of a group on one machine share. It has no name, so nothing of it remains, whichever
-process is killed.
-
-Each process holds a lock on a byte of the memory's file for as long as it lives. When the process ends, by whatever
-signal, the system releases the lock. So the others see at once which process has ended, even across PID namespaces.
-"""
+"""Memory that the processes of a group on one machine share. Each process holds a lock on a byte of it, so that the
+others see at once when it ends (`process.descriptors`)."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import mmap
-import os
-import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import DeviceError, UsageError
-from ...process.group import Group
+from ...process.descriptors import descriptors_pass, lock, locked, made, pass_around
+from ...process.group import Group, gathered
 from ..api import Array
+
+_CANNOT = "the processes cannot share memory"
+_CONTAINERS = "give containers a common network namespace, or a common folder for temporary files (TMPDIR)"
 
 
 class Segment:
@@ -32,65 +28,39 @@ class Segment:
     """
 
     def __init__(self, group: Group, size: int, timeout: float | None) -> None:
-        self._place = group.rank
-        name = f"ficco-{secrets.token_hex(8)}"
-        file = _made(name, size) if group.rank == 0 else None
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        here = {"machine": machine, "host": socket.gethostname(), "namespace": os.readlink("/proc/self/ns/pid")}
-        if file is not None:
-            here |= {"name": name, "pid": str(os.getpid()), "file": str(file.fileno())}
-        told = [json.loads(data) for data in group.exchange(json.dumps(here).encode(), timeout, "memory to share")]
+        told = gathered(group, [machine, socket.gethostname()], timeout, "memory to share")
+        first, host = told[0]
+        where = "it is on {} and process 0 on {}; the host driver runs all ranks on one machine"
+        _refuse("" if other == first else where.format(name, host) for other, name in told)
+        way = descriptors_pass(group, timeout)
+        if way is None:
+            raise UsageError(f"{_CANNOT}: file descriptors do not pass between them; {_CONTAINERS}")
+        try:
+            mine = [made(size)] if group.rank == 0 else []
+        except OSError as error:
+            raise DeviceError(f"no memory of {size} bytes to share among processes: {error.strerror}") from error
+        came = pass_around(group, mine, [1] + [0] * (group.size - 1), way, timeout)
+        self._file = FileIO((mine or came[0])[0], "r+")
         problem = ""
         try:
-            self._file = file if file is not None else _opened(told[0], here)
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._place)
-            # NOTE no other descriptor of the file may be closed by this process: that would give its lock back
+            lock(self._file.fileno(), group.rank)
             self.memory: Array = np.frombuffer(mmap.mmap(self._file.fileno(), size), np.uint8)
-        except (OSError, UsageError) as error:
+        except OSError as error:
             problem = str(error)
-        problems = group.exchange(problem.encode(), timeout, "memory that is shared")
-        bad = [f"process {place}: {text.decode()}" for place, text in enumerate(problems) if text]
-        if bad:
-            raise UsageError("the processes cannot share memory: " + "; ".join(bad))
+        _refuse(text.decode() for text in group.exchange(problem.encode(), timeout, "memory that is shared"))
 
     def ended(self, place: int) -> bool:
         """Whether the process at another place has ended, or has closed the segment."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except OSError:
-            return False
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
-        return True
+        return not locked(self._file.fileno(), place)
 
     def close(self) -> None:
         """The memory itself goes with the last array of it."""
         self._file.close()
 
 
-def _made(name: str, size: int) -> FileIO:
-    try:
-        file = FileIO(os.memfd_create(name), "r+")
-        file.truncate(size)
-    except OSError as error:
-        raise DeviceError(f"no memory of {size} bytes to share among processes: {error.strerror}") from error
-    return file
-
-
-def _opened(told: Mapping[str, str], here: Mapping[str, str]) -> FileIO:
-    """The file of the process at place 0, by the way that the system has for it."""
-    if told["machine"] != here["machine"]:
-        raise UsageError(
-            f"it is on {here['host']} and process 0 on {told['host']}; the host driver runs all ranks on one machine"
-        )
-    path = f"/proc/{told['pid']}/fd/{told['file']}"
-    try:
-        if told["name"] in os.readlink(path):
-            return FileIO(path, "r+")
-        reason = "another process has its number"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    where = "" if told["namespace"] == here["namespace"] else ", as they are in different PID namespaces"
-    raise UsageError(
-        f"it does not see process 0{where} ({reason}); start all processes as one user, in one container or with "
-        "--pid=host"
-    )
+def _refuse(problems: Iterable[str]) -> None:
+    """UsageError: a process has one."""
+    bad = [f"process {place}: {text}" for place, text in enumerate(problems) if text]
+    if bad:
+        raise UsageError(f"{_CANNOT}: {'; '.join(bad)}")

@@ -24,14 +24,6 @@ class HostStream:
     queue: list[Task] = field(default_factory=list)
     head: int = 0
 
-    @property
-    def id(self) -> int:
-        return self.plan.id
-
-    @property
-    def rank(self) -> int:
-        return self.plan.rank
-
     def __str__(self) -> str:
         return f"rank {self.plan.rank} stream {self.plan.name}"
 
@@ -91,7 +83,7 @@ class WaitTask(_IssuedTask):
 class WorkTask(_IssuedTask):
     """CopyAsync, Launch, a part of a CollectiveCall."""
 
-    body: CopyAsync | Launch | CollectiveCall
+    command: CopyAsync | Launch | CollectiveCall
     jobs: list[HostJob] = field(default_factory=list)
     left: int = 0  # jobs that have not run
 
