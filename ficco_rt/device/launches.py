@@ -11,13 +11,13 @@ from functools import partial
 from ..errors import PlanError
 from ..graph.budget import COLLECTED, OPERANDS, WORKS, Budget
 from ..graph.kinds import settings
-from ..kernels.catalogue import CLUSTERS, COPY, REDUCE, TILES
+from ..kernels.catalogue import CLUSTERS, REDUCE, TILES
 from ..kernels.families import configure, plain, tuned
 from ..kernels.family import MOST_CLUSTER, KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
+from ..kernels.works import kernel_work, symbolic
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
-from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import calls_of, part_of
 from .ir import Communicator, DeviceLaunch, Features, Placement
 from .semaphores import private_flags
@@ -52,9 +52,9 @@ class LaunchPlanner:
         self.clusters: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by device and stream
         for stream in plan.streams:
             self.clusters[self._device(stream)][stream.id].update(
-                CLUSTERS.get(c.kernel, 1)
+                CLUSTERS[c.kernel]
                 for c in stream.commands
-                if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
+                if isinstance(c, Launch) and c.streamed and c.kernel in CLUSTERS
             )
 
     def all(self, rank: int | None = None) -> tuple[DeviceLaunch, ...]:

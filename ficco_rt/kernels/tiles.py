@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from ..geometry.cells import strides
 from ..geometry.region import Interval
+from ..graph.ir import Gemm
 from ..types import TYPES
-from .works import Product, View
+from .works import View, WorkOf
 
 DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
 
@@ -96,23 +97,24 @@ def operand(view: View) -> MatrixOperand | None:
     return MatrixOperand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 
-def work_of(product: Product) -> MatrixWork | None:
+def work_of(product: WorkOf[Gemm]) -> MatrixWork | None:
     """The product on matrices; None if an operand's columns are not side by side."""
-    operands = []
-    for view in (product.left, product.right, product.out, *product.addends):
+    operands, added = [], product.body.addends
+    views = product.views[: 3 + len(added)]
+    for view in views:
         found = operand(view)
         if found is None:
             return None
         operands.append(found)
-    left, right, out, *others = operands
-    addends = tuple(Addend(o, v.dtype) for o, v in zip(others, product.addends, strict=True))
+    out, left, right, *others = operands
+    addends = tuple(Addend(o, v.dtype) for o, v in zip(others, views[3:], strict=True))
     # a product of what nothing writes need not wait for what comes to its addends, or for who still reads its output
-    late = bool(addends) and not (product.left.written or product.right.written)
+    late = bool(addends) and not any(view.written for view in views[1:3])
     waits, addend_waits = ((), product.waits) if late else (product.waits, ())
     return MatrixWork(
         left.matrix, right.matrix, out.matrix,
         left.rows, left.columns, right.rows, right.columns, out.rows, out.columns,
-        product.accumulate, waits, product.signals, addends, addend_waits,
+        product.body.accumulate, waits, product.signals, addends, addend_waits,
     )  # fmt: skip
 
 

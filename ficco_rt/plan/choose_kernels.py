@@ -12,13 +12,12 @@ from ..graph import ir
 from ..graph.budget import WORKS, Budget
 from ..kernels.families import choose
 from ..kernels.family import Chosen, GemmRequest
-from ..kernels.naive.family import NAIVE, block_of
+from ..kernels.naive.family import NAIVE, block_of, kernel_of
 from ..kernels.occupancy import Limits, out_of_limits
+from ..kernels.works import kernel_work, symbolic
 from .arrivals import Arrivals
 from .draft import Draft, KernelChoice, LaunchKey, launches, waits_of
-from .kernel_works import kernel_work, symbolic
 from .leave import Leaving
-from .plan_rules import without_products
 
 
 def choose_kernels(draft: Draft) -> Draft:
@@ -90,14 +89,14 @@ class _Chooser:
                     f"multiprocessors; with sms = {asked.sms} it may have {asked.sms} blocks"
                 )
             return KernelChoice(op.body.kernel, smem=asked.smem or 0)
-        kernel = without_products(bodies)
+        kernel = kernel_of(bodies)
         if asked.leave is None:
-            return KernelChoice(kernel)
+            return KernelChoice(kernel.name)
         request = GemmRequest((), leave=self.leaving.footprints(asked.leave))
         room = NAIVE.leaving(kernel, request, self.limits)
         if isinstance(room, str):
             return self.leaving.refusal(asked.leave, [block_of(kernel, self.limits)])
-        return KernelChoice(kernel, smem=room.least)
+        return KernelChoice(kernel.name, smem=room.least)
 
     def _gemm(self, where: ir.Where, ops: Sequence[int]) -> Chosen | str:
         """The kernel of a launch that holds products."""

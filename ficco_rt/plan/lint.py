@@ -16,11 +16,11 @@ from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
 from ..kernels.target import compute_capability
 from ..kernels.vendor_gemm import VENDOR
+from ..kernels.works import kernel_work, symbolic
 from ..machine.durations import behind_another
 from ..machine.model import Device, Machine
 from ..machine.units import figure
 from ..types import ELEMENT_TYPES, TYPES
-from .kernel_works import kernel_work, symbolic
 from .leave import Leaving, resolve_leave
 from .transfers import phases
 

@@ -18,9 +18,11 @@ from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
 from ..graph import op_rules as graph_rules
 from ..graph.claim_values import misfit, regions_of
-from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
+from ..kernels.catalogue import TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
+from ..kernels.naive.family import kernel_of
 from ..kernels.vendor_gemm import VENDOR
+from ..kernels.works import kernel_work, symbolic
 from ..machine.machine_rules import mistakes
 from ..types import TYPES
 from .ir import (
@@ -33,7 +35,6 @@ from .ir import (
     Stream,
     Transfer,
 )
-from .kernel_works import kernel_work, symbolic
 from .reach import beyond
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
@@ -287,14 +288,8 @@ def takes(kernel: str, bodies: Sequence[graph_ir.Body]) -> bool:
     kinds = set(map(type, bodies))
     if graph_ir.KernelCall in kinds:
         return all(isinstance(body, graph_ir.KernelCall) and body.kernel == kernel for body in bodies)
-    if graph_ir.Gemm in kinds:  # only the plain kernel's launch may hold other works as well
-        return kernel in TILES and (kinds == {graph_ir.Gemm} or kernel == GEMM)
-    return kernel == without_products(bodies)
-
-
-def without_products(bodies: Sequence[graph_ir.Body]) -> str:
-    """The kernel of a launch of the catalogue that makes no products."""
-    return COPY if all(isinstance(body, graph_ir.Copy) for body in bodies) else REDUCE
+    # only a plain kernel's launch may hold works of several kinds
+    return kernel == kernel_of(bodies).name or (kernel in TILES and kinds == {graph_ir.Gemm})
 
 
 def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:
