@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from ..errors import InternalError
 from ..graph import ir
-from .dependency_carriers import uncarried
 from .draft import Draft, LaunchKey, launches, to_text
 from .plan_rules import takes
 
@@ -68,12 +67,6 @@ def shares_fit(draft: Draft) -> Iterator[str]:
     for key, sms in draft.shares.items():
         if not 0 < sms <= draft.machine.device.sms:
             yield f"{key} has a share of {sms} multiprocessors"
-
-
-def dependencies_are_carried(draft: Draft) -> Iterator[str]:
-    """Every dependency is carried: the order of a stream, or waits."""
-    for before, after in uncarried(draft):
-        yield f"nothing makes op {after} wait for op {before}, on which it depends"
 
 
 def signals_have_numbers(draft: Draft) -> Iterator[str]:
