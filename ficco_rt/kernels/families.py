@@ -47,11 +47,6 @@ def tensor_core_families(arch: str) -> tuple[Family[Any], ...]:
     return tuple(f for f in FAMILIES if f.instructions and f.serves(arch))
 
 
-def reached(kernel: str, device: Device, dtype: str) -> float:
-    """The fraction of a device's rate of large GEMMs that a kernel reaches."""
-    return family_of(kernel).reached(device, dtype)
-
-
 def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
     """The kernel of the first family that takes the works with the attributes of the text; a text if no family does,
     and why."""

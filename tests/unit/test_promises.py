@@ -13,6 +13,7 @@ from ficco_rt.errors import InternalError
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import lower, promises
 from ficco_rt.plan.draft import Draft, KernelChoice, LaunchKey, Need
+from ficco_rt.plan.ir import LaunchAttributes
 from ficco_rt.plan.promises import Promise, hold
 from tests import cases
 
@@ -64,16 +65,17 @@ def numbered_twice(made: Draft) -> Draft:
 
 def other_kernel(made: Draft) -> Draft:
     v = made.order[-1]
-    return replace(made, kernels={**made.kernels, v: KernelChoice("naive_copy")})
+    return replace(made, kernels={**made.kernels, v: replace(made.kernels[v])})
 
 
 def copying(made: Draft) -> Draft:
-    return replace(made, kernels=dict.fromkeys(made.kernels, KernelChoice("naive_copy")))
+    attributes = LaunchAttributes(0, None, None, None)
+    return replace(made, kernels=dict.fromkeys(made.kernels, KernelChoice("naive_copy", attributes)))
 
 
 def sized(made: Draft, **changes: int) -> Draft:
-    different = {i: replace(a, **changes) for i, a in made.attributes.items()}
-    return replace(made, attributes={i: different[min(different)] for i in different})
+    choices = {i: replace(c, attributes=replace(c.attributes, **changes)) for i, c in made.kernels.items()}
+    return replace(made, kernels=choices)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,6 @@ def sized(made: Draft, **changes: int) -> Draft:
         (promises.signals_have_numbers, numbered_twice, "flags do not have the numbers from 0 on, each once"),
         (promises.kernels_take_works, other_kernel, " does not have one kernel"),
         (promises.kernels_take_works, copying, "kernel naive_copy cannot do the launch that begins with op "),
-        (promises.attributes_are_sizes, lambda d: replace(d, attributes={}), " has no attributes, or different ones"),
         (promises.attributes_are_sizes, lambda d: sized(d, sms=1000), " on NVIDIA H200"),
         (promises.attributes_are_sizes, lambda d: sized(d, smem=1 << 20), " on NVIDIA H200"),
     ],
