@@ -34,6 +34,7 @@ from .ir import (
     Signal,
     Stream,
     Transfer,
+    Work,
 )
 from .reach import beyond
 
@@ -200,14 +201,11 @@ def commands_do_something(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
-    """A transfer is a legal copy, of one box to one box, either of them contiguous or with one pitch."""
+    """A transfer is of one box to one box, either of them contiguous or with one pitch."""
     tensors = {t.name: t for t in plan.tensors}
-    for stream, transfer in _transfers(plan):
+    for transfer in _transfers(plan):
         dst, src = transfer.dst, transfer.src
-        message = graph_rules.fits(transfer, stream.rank, tensors)
-        if message is not None:
-            yield Diagnostic(transfer.origin, message)
-        elif len(dst.boxes) != 1 or len(src.boxes) != 1:
+        if len(dst.boxes) != 1 or len(src.boxes) != 1:
             yield Diagnostic(transfer.origin, f"transfer {src} → {dst}: not one box to one box")
         elif not all(len(r.axes) <= 2 or pitched(r.boxes[0], tensors[r.tensor].shapes[r.rank]) for r in (dst, src)):
             yield Diagnostic(transfer.origin, f"transfer {src} → {dst}: more than one pitch")
@@ -248,15 +246,15 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
-def works_fit(plan: Plan) -> Iterator[Diagnostic]:
-    """A work is a legal GEMM, reduce, copy or user kernel of its rank: only terms of sums, what a GEMM adds and writes,
-    and one side of a copy lie on peers."""
+def parts_fit(plan: Plan) -> Iterator[Diagnostic]:
+    """A transfer, a work or a call is a legal copy, GEMM, reduce, user kernel or collective of its rank: only terms of
+    sums, what a GEMM adds and writes, and one side of a copy lie on peers."""
     tensors = {t.name: t for t in plan.tensors}
-    for stream, launch in plan.launches():
-        for work in launch.works:
-            message = graph_rules.fits(work.body, stream.rank, tensors)
+    for stream, command in plan.commands():
+        for part in command.parts:
+            message = graph_rules.fits(part.body if isinstance(part, Work) else part, stream.rank, tensors)
             if message is not None:
-                yield Diagnostic(work.origin, message)
+                yield Diagnostic(part.origin, message)
 
 
 def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
@@ -401,10 +399,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall):
             groups.setdefault(command.group, []).append((stream.rank, command))
-            message = graph_rules.fits(command, stream.rank, tensors)
-            if message is not None:
-                yield Diagnostic(command.origin, message)
-            elif not stream.rank == command.dst.rank == command.src.rank:
+            if not stream.rank == command.dst.rank == command.src.rank:
                 yield Diagnostic(command.origin, f"{command.kind} of rank {stream.rank} works on another rank's memory")
     for calls in groups.values():
         ranks, kind, origin = sorted(rank for rank, _ in calls), calls[0][1].kind, calls[0][1].origin
@@ -430,9 +425,9 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
     claims_fit,
     engines_fit,
     settings_fit,
+    parts_fit,
     transfers_are_flat,
     launches_are_whole,
-    works_fit,
     kernels_exist,
     library_calls_fit,
     ops_stand_once,
@@ -443,8 +438,5 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
 )
 
 
-def _transfers(plan: Plan) -> Iterator[tuple[Stream, Transfer]]:
-    for stream, command in plan.commands():
-        if isinstance(command, CopyAsync):
-            for transfer in command.transfers:
-                yield stream, transfer
+def _transfers(plan: Plan) -> Iterator[Transfer]:
+    return (part for part in plan.parts() if isinstance(part, Transfer))
