@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
-from ..geometry.cells import strides
+from ..geometry.cells import common, strides
 from ..geometry.region import Interval
 from ..graph.ir import Gemm
 from ..types import TYPES
@@ -88,12 +88,7 @@ def operand(view: View) -> MatrixOperand | None:
     if len(kept) != 2 or kept[1] != len(shape) - 1:
         return None
     row, column = kept
-    address, pitch = view.address, shape[-1]
-    if len(shape) > 2:
-        steps = strides(shape)
-        fixed = sum(a.segments[0].start * n for a, n in zip(region.axes, steps, strict=True) if a.dropped)
-        address, pitch = address + fixed * TYPES[view.dtype].bytes, steps[row]
-    matrix = Matrix(address, shape[row], shape[column], pitch)
+    matrix = Matrix(view.base, shape[row], shape[column], strides(shape)[row])
     return MatrixOperand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 
@@ -211,25 +206,6 @@ def _goes_on(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> boo
     whole = all(n % DEPTH == 0 for w in (a, b) for *_, n in common(*depths_of(w, *transposed)))
     waits = a.waits or not b.waits or b.waits == a.signals
     return bool(outer_axes(a, transposed) == outer_axes(b, transposed) and whole and waits)
-
-
-def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
-    """Several ways to cut one logical axis, cut by all: (start in each, size)."""
-    if all(len(axis) == 1 for axis in axes):  # as most are
-        n = min(axis[0].size for axis in axes)
-        return [(*(axis[0].start for axis in axes), n)] if n else []
-    pieces = []
-    at, used = [0] * len(axes), [0] * len(axes)
-    while all(i < len(axis) for i, axis in zip(at, axes, strict=True)):
-        here = [axis[i] for i, axis in zip(at, axes, strict=True)]
-        n = min(s.size - u for s, u in zip(here, used, strict=True))
-        if n:
-            pieces.append((*(s.start + u for s, u in zip(here, used, strict=True)), n))
-        used = [u + n for u in used]
-        for j, s in enumerate(here):
-            if used[j] == s.size:
-                at[j], used[j] = at[j] + 1, 0
-    return pieces
 
 
 def pieces_of(w: MatrixWork, transposed: tuple[bool, bool]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

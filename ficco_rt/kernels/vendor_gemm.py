@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from ..geometry.cells import common
 from ..graph.ir import Gemm
 from ..machine.durations import gemm_rate, vendor_gemm
 from ..machine.model import Device
@@ -164,8 +165,8 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[Matmul, ...] | str:
     if work is None:
         return "an operand's columns are not side by side"
     left_m, right_n = tiles.outer_axes(work, transposed)
-    rows, columns = tiles.common(left_m, work.out_rows), tiles.common(right_n, work.out_columns)
-    depths = tiles.common(*tiles.depths_of(work, *transposed))
+    rows, columns = common(left_m, work.out_rows), common(right_n, work.out_columns)
+    depths = common(*tiles.depths_of(work, *transposed))
     if not (rows and columns and depths):
         return "it is empty"
     if len(depths) > 1 and out_dtype != "fp32":

@@ -27,6 +27,14 @@ class View:
     written: bool = True  # by the plan's commands; inputs never are: outputs share no memory with them (exec/bindings)
 
     @property
+    def base(self) -> int:
+        """The address of element [0, …] of what the fixed dimensions leave of the tensor."""
+        if len(self.region.kept) == len(self.region.axes):
+            return self.address
+        fixed = zip(self.region.axes, strides(self.shape), strict=True)
+        return self.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * TYPES[self.dtype].bytes
+
+    @property
     def first(self) -> int:
         """The address of the region's first element."""
         steps = strides(self.shape)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 
+from ..geometry.cells import aligned
 from ..geometry.region import Axis, Box, Interval, Region
 from ..graph import ir as graph_ir
 from ..graph.budget import RUNS, Budget
@@ -170,7 +170,7 @@ class _Emitter:
         if len(to.boxes) == len(of.boxes) == 1 and len(to.axes) <= 2 and len(of.axes) <= 2:
             return [Transfer(to, of, v, origin)]
         out = []
-        for dst, src in _aligned(to, of):
+        for dst, src in aligned((to, of)):
             for d, s in _flat(dst, src, self._shape(to), self._shape(of)):
                 self.transfers_left.spend(1, origin, times=1 + len(to.axes) / 4)
                 out.append(Transfer(self._region(to, d), self._region(of, s), v, origin))
@@ -188,36 +188,6 @@ class _Emitter:
 
     def _shape(self, region: Region) -> tuple[int, ...]:
         return self.tensors[region.tensor].shapes[region.rank]
-
-
-def _aligned(dst: Region, src: Region) -> Iterator[tuple[Box, Box]]:
-    """Both regions, cut wherever either one has a segment boundary: pairs of boxes of equal logical shape."""
-    cuts = [_runs(dst.axes[d], src.axes[s]) for d, s in zip(dst.kept, src.kept, strict=True)]
-    for runs in product(*cuts):
-        sides = []
-        for side, region in enumerate((dst, src)):
-            start, stop = [a.segments[0].start for a in region.axes], [a.segments[0].stop for a in region.axes]
-            for d, run in zip(region.kept, runs, strict=True):
-                start[d], stop[d] = run[side], run[side] + run[2]
-            sides.append(Box(tuple(start), tuple(stop)))
-        yield sides[0], sides[1]
-
-
-def _runs(dst: Axis, src: Axis) -> list[tuple[int, int, int]]:
-    """Runs that are whole on both axes, which are of one size: start on either, and length."""
-    runs = []
-    i = j = done_i = done_j = 0
-    while i < len(dst.segments) and j < len(src.segments):
-        a, b = dst.segments[i], src.segments[j]
-        length = min(a.size - done_i, b.size - done_j)
-        if length:
-            runs.append((a.start + done_i, b.start + done_j, length))
-        done_i, done_j = done_i + length, done_j + length
-        if done_i == a.size:
-            i, done_i = i + 1, 0
-        if done_j == b.size:
-            j, done_j = j + 1, 0
-    return runs
 
 
 def _flat(dst: Box, src: Box, dst_shape: tuple[int, ...], src_shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:

@@ -102,48 +102,28 @@ class NaiveGemm(NaiveKernel[Gemm]):
         out, left, right, *others = work.views
         accumulate, (left_t, right_t) = work.body.accumulate, work.body.transposed
         addends = () if accumulate else others
-        out_rows, out_columns = _axes(out)
-        left_rows, left_depth = reversed(_axes(left)) if left_t else _axes(left)
-        right_depth, right_columns = reversed(_axes(right)) if right_t else _axes(right)
-        m, n, k = out_rows.size, out_columns.size, left_depth.size
+        left_axes, right_axes = _axes(left)[:: -1 if left_t else 1], _axes(right)[:: -1 if right_t else 1]
+        axes = (*_axes(out), *left_axes, *right_axes)  # along m, n, m, k, k, n
+        m, n, _, k, *_ = (axis.size for axis, _ in axes)
         tiles = self.tiles(work, tile)
         first_term = len(packed.terms) // ADDEND.size
         for view in addends:
-            rows, columns = _axes(view)
+            (rows, row_step), (columns, column_step) = _axes(view)
             packed.terms += ADDEND.pack(
-                _base(view), rows.step, columns.step,
-                *packed.runs_of(rows.axis), *packed.runs_of(columns.axis), TYPES[view.dtype].number, 0,
+                view.base, row_step, column_step,
+                *packed.runs_of(rows), *packed.runs_of(columns), TYPES[view.dtype].number, 0,
             )  # fmt: skip
-        axes = (out_rows, out_columns, left_rows, left_depth, right_depth, right_columns)
-        maps = [number for axis in axes for number in packed.runs_of(axis.axis)]
+        maps = [number for axis, _ in axes for number in packed.runs_of(axis)]
         packed.works += GEMM.pack(
-            _base(out), _base(left), _base(right), *(axis.step for axis in axes), *maps, m, n, k, int(accumulate),
+            out.base, left.base, right.base, *(step for _, step in axes), *maps, m, n, k, int(accumulate),
             packed.tiles, tiles, -(-n // TILE), len(packed.of_works), *packed.sync(work), first_term, len(addends),
         )  # fmt: skip
         return tiles
 
 
-@dataclass(frozen=True, slots=True)
-class _Dimension:
-    axis: Axis
-    step: int  # elements from one index to the next
-
-    @property
-    def size(self) -> int:
-        return self.axis.size
-
-
-def _axes(view: View) -> tuple[_Dimension, _Dimension]:
-    """The two dimensions of a matrix."""
-    steps = zip(view.region.axes, strides(view.shape), strict=True)
-    rows, columns = (_Dimension(a, s) for a, s in steps if not a.dropped)
-    return rows, columns
-
-
-def _base(view: View) -> int:
-    """The address of element [0, 0] of the matrix that the fixed dimensions leave."""
-    fixed = zip(view.region.axes, strides(view.shape), strict=True)
-    return view.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * TYPES[view.dtype].bytes
+def _axes(view: View) -> tuple[tuple[Axis, int], ...]:
+    """The two dimensions of a matrix, each with the elements from one index to the next."""
+    return tuple((a, s) for a, s in zip(view.region.axes, strides(view.shape), strict=True) if not a.dropped)
 
 
 # ---------------------------------------------------------------- sums
