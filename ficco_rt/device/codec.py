@@ -35,7 +35,7 @@ def content_hash(plan: DevicePlan) -> str:
 
 def from_json(text: str, path: str = "device-plan.json") -> DevicePlan:
     """Read a device plan back. Raises PlanError for what is none, is of another version, or was changed by hand."""
-    plan = read_document(text, path, DevicePlan, "device plan", VERSION, content_hash, _UNIONS, aside=(_SOURCE,))
+    plan = read_document(text, path, DevicePlan, "device plan", VERSION, content_hash, aside=(_SOURCE,))
     assert isinstance(plan, DevicePlan)
     return plan
 

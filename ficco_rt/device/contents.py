@@ -17,12 +17,11 @@ from ..geometry.region import Region
 from ..graph.ir import KernelCall
 from ..graph.kinds import settings
 from ..graph.op_rules import fits
-from ..graph.ops.kind import Look
 from ..kernels.catalogue import CLUSTERS
 from ..kernels.families import configure, plain
 from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
-from ..plan.kernel_works import kernel_work, symbolic
+from ..kernels.works import Look, kernel_work, symbolic
 from ..plan.plan_rules import inside
 from .ir import PLACELESS, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, Semaphore, StreamName
 

@@ -10,14 +10,14 @@ from functools import partial
 
 from ..errors import PlanError
 from ..graph.budget import COLLECTED, OPERANDS, WORKS, Budget
-from ..graph.kinds import settings
-from ..kernels.catalogue import CLUSTERS, COPY, REDUCE, TILES
+from ..graph.kinds import likeness
+from ..kernels.catalogue import CLUSTERS, REDUCE, TILES
 from ..kernels.families import configure, plain, tuned
 from ..kernels.family import MOST_CLUSTER, KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
+from ..kernels.works import kernel_work, symbolic
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
-from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import calls_of, part_of
 from .ir import Communicator, DeviceLaunch, Features, Placement
 from .semaphores import private_flags
@@ -52,9 +52,9 @@ class LaunchPlanner:
         self.clusters: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by device and stream
         for stream in plan.streams:
             self.clusters[self._device(stream)][stream.id].update(
-                CLUSTERS.get(c.kernel, 1)
+                CLUSTERS[c.kernel]
                 for c in stream.commands
-                if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
+                if isinstance(c, Launch) and c.streamed and c.kernel in CLUSTERS
             )
 
     def all(self, rank: int | None = None) -> tuple[DeviceLaunch, ...]:
@@ -116,18 +116,14 @@ class LaunchPlanner:
         )
 
     def _configs(self, stream: Stream, p: int, command: Launch, sms: int) -> tuple[KernelConfig, ...]:
-        """Launches without flags are made alike on all ranks: NOTE the graph holds each part's axes once."""
+        """Launches without flags are made alike on all ranks."""
         a, unaligned = command.attributes, (stream.id, p) in self.unaligned
         vendor = self.features.vendor_gemms and (a.residency, a.sms, a.priority, a.leave) == (None,) * 4
         make = plain if unaligned else partial(configure, vendor=vendor)
         if command.streamed or len(command.works) > 1:
             return make(self._request(stream, command, sms), self.limits)
         (work,) = command.works
-        regions = tuple(
-            (r.tensor, self.shapes[r.tensor][r.rank], id(r.axes), r.rank == stream.rank)
-            for r in (*work.reads, *work.writes)
-        )
-        key = (command.kernel, sms, a.smem, unaligned, vendor, regions, *settings(work.body))
+        key = (command.kernel, sms, a.smem, unaligned, vendor, likeness(work.body, stream.rank, self.shapes))
         if key not in self.known:
             self.known[key] = make(self._request(stream, command, sms), self.limits)
         return self.known[key]

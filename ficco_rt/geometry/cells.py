@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, product
+from itertools import product
 
 from .region import Axis, Box, Interval, Region
 
@@ -34,18 +34,48 @@ def strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(steps)
 
 
+def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
+    """Several ways to cut one logical axis, cut by all: (start in each, size)."""
+    if all(len(axis) == 1 for axis in axes):  # as most are
+        n = min(axis[0].size for axis in axes)
+        return [(*(axis[0].start for axis in axes), n)] if n else []
+    pieces = []
+    at, used = [0] * len(axes), [0] * len(axes)
+    while all(i < len(axis) for i, axis in zip(at, axes, strict=True)):
+        here = [axis[i] for i, axis in zip(at, axes, strict=True)]
+        n = min(s.size - u for s, u in zip(here, used, strict=True))
+        if n:
+            pieces.append((*(s.start + u for s, u in zip(here, used, strict=True)), n))
+        used = [u + n for u in used]
+        for j, s in enumerate(here):
+            if used[j] == s.size:
+                at[j], used[j] = at[j] + 1, 0
+    return pieces
+
+
+def aligned(regions: Sequence[Region]) -> Iterator[tuple[Box, ...]]:
+    """Regions of one logical shape, cut at the segments of all of them: boxes at the same logical place."""
+    if all(len(r.boxes) == 1 for r in regions):
+        yield tuple(r.boxes[0] for r in regions)
+        return
+    cuts = [
+        common(*(r.axes[d].segments for r, d in zip(regions, dims, strict=True)))
+        for dims in zip(*(r.kept for r in regions), strict=True)
+    ]
+    for runs in product(*cuts):
+        boxes = []
+        for side, region in enumerate(regions):
+            start, stop = [a.segments[0].start for a in region.axes], [a.segments[0].stop for a in region.axes]
+            for d, run in zip(region.kept, runs, strict=True):
+                start[d], stop[d] = run[side], run[side] + run[-1]
+            boxes.append(Box(tuple(start), tuple(stop)))
+        yield tuple(boxes)
+
+
 def cells(regions: Sequence[Region], shapes: Sequence[Sequence[int]]) -> Iterator[Cell]:
     """Regions of one logical shape, cut at the segments of all of them; `shapes` are their tensors'."""
-    if all(len(r.boxes) == 1 for r in regions):
-        yield from _of_boxes([r.boxes[0] for r in regions], shapes)
-        return
-    kept = [[a for a in r.axes if not a.dropped] for r in regions]
-    cuts = [
-        sorted({at for axes in kept for at in accumulate((s.size for s in axes[d].segments), initial=0)})
-        for d in range(len(kept[0]))
-    ]
-    for logical in product(*([Interval(a, b) for a, b in pairwise(c)] for c in cuts)):
-        yield from _of_boxes([_box(r, logical) for r in regions], shapes)
+    for boxes in aligned(regions):
+        yield from _of_boxes(boxes, shapes)
 
 
 def part(region: Region, start: int, stop: int) -> Region:
@@ -60,25 +90,6 @@ def part(region: Region, start: int, stop: int) -> Region:
     axes = list(region.axes)
     axes[first] = Axis(tuple(segments))
     return Region(region.tensor, region.rank, tuple(axes))
-
-
-def _box(region: Region, logical: Sequence[Interval]) -> Box:
-    """The box of the tensor that fills logical intervals, none of which crosses a segment's end."""
-    start, stop = [], []
-    wanted = iter(logical)
-    for axis in region.axes:
-        if axis.dropped:
-            start.append(axis.segments[0].start)
-            stop.append(axis.segments[0].stop)
-            continue
-        want, at = next(wanted), 0
-        for s in axis.segments:
-            if want.start < at + s.size:
-                start.append(s.start + want.start - at)
-                stop.append(s.start + want.stop - at)
-                break
-            at += s.size
-    return Box(tuple(start), tuple(stop))
 
 
 def _of_boxes(boxes: Sequence[Box], shapes: Sequence[Sequence[int]]) -> Iterator[Cell]:

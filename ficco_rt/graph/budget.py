@@ -82,9 +82,6 @@ ROUNDS = Kind(
     "putting copies in rounds looks at more than {most} of them",
     f"leave out 'order = auto', or take fewer copies, {RAISE}",
 )
-SEARCHED = Kind(
-    "dependencies to search for", 100, 0.3, "the dependencies are searched for among more than {most} operations"
-)
 CLOCKS = Kind("entries of clocks", 700, 0, "the dependencies need clocks of more than {most} entries")
 RUNS = Kind(
     "runs of memory", 1, 10, "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"

@@ -158,6 +158,15 @@ class Gemm(Body):
         return (self.out,)
 
     @property
+    def transposed(self) -> tuple[bool, bool]:
+        return self.left_transposed, self.right_transposed
+
+    @property
+    def stored_afar(self) -> bool:
+        """Whether the result goes to another rank; the operands are always on the gemm's own rank."""
+        return self.out.rank != self.left.rank
+
+    @property
     def depth(self) -> int:
         """The inner size, K."""
         return self.left.shape[0 if self.left_transposed else -1]

@@ -3,7 +3,7 @@ need."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -43,6 +43,13 @@ def settings(body: ir.Body) -> tuple[object, ...]:
     """What bodies of one kind may differ in beside the regions that they read and write."""
     values = [getattr(body, f.name) for f in fields(body)]
     return (type(body), *(v for v in values if not isinstance(v[0] if isinstance(v, tuple) and v else v, Region)))
+
+
+def likeness(body: ir.Body, rank: int, shapes: Mapping[str, Sequence[tuple[int, ...]]]) -> tuple[object, ...]:
+    """A key that is equal for bodies that no kernel can tell apart: ranks take the same parts of equal tensors. NOTE
+    the graph holds the axes of each part once."""
+    regions = ((r.tensor, shapes[r.tensor][r.rank], id(r.axes), r.rank == rank) for r in (*body.reads, *body.writes))
+    return (*settings(body), *regions)
 
 
 def done(body: ir.Body, rank: int, size: Size) -> tuple[int, int, int | None, int]:

@@ -98,23 +98,13 @@ def resident(threads: int, registers: int, smem: int, limits: Limits) -> int:
 def fit(block: Footprint, beside: Sequence[Several], limits: Limits) -> Fit:
     """The blocks of a kernel that a multiprocessor takes beside others that are on it. 0 too if the others do not fit
     beside each other."""
-    takes, others = _takes(block, limits), [(_takes(s.block, limits), s.count) for s in beside if s.count]
-    if block.smem > limits.smem_per_block or not fits(beside, limits):
-        return Fit(0, ("shared memory",) if block.smem > limits.smem_per_block else _over(beside, limits))
-    has = _has(limits)
-    slots = limits.max_warps // has.parts
-    most = limits.max_residency
-    by: dict[Resource, int] = {
-        "registers": _laid(has, limits.max_warps, takes, others, most),
-        "shared memory": _shared(limits, takes, others),
-        "threads": (limits.max_warps - sum(o.warps * n for o, n in others)) // max(1, takes.warps),
-        "blocks": most - sum(n for _, n in others),
-    }
-    # registers and threads share the parts, so that both together may leave less than each
-    both = _laid(has, slots, takes, others, most)
-    blocks = min(*by.values(), both)
-    limited: tuple[Resource, ...] = tuple(name for name, n in by.items() if n == blocks)
-    return Fit(blocks, limited or ("registers", "threads"))
+    if block.smem > limits.smem_per_block:
+        return Fit(0, ("shared memory",))
+    count, over = 0, _over(beside, limits) or _over((*beside, Several(block)), limits)
+    while not over:
+        count += 1
+        over = _over((*beside, Several(block, count + 1)), limits)
+    return Fit(count, over)
 
 
 def fits(blocks: Sequence[Several], limits: Limits) -> bool:
@@ -168,7 +158,7 @@ def _over(blocks: Sequence[Several], limits: Limits) -> tuple[Resource, ...]:
     """What such blocks take too much of, together."""
     has, taken = _has(limits), [(_takes(s.block, limits), s.count) for s in blocks if s.count]
     found: list[Resource] = []
-    if taken and not _layouts(has, limits.max_warps, taken):
+    if taken and not _find_places(has, limits.max_warps, taken):
         found.append("registers")
     if sum(t.smem * n for t, n in taken) > limits.smem_per_sm:
         found.append("shared memory")
@@ -176,7 +166,7 @@ def _over(blocks: Sequence[Several], limits: Limits) -> tuple[Resource, ...]:
         found.append("threads")
     if sum(n for _, n in taken) > limits.max_residency:
         found.append("blocks")
-    if not found and taken and not _layouts(has, limits.max_warps // has.parts, taken):
+    if not found and taken and not _find_places(has, limits.max_warps // has.parts, taken):
         found += ["registers", "threads"]
     return tuple(found)
 
@@ -200,40 +190,23 @@ def _takes(block: Footprint, limits: Limits) -> _Takes:
     return _Takes(-(-block.threads // limits.warp), of_warp, smem)
 
 
-def _shared(limits: Limits, takes: _Takes, others: Sequence[tuple[_Takes, int]]) -> int:
-    """The blocks whose shared memory fits beside that of others."""
-    free = limits.smem_per_sm - sum(o.smem * n for o, n in others)
-    return free // takes.smem if takes.smem else limits.max_residency
-
-
-def _laid(has: _Has, slots: int, takes: _Takes, others: Sequence[tuple[_Takes, int]], most: int) -> int:
-    """The blocks, up to `most`, whose warps find a place in the parts beside the warps of others."""
-    found, count = _layouts(has, slots, others), 0
-    if not found:
-        return 0
-    if not others and takes.warps:  # the first ones lie in any parts, so that only the sum counts
-        return min(most, has.parts * _in_part((has.registers, slots), takes.of_warp) // takes.warps)
-    while count < most:
-        found = frozenset(after for parts in found for after in _placed(parts, takes.of_warp, takes.warps))
-        if not found:
-            break
-        count += 1
-    return count
-
-
-def _layouts(has: _Has, slots: int, blocks: Sequence[tuple[_Takes, int]]) -> frozenset[_Parts]:
-    """All that may be left of the parts when these blocks are on the multiprocessor; empty: they find no place."""
+def _find_places(has: _Has, slots: int, blocks: Sequence[tuple[_Takes, int]]) -> bool:
+    """Whether the warps of so many blocks find places in the parts, each with room for `slots` warps."""
+    if len(blocks) == 1:  # the first ones lie in any parts, so that only the sum counts
+        ((takes, count),) = blocks
+        return takes.warps * count <= has.parts * _in_part((has.registers, slots), takes.of_warp)
     start: _Parts = ((has.registers, slots),) * has.parts
-    return _after(start, tuple(sorted(((t.of_warp, t.warps, n) for t, n in blocks), reverse=True)))
+    return bool(_after(start, tuple((t.of_warp, t.warps) for t, n in blocks for _ in range(n))))
 
 
 @lru_cache(maxsize=4096)
-def _after(start: _Parts, blocks: tuple[tuple[int, int, int], ...]) -> frozenset[_Parts]:
-    found = frozenset({start})
-    for of_warp, warps, count in blocks:
-        for _ in range(count):
-            found = frozenset(after for parts in found for after in _placed(parts, of_warp, warps))
-    return found
+def _after(start: _Parts, blocks: tuple[tuple[int, int], ...]) -> frozenset[_Parts]:
+    """All that may be left of the parts when these blocks, one after another, are on the multiprocessor; empty: they
+    find no place."""
+    if not blocks:
+        return frozenset({start})
+    *before, (of_warp, warps) = blocks
+    return frozenset(after for parts in _after(start, tuple(before)) for after in _placed(parts, of_warp, warps))
 
 
 def _placed(parts: _Parts, of_warp: int, warps: int) -> Iterator[_Parts]:

@@ -15,6 +15,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from ..geometry.cells import common
 from ..types import TYPES
 from .block_fit import Footprint, resident
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
@@ -23,7 +24,7 @@ from .leaving import NO_ROOM, footprint, shapes
 from .occupancy import Limits, Window, at_once, window
 from .signature import Signature
 from .tile_table import Rows, SplitK, Table, count, table
-from .tiles import DEPTH, MatrixWork, common, depths_of, pieces_of
+from .tiles import DEPTH, MatrixWork, depths_of, pieces_of
 from .works import Work
 
 PARAMETER_BYTES = 112

@@ -11,18 +11,19 @@ from ..types import TYPES
 from .block_fit import Footprint
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
-from .naive.family import COPY, NAIVE, REDUCE
+from .naive.family import NAIVE, kernel_of
+from .naive.plain_kernels import KERNELS
 from .occupancy import Limits, out_of_limits, window
 from .pace import Pace
 from .sm80.family import SM80
 from .sm90.family import SM90
 from .user import USER
 from .vendor_gemm import VENDOR
-from .works import Copy, Work
+from .works import Work
 
 FAMILIES: tuple[Family[Any], ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for
 NAMED: tuple[Family[Any], ...] = (*FAMILIES, VENDOR)  # whose kernels plans name for products
-_BY_KERNEL: dict[str, Family[Any]] = {v.name: f for f in NAMED for v in f.variants} | {REDUCE: NAIVE, COPY: NAIVE}
+_BY_KERNEL: dict[str, Family[Any]] = {v.name: f for f in NAMED for v in f.variants} | {k.name: NAIVE for k in KERNELS}
 _BY_NAME: dict[str, Family[Any]] = {f.name: f for f in (*NAMED, USER)}
 
 
@@ -44,11 +45,6 @@ def fitting(request: GemmRequest, arch: str) -> Family[Any]:
 def tensor_core_families(arch: str) -> tuple[Family[Any], ...]:
     """The families that use an architecture's tensor cores."""
     return tuple(f for f in FAMILIES if f.instructions and f.serves(arch))
-
-
-def reached(kernel: str, device: Device, dtype: str) -> float:
-    """The fraction of a device's rate of large GEMMs that a kernel reaches."""
-    return family_of(kernel).reached(device, dtype)
 
 
 def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
@@ -93,7 +89,8 @@ def configure(request: LaunchRequest, limits: Limits, *, vendor: bool = False) -
 
 def unread(config: KernelConfig, works: Sequence[Work]) -> str | None:
     """A type of these works that the source of a configured launch does not know; None: it knows all."""
-    views = (v for w in works if config.family == NAIVE.name and not isinstance(w, Copy) for v in w.views)
+    typed = (w for w in works if config.family == NAIVE.name and kernel_of([w.body]).types(w))
+    views = (v for w in typed for v in w.views)
     return next((v.dtype for v in views if TYPES[v.dtype].number is None), None)
 
 

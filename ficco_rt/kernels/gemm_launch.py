@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..graph.ir import Gemm
 from ..types import TYPES
 from . import tiles
 from .signature import Signature
-from .works import Product, Work
+from .works import Work, only
 
 ALIGNMENT = 16  # bytes, of every tensor: of TMA, cp.async and 16-byte accesses
 
@@ -44,21 +45,19 @@ class MatrixGemm:
 
 def gemm_of(works: Sequence[Work]) -> MatrixGemm | str:
     """A launch's works; a text says why no kernel for tensor cores takes them."""
-    products = [w for w in works if isinstance(w, Product)]
+    products = only(works, Gemm)
     if len(products) < len(works):
         return "the launch holds sums or copies as well"
-    first = products[0]
-    dtype, out_dtype, transposed = first.left.dtype, first.out.dtype, first.transposed
-    if any((w.left.dtype, w.out.dtype, w.transposed) != (dtype, out_dtype, transposed) for w in products):
+    kinds = {(left.dtype, out.dtype, w.body.transposed) for w in products for out, left in (w.views[:2],)}
+    if len(kinds) > 1:
         return "works differ in types or layout"
+    ((dtype, out_dtype, transposed),) = kinds
     if TYPES[dtype].half is None:
         return f"operands are {dtype}"
-    if any(w.scales for w in products):
-        return "operands have scales"
     found = [tiles.work_of(w) for w in products]
     made = tuple(w for w in found if w is not None)
     if len(made) < len(products):
         return "an operand's columns are not side by side"
     signature = Signature(dtype, out_dtype, *transposed, addends=any(w.addends for w in made))
-    read_only = (not any(w.left.written for w in products), not any(w.right.written for w in products))
-    return MatrixGemm(made, signature, read_only)
+    left_written, right_written = (any(w.views[side].written for w in products) for side in (1, 2))
+    return MatrixGemm(made, signature, (not left_written, not right_written))

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .tiles import DEPTH, Matrix, MatrixWork, common, depths_of, pieces_of
+from ..geometry.cells import common
+from .tiles import DEPTH, Matrix, MatrixWork, depths_of, pieces_of
 
 MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
 

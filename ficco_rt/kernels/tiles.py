@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
-from ..geometry.cells import strides
+from ..geometry.cells import common, strides
 from ..geometry.region import Interval
+from ..graph.ir import Gemm
 from ..types import TYPES
-from .works import Product, View
+from .works import View, WorkOf
 
 DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
 
@@ -87,32 +88,28 @@ def operand(view: View) -> MatrixOperand | None:
     if len(kept) != 2 or kept[1] != len(shape) - 1:
         return None
     row, column = kept
-    address, pitch = view.address, shape[-1]
-    if len(shape) > 2:
-        steps = strides(shape)
-        fixed = sum(a.segments[0].start * n for a, n in zip(region.axes, steps, strict=True) if a.dropped)
-        address, pitch = address + fixed * TYPES[view.dtype].bytes, steps[row]
-    matrix = Matrix(address, shape[row], shape[column], pitch)
+    matrix = Matrix(view.base, shape[row], shape[column], strides(shape)[row])
     return MatrixOperand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 
-def work_of(product: Product) -> MatrixWork | None:
+def work_of(product: WorkOf[Gemm]) -> MatrixWork | None:
     """The product on matrices; None if an operand's columns are not side by side."""
-    operands = []
-    for view in (product.left, product.right, product.out, *product.addends):
+    operands, added = [], product.body.addends
+    views = product.views[: 3 + len(added)]
+    for view in views:
         found = operand(view)
         if found is None:
             return None
         operands.append(found)
-    left, right, out, *others = operands
-    addends = tuple(Addend(o, v.dtype) for o, v in zip(others, product.addends, strict=True))
+    out, left, right, *others = operands
+    addends = tuple(Addend(o, v.dtype) for o, v in zip(others, views[3:], strict=True))
     # a product of what nothing writes need not wait for what comes to its addends, or for who still reads its output
-    late = bool(addends) and not (product.left.written or product.right.written)
+    late = bool(addends) and not any(view.written for view in views[1:3])
     waits, addend_waits = ((), product.waits) if late else (product.waits, ())
     return MatrixWork(
         left.matrix, right.matrix, out.matrix,
         left.rows, left.columns, right.rows, right.columns, out.rows, out.columns,
-        product.accumulate, waits, product.signals, addends, addend_waits,
+        product.body.accumulate, waits, product.signals, addends, addend_waits,
     )  # fmt: skip
 
 
@@ -209,25 +206,6 @@ def _goes_on(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> boo
     whole = all(n % DEPTH == 0 for w in (a, b) for *_, n in common(*depths_of(w, *transposed)))
     waits = a.waits or not b.waits or b.waits == a.signals
     return bool(outer_axes(a, transposed) == outer_axes(b, transposed) and whole and waits)
-
-
-def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
-    """Several ways to cut one logical axis, cut by all: (start in each, size)."""
-    if all(len(axis) == 1 for axis in axes):  # as most are
-        n = min(axis[0].size for axis in axes)
-        return [(*(axis[0].start for axis in axes), n)] if n else []
-    pieces = []
-    at, used = [0] * len(axes), [0] * len(axes)
-    while all(i < len(axis) for i, axis in zip(at, axes, strict=True)):
-        here = [axis[i] for i, axis in zip(at, axes, strict=True)]
-        n = min(s.size - u for s, u in zip(here, used, strict=True))
-        if n:
-            pieces.append((*(s.start + u for s, u in zip(here, used, strict=True)), n))
-        used = [u + n for u in used]
-        for j, s in enumerate(here):
-            if used[j] == s.size:
-                at[j], used[j] = at[j] + 1, 0
-    return pieces
 
 
 def pieces_of(w: MatrixWork, transposed: tuple[bool, bool]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

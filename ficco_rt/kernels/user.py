@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
+from ..geometry.region import Region
+from ..graph.ir import KernelCall
 from ..machine.model import Device
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, Variant
 from .occupancy import Limits
 from .pace import Pace
-from .works import Call, View, Work
+from .works import Work, WorkOf, only
 
 
 class User(Family[Variant]):
@@ -25,9 +27,9 @@ class User(Family[Variant]):
         return "a user's kernel is named, not chosen"
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
-        return tuple(self._config(i, w, request) for i, w in enumerate(request.works) if isinstance(w, Call))
+        return tuple(self._config(i, w.body, request) for i, w in enumerate(only(request.works, KernelCall)))
 
-    def _config(self, index: int, call: Call, request: LaunchRequest) -> KernelConfig:
+    def _config(self, index: int, call: KernelCall, request: LaunchRequest) -> KernelConfig:
         return KernelConfig(
             family=self.name,
             kernel=call.kernel,
@@ -49,16 +51,15 @@ class User(Family[Variant]):
         return Pace(groups=1, step=0.0)  # what it computes nobody says
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
-        call = works[config.works[0]]
-        assert isinstance(call, Call)
-        packed = [_packed(a) for a in call.arguments]
+        packed = list(_packed(only(works, KernelCall)[config.works[0]]))
         return Tables(b"", 0, 0, lambda constants, scratch, encode: packed)
 
 
-def _packed(argument: View | int) -> bytes:
-    if isinstance(argument, View):
-        return bytes(ctypes.c_uint64(argument.first))
-    return bytes(ctypes.c_int(argument))
+def _packed(work: WorkOf[KernelCall]) -> Iterator[bytes]:
+    """Of a region the address of its first element, of a number a C int."""
+    views = {view.region: view for view in work.views}
+    for value in (argument.value for argument in work.body.arguments):
+        yield bytes(ctypes.c_uint64(views[value].first) if isinstance(value, Region) else ctypes.c_int(value))
 
 
 USER = User()

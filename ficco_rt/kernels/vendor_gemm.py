@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from ..geometry.cells import common
+from ..graph.ir import Gemm
 from ..machine.durations import gemm_rate, vendor_gemm
 from ..machine.model import Device
 from ..types import TYPES
@@ -31,7 +33,7 @@ from .occupancy import Limits
 from .pace import Pace
 from .target import compute_capability
 from .tile_table import MAX_SPLITS, SplitK
-from .works import Product, View, Work
+from .works import View, Work, WorkOf, only
 
 GEMM = "vendor_gemm"
 WORKSPACE = 32 << 20  # bytes of a stream's calls: what NVIDIA's libraries take on Hopper, of which others need less
@@ -146,26 +148,25 @@ def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:
     )
 
 
-def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
+def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[Matmul, ...] | str:
     """The products of whole matrices that a product is, one after another, for `sms` multiprocessors; a text says why
     the library does not make them, and behind a semicolon the way out. Pieces of rows and columns are products of their
     own; pieces of K add to what the output holds, which rounds it in between."""
-    dtype, out_dtype, transposed = product.left.dtype, product.out.dtype, product.transposed
+    (out, left, right), transposed = product.views[:3], product.body.transposed
+    dtype, out_dtype = left.dtype, out.dtype
     unknown = next((t for t in (dtype, out_dtype) if TYPES[t].blas is None), None)
     if unknown is not None:
         return f"it has no code for {unknown}; take tensors of another type"
-    if product.scales:
-        return "operands have scales"
-    if product.addends:
+    if product.body.addends:
         return "terms are added to the product; add them by a reduce, or by gemm … += into what holds them"
-    if product.stored_afar:
+    if product.body.stored_afar:
         return "its result lies on another rank; take a tensor of this rank, and a copy"
     work = tiles.work_of(product)
     if work is None:
         return "an operand's columns are not side by side"
     left_m, right_n = tiles.outer_axes(work, transposed)
-    rows, columns = tiles.common(left_m, work.out_rows), tiles.common(right_n, work.out_columns)
-    depths = tiles.common(*tiles.depths_of(work, *transposed))
+    rows, columns = common(left_m, work.out_rows), common(right_n, work.out_columns)
+    depths = common(*tiles.depths_of(work, *transposed))
     if not (rows and columns and depths):
         return "it is empty"
     if len(depths) > 1 and out_dtype != "fp32":
@@ -189,10 +190,10 @@ def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
             k=k,
             dtype=dtype,
             out_dtype=out_dtype,
-            left=at(product.left, work.left, left_row, left_k, transposed[0]),
-            right=at(product.right, work.right, right_k, right_column, transposed[1]),
-            out=at(product.out, work.out, out_row, out_column),
-            accumulate=product.accumulate or number > 0,
+            left=at(left, work.left, left_row, left_k, transposed[0]),
+            right=at(right, work.right, right_k, right_column, transposed[1]),
+            out=at(out, work.out, out_row, out_column),
+            accumulate=product.body.accumulate or number > 0,
             sms=sms,
         )
         for left_row, out_row, m in rows
@@ -201,12 +202,11 @@ def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
     )
 
 
-def _product(works: Sequence[Work], streamed: bool) -> Product | str:
+def _product(works: Sequence[Work], streamed: bool) -> WorkOf[Gemm] | str:
     if streamed:
         return "the stage is streamed, and the library's kernels wait for no pieces; leave out 'streamed'"
-    if len(works) != 1 or not isinstance(works[0], Product):
-        return "the launch holds more than one product"
-    return works[0]
+    products = only(works, Gemm)
+    return products[0] if len(products) == len(works) == 1 else "the launch holds more than one product"
 
 
 def _splits(depth: int, count: int, groups: int) -> int:

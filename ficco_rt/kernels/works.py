@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from ..geometry.cells import strides
 from ..geometry.region import Region
+from ..graph.ir import Body, Tensor
 from ..types import TYPES, Dtype
+
+B = TypeVar("B", bound=Body)
+B_co = TypeVar("B_co", bound=Body, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,14 @@ class View:
     written: bool = True  # by the plan's commands; inputs never are: outputs share no memory with them (exec/bindings)
 
     @property
+    def base(self) -> int:
+        """The address of element [0, …] of what the fixed dimensions leave of the tensor."""
+        if len(self.region.kept) == len(self.region.axes):
+            return self.address
+        fixed = zip(self.region.axes, strides(self.shape), strict=True)
+        return self.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * TYPES[self.dtype].bytes
+
+    @property
     def first(self) -> int:
         """The address of the region's first element."""
         steps = strides(self.shape)
@@ -30,79 +42,44 @@ class View:
         return self.address + offset * TYPES[self.dtype].bytes
 
 
-class _Work:
-    """What all works have."""
-
-    __slots__ = ()
-
-    @property
-    def views(self) -> Iterator[View]:
-        """All that it touches."""
-        names: tuple[str, ...] = self.__slots__
-        for value in (getattr(self, name) for name in names):
-            yield from (v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, View))
+Look: TypeAlias = Callable[[Region], View]
 
 
 @dataclass(frozen=True, slots=True)
-class Product(_Work):
-    """out (+)= left · right, or out = left · right + the sum of `addends`, which have the shape of out. A transposed
-    left is stored [K, M], a transposed right [N, K]. `scales` belong to left and right; no kernel takes them yet.
+class WorkOf(Generic[B_co]):
+    """What one op does, on tensors. `views` are those of the regions that the body writes, then of those that it reads.
 
     `waits` must be up before it reads, `signals` are raised when all is written: numbers of flags, or their addresses
-    once there is memory. So for all works.
+    once there is memory.
     """
 
-    out: View
-    left: View
-    right: View
-    left_transposed: bool
-    right_transposed: bool
-    accumulate: bool
-    addends: tuple[View, ...] = ()
-    scales: tuple[View, ...] = ()
-    waits: tuple[int, ...] = ()
-    signals: tuple[int, ...] = ()
-
-    @property
-    def transposed(self) -> tuple[bool, bool]:
-        return self.left_transposed, self.right_transposed
-
-    @property
-    def stored_afar(self) -> bool:
-        """Whether its result goes to another rank. Its operands are always on its own rank."""
-        return self.out.region.rank != self.left.region.rank
-
-
-@dataclass(frozen=True, slots=True)
-class Sum(_Work):
-    """out = the sum of `terms`, accumulated in fp32."""
-
-    out: View
-    terms: tuple[View, ...]
+    body: B_co
+    views: tuple[View, ...]
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Copy(_Work):
-    """dst <- src, bit by bit."""
-
-    dst: View
-    src: View
-    waits: tuple[int, ...] = ()
-    signals: tuple[int, ...] = ()
+Work: TypeAlias = WorkOf[Body]
 
 
-@dataclass(frozen=True, slots=True)
-class Call(_Work):
-    """A user's kernel: of a view it gets the address of the first element, of a number a C int."""
-
-    kernel: str
-    arguments: tuple[View | int, ...]
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    waits: tuple[int, ...] = ()
-    signals: tuple[int, ...] = ()
+def kernel_work(body: B, look: Look, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()) -> WorkOf[B]:
+    """The work of a body, whose regions `look` finds in memory."""
+    return WorkOf(body, tuple(map(look, (*body.writes, *body.reads))), waits, signals)
 
 
-Work: TypeAlias = Product | Sum | Copy | Call
+def only(works: Iterable[Work], kind: type[B]) -> list[WorkOf[B]]:
+    """The works whose bodies are of this kind."""
+    return [cast("WorkOf[B]", work) for work in works if isinstance(work.body, kind)]
+
+
+def symbolic(tensors: Iterable[Tensor]) -> Look:
+    """Views for use before memory exists: tensors have assumed addresses, far apart, aligned as allocations are."""
+    places = {t.name: ((i + 1) << 44, t) for i, t in enumerate(tensors)}
+
+    def look(region: Region) -> View:
+        address, tensor = places[region.tensor]
+        # NOTE regions of one launch may lie on several ranks, each in a place of its own
+        address += region.rank << 32
+        return View(region, address, tensor.shapes[region.rank], tensor.dtype, tensor.kind != "input")
+
+    return look

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ..graph import ir
@@ -46,24 +45,17 @@ class Arrivals:
         return dict(times)
 
     def _busy(self, where: ir.Where) -> float:
-        """Microseconds of the products that the rank makes on the queue before the stage."""
-        stages, ends = self._products.get((where.rank, self._graph.stages[where.stage].queue), ([], []))
-        before = bisect_left(stages, where.stage)
-        return ends[before - 1] if before else 0.0
+        """Microseconds of the products that the rank makes on the queue before the stage, one after another."""
+        products = self._products.get((where.rank, self._graph.stages[where.stage].queue), {})
+        return sum(time for stage, time in products.items() if stage < where.stage)
 
     @cached_property
-    def _products(self) -> dict[tuple[int, str], tuple[list[int], list[float]]]:
-        """By rank and queue: the stages that have products, and the microseconds of all products up to the end of each,
-        one after another."""
-        times: dict[tuple[int, int], float] = defaultdict(float)  # of a rank and stage
+    def _products(self) -> Mapping[tuple[int, str], Mapping[int, float]]:
+        """By rank and queue: the microseconds of the products of each stage, in the order of the stages."""
+        times: dict[tuple[int, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for op in self._graph.ops:
             if isinstance(g := op.body, ir.Gemm):
-                m, n = g.out.shape
-                time = gemm_time(self._machine, m, n, g.depth, self._dtypes[g.left.tensor], op.where.resources.sms)
-                times[op.where.rank, op.where.stage] += time
-        found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
-        for (rank, stage), time in sorted(times.items()):
-            stages, ends = found.setdefault((rank, self._graph.stages[stage].queue), ([], []))
-            stages.append(stage)
-            ends.append(time + (ends[-1] if ends else 0.0))
-        return found
+                where, (m, n) = op.where, g.out.shape
+                time = gemm_time(self._machine, m, n, g.depth, self._dtypes[g.left.tensor], where.resources.sms)
+                times[where.rank, self._graph.stages[where.stage].queue][where.stage] += time
+        return times

@@ -1,29 +1,33 @@
-"""Pass: chooses a kernel for every launch."""
+"""Pass: chooses a kernel for every launch, and its attributes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
+from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
 from ..graph.budget import WORKS, Budget
+from ..graph.kinds import likeness
+from ..kernels.catalogue import COPY, copy_sms
 from ..kernels.families import choose
 from ..kernels.family import Chosen, GemmRequest
-from ..kernels.naive.family import NAIVE, block_of
+from ..kernels.naive.family import NAIVE, block_of, kernel_of
 from ..kernels.occupancy import Limits, out_of_limits
+from ..kernels.works import kernel_work, symbolic
 from .arrivals import Arrivals
 from .draft import Draft, KernelChoice, LaunchKey, launches, waits_of
-from .kernel_works import kernel_work, symbolic
+from .ir import LaunchAttributes
 from .leave import Leaving
-from .plan_rules import without_products
 
 
 def choose_kernels(draft: Draft) -> Draft:
     """Every launch has a kernel that takes its works, with the flags that they wait for, and runs with what the text
-    asks of the device. Raises ScheduleError where no kernel does."""
+    asks of the device: the shared memory that yields the residency asked for, its share of multiprocessors, and its
+    priority where that differs from the queue's. Raises ScheduleError where no kernel does."""
     chooser = _Chooser(draft)
     kernels: dict[int, KernelChoice] = {}
     mistakes: dict[Span, Diagnostic] = {}
@@ -40,12 +44,7 @@ def choose_kernels(draft: Draft) -> Draft:
     return replace(draft, kernels=kernels)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flags:
-    """What a work waits for and raises."""
-
-    waits: tuple[int, ...] = ()
-    signals: tuple[int, ...] = ()
+_Flags: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # that a work waits for, and that it raises
 
 
 class _Chooser:
@@ -76,7 +75,9 @@ class _Chooser:
                 and not isinstance(self._gemm(replace(op.where, resources=replace(asked, leave=None)), ops), str)
             ):
                 return self.leaving.refusal(asked.leave)
-            return found if isinstance(found, str) else KernelChoice(found.kernel, found.tile[:2], found.smem)
+            if isinstance(found, str):
+                return found
+            return KernelChoice(found.kernel, self._attributes(op.where, found.smem), found.tile[:2])
         if isinstance(op.body, ir.KernelCall):
             if asked.leave is not None:
                 return (
@@ -89,36 +90,53 @@ class _Chooser:
                     f"kernel '{op.body.kernel}' has a grid of {blocks} blocks, which may be on {blocks} "
                     f"multiprocessors; with sms = {asked.sms} it may have {asked.sms} blocks"
                 )
-            return KernelChoice(op.body.kernel, smem=asked.smem or 0)
-        kernel = without_products(bodies)
-        if asked.leave is None:
-            return KernelChoice(kernel)
-        request = GemmRequest((), leave=self.leaving.footprints(asked.leave))
-        room = NAIVE.leaving(kernel, request, self.limits)
-        if isinstance(room, str):
-            return self.leaving.refusal(asked.leave, [block_of(kernel, self.limits)])
-        return KernelChoice(kernel, smem=room.least)
+            return KernelChoice(op.body.kernel, self._attributes(op.where, asked.smem or 0))
+        kernel, smem = kernel_of(bodies), 0
+        if asked.leave is not None:
+            request = GemmRequest((), leave=self.leaving.footprints(asked.leave))
+            room = NAIVE.leaving(kernel, request, self.limits)
+            if isinstance(room, str):
+                return self.leaving.refusal(asked.leave, [block_of(kernel, self.limits)])
+            smem = room.least
+        attributes = self._attributes(op.where, smem)
+        if kernel.name == COPY:
+            attributes = replace(attributes, sms=attributes.sms or copy_sms(self.limits.sms))
+        return KernelChoice(kernel.name, attributes)
+
+    def _attributes(self, where: ir.Where, smem: int) -> LaunchAttributes:
+        """What a launch with so much shared memory asks of the device."""
+        asked, queue = where.resources, self._queue(where)
+        priority = asked.priority if asked.priority != queue.resources.priority else None
+        return LaunchAttributes(smem, asked.residency, self._sms(where), priority, asked.leave)
+
+    def _queue(self, where: ir.Where) -> ir.Queue:
+        return self.graph.queue(self.graph.stages[where.stage].queue)
+
+    def _sms(self, where: ir.Where) -> int | None:
+        """The multiprocessors of a launch, by the text or as its share."""
+        return self.draft.shares.get(LaunchKey(where.stage, where.rank), where.resources.sms)
 
     def _gemm(self, where: ir.Where, ops: Sequence[int]) -> Chosen | str:
         """The kernel of a launch that holds products."""
         asked, streamed = where.resources, self.graph.stages[where.stage].streamed
         vendor = asked.kernel == "vendor"
-        queue = self.graph.queue(self.graph.stages[where.stage].queue)
+        queue = self._queue(where)
         if vendor and asked.priority != queue.resources.priority:
             return (
                 f"priority = {asked.priority} cannot be had of the vendor's kernels, which have their stream's; say it "
                 f"on queue '{queue.name}'"
             )
-        sms = self.draft.shares.get(LaunchKey(where.stage, where.rank), asked.sms)
+        sms = self._sms(where)
         bodies = [self.graph.ops[i].body for i in ops]
         gemms = [body for body in bodies if isinstance(body, ir.Gemm)]
         arrival = self.arrivals.last(where, gemms) if streamed else 0.0
-        flags, private = self._flags(ops) if streamed else ([_Flags()] * len(ops), frozenset())
-        key = (asked, sms, len(gemms) == len(ops), streamed, arrival, private, *flags, *self._key(where.rank, gemms))
+        flags, private = self._flags(ops) if streamed else ([((), ())] * len(ops), frozenset())
+        products = (likeness(g, where.rank, self.shapes) for g in gemms)
+        key = (asked, sms, len(gemms) == len(ops), streamed, arrival, private, *flags, *products)
         if key not in self.known:
             self.budget.spend(len(bodies), where.origin)
             works = tuple(
-                kernel_work(body, self.look, f.waits, f.signals)
+                kernel_work(body, self.look, *f)
                 for body, f in zip(bodies, flags, strict=True)
                 if not isinstance(body, ir.Collective)
             )
@@ -126,17 +144,6 @@ class _Chooser:
             request = GemmRequest(works, asked.smem, asked.residency, sms, streamed, arrival, private, vendor, leave)
             self.known[key] = choose(request, self.limits)
         return self.known[key]
-
-    def _key(self, rank: int, gemms: Sequence[ir.Gemm]) -> tuple[object, ...]:
-        """A key that is equal for products that no kernel can tell apart. Ranks take the same parts of equal tensors,
-        and the graph holds the axes of each part once."""
-        key: list[object] = []
-        for g in gemms:
-            shapes = tuple(self.shapes[r.tensor][r.rank] for r in (g.left, g.right, g.out))
-            key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
-            key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
-            key += (g.out.rank != rank, *((a.tensor, id(a.axes)) for a in g.addends))
-        return tuple(key)
 
     def _flags(self, ops: Sequence[int]) -> tuple[list[_Flags], frozenset[int]]:
         """The flags of the works, and those among them that nothing outside the launch waits for. They are numbered
@@ -147,5 +154,5 @@ class _Chooser:
         def renumbered(flags: Sequence[int]) -> tuple[int, ...]:
             return tuple(new.setdefault(flag, 1 + len(new)) for flag in flags)
 
-        found = [_Flags(renumbered(waits_of(self.draft, i)), renumbered(signals.raised(i))) for i in ops]
+        found = [(renumbered(waits_of(self.draft, i)), renumbered(signals.raised(i))) for i in ops]
         return found, frozenset(number for flag, number in new.items() if flag in signals.private)

@@ -79,7 +79,6 @@ def read_document(
     name: str,
     version: int,
     hashed: Callable[[Any], str],
-    unions: Unions = (),
     aside: Container[str] = (),
 ) -> Any:
     """The value of type `kind` that a file of ours holds under "ficco_NAME", its version, with the hash of its content

@@ -53,11 +53,11 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernel of a launch, its output tile, and the shared memory that it takes."""
+    """The kernel of a launch, what the launch asks of the device, and the output tile of products."""
 
     kernel: str
+    attributes: LaunchAttributes
     tile: tuple[int, int] = (1, 1)
-    smem: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ class Draft:
     orders: tuple[Order, ...] = ()
     signals: Signals = field(default_factory=Signals)
     kernels: Mapping[int, KernelChoice] = field(default_factory=dict)  # op → its launch's kernel
-    attributes: Mapping[int, LaunchAttributes] = field(default_factory=dict)  # op → its launch's attributes
 
 
 def launches(draft: Draft) -> Iterator[list[int]]:
@@ -118,6 +117,4 @@ def _op(draft: Draft, i: int) -> str:
         text += f" waits for {', '.join(needs)}"
     if i in draft.kernels:
         text += f" by {draft.kernels[i]}"
-    if i in draft.attributes:
-        text += f" with {draft.attributes[i]}"
     return text

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 
+from ..geometry.cells import aligned
 from ..geometry.region import Axis, Box, Interval, Region
 from ..graph import ir as graph_ir
 from ..graph.budget import RUNS, Budget
@@ -35,7 +35,7 @@ class _Entry:
 
     waits: list[Command] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    ops: set[int] = field(default_factory=set)  # of a batch of copies
+    copies: set[int] = field(default_factory=set)  # its ops that are copies
     works: list[Work] = field(default_factory=list)
     call: CollectiveCall | None = None
     marks: list[Command] = field(default_factory=list)
@@ -55,7 +55,7 @@ class _Emitter:
         self.draft, self.graph = draft, draft.graph
         self.entries: list[list[_Entry]] = [[] for _ in draft.streams]
         self.signals = draft.signals
-        self.launches: dict[LaunchKey, _Entry] = {}
+        self.launches: dict[LaunchKey | None, _Entry] = {}
         self.tensors = {t.name: t for t in self.graph.tensors}
         self.transfers_left = Budget(RUNS)
         self.axes: dict[tuple[int, int, bool], Axis] = {}  # those of runs: many are the same
@@ -96,73 +96,55 @@ class _Emitter:
         elif entry.call is not None:
             yield entry.call
         else:
-            kernel, attributes = self.draft.kernels[entry.first].kernel, self.draft.attributes[entry.first]
-            works, joined = tuple(entry.works), tuple(entry.joined)
-            yield Launch(kernel, works, entry.streamed, attributes, entry.stage, joined)
+            choice, works, joined = self.draft.kernels[entry.first], tuple(entry.works), tuple(entry.joined)
+            yield Launch(choice.kernel, works, entry.streamed, choice.attributes, entry.stage, joined)
         yield from entry.marks
 
     # -- ops
 
     def _op(self, v: int) -> None:
-        op = self.graph.ops[v]
-        stage = self.graph.stages[op.where.stage]
-        stream = self.entries[self.draft.stream_of[v]]
-        needs = self.draft.needs.get(v, ())
-        origin = op.where.origin
-        key = self.draft.launch_of[v]
-        if key is not None:
-            self._streamed(v, key)
-            return
-        waits: list[Command] = []
-        for need in needs:
-            waits.append(self._wait(need, op))
-        if isinstance(op.body, graph_ir.Copy):
-            last = stream[-1] if stream else None
-            if not waits and last is not None and self._joins(last, v, stage.label):
-                entry = last
-            else:
-                entry = _Entry(waits, stage=stage.label, first=v)
-                stream.append(entry)
-            if v in self.draft.kernels:
-                entry.works.append(self._work(v, (), ()))
-            else:
-                entry.transfers.extend(self._transfers(op.body, v))
-            entry.ops.add(v)
+        op, key = self.graph.ops[v], self.draft.launch_of[v]
+        body, origin, label = op.body, op.where.origin, self.graph.stages[op.where.stage].label
+        # works of a streamed launch wait themselves, unless the launch waits for them
+        waits = [self._wait(need, op) for need in self.draft.needs.get(v, ()) if key is None or need.launch]
+        entry = self._entry(v, key, label, joins=not waits and isinstance(body, graph_ir.Copy))
+        entry.waits += waits
+        if isinstance(body, graph_ir.Collective):
+            entry.call = CollectiveCall(
+                body.kind, body.group, body.dst, body.src, body.to, body.by, op=v, stage=label, origin=origin
+            )
+        elif isinstance(body, graph_ir.Copy) and v not in self.draft.kernels:
+            entry.transfers.extend(self._transfers(body, v))
         else:
-            entry = _Entry(waits, stage=stage.label, first=v)
-            stream.append(entry)
-            if isinstance(call := op.body, graph_ir.Collective):
-                entry.call = CollectiveCall(
-                    call.kind, call.group, call.dst, call.src, call.to, call.by, op=v, stage=stage.label, origin=origin
-                )
-            else:
-                entry.works.append(self._work(v, (), ()))
+            if label != (entry.joined[-1][1] if entry.joined else entry.stage):
+                entry.joined.append((len(entry.works), label))
+            entry.works.append(self._work(v, key is not None))
+        if isinstance(body, graph_ir.Copy):
+            entry.copies.add(v)
         if v in self.signals.events:
             entry.marks.append(Record(self.signals.events[v], origin))
-        entry.marks += (SignalFlag(flag, origin) for flag in self.signals.raised(v))
+        if key is None:
+            entry.marks += (SignalFlag(flag, origin) for flag in self.signals.raised(v))
+
+    def _entry(self, v: int, key: LaunchKey | None, stage: str, joins: bool) -> _Entry:
+        """The entry of an op: that of its streamed launch, that of the copies before it, or a new one."""
+        stream = self.entries[self.draft.stream_of[v]]
+        if key in self.launches:
+            return self.launches[key]
+        if key is None and joins and stream and self._joins(stream[-1], v, stage):
+            return stream[-1]
+        stream.append(_Entry(stage=stage, first=v, streamed=key is not None))
+        if key is not None:
+            self.launches[key] = stream[-1]
+        return stream[-1]
 
     def _joins(self, entry: _Entry, v: int, stage: str) -> bool:
         """May copy v go out with the batch? Copies of a batch have no order among themselves."""
-        if not entry.ops or entry.marks or entry.stage != stage:
+        if not entry.copies or entry.streamed or entry.marks or entry.stage != stage:
             return False
-        if self.draft.attributes.get(entry.first) != self.draft.attributes.get(v):
+        if self.draft.kernels.get(entry.first) != self.draft.kernels.get(v):
             return False
-        return not any(d.before in entry.ops for d in self.graph.deps[v])
-
-    def _streamed(self, v: int, key: LaunchKey) -> None:
-        op = self.graph.ops[v]
-        if key not in self.launches:
-            stage = self.graph.stages[op.where.stage]
-            self.launches[key] = _Entry(stage=stage.label, first=v, streamed=True)
-            self.entries[self.draft.stream_of[v]].append(self.launches[key])
-        entry = self.launches[key]
-        label = self.graph.stages[op.where.stage].label
-        if label != (entry.joined[-1][1] if entry.joined else entry.stage):
-            entry.joined.append((len(entry.works), label))
-        entry.waits += (self._wait(need, op) for need in self.draft.needs.get(v, ()) if need.launch)
-        entry.works.append(self._work(v, waits_of(self.draft, v), self.signals.raised(v)))
-        if v in self.signals.events:
-            entry.marks.append(Record(self.signals.events[v], op.where.origin))
+        return not any(d.before in entry.copies for d in self.graph.deps[v])
 
     def _wait(self, need: Need, op: graph_ir.Op) -> Command:
         """A wait of the stream."""
@@ -170,8 +152,10 @@ class _Emitter:
             return WaitFlag(self.signals.flags[need.before][op.where.rank], op.where.origin)
         return WaitEvent(self.signals.events[need.before], op.where.origin)
 
-    def _work(self, v: int, waits: tuple[int, ...], signals: tuple[int, ...]) -> Work:
+    def _work(self, v: int, streamed: bool) -> Work:
+        """The work of an op; works of a plain launch have no flags."""
         body, origin = self.graph.ops[v].body, self.graph.ops[v].where.origin
+        waits, signals = (waits_of(self.draft, v), self.signals.raised(v)) if streamed else ((), ())
         assert not isinstance(body, graph_ir.Collective)
         if isinstance(body, graph_ir.Copy):
             self._transfers(body, v)  # for the budget alone: the kernel's table counts as many
@@ -186,7 +170,7 @@ class _Emitter:
         if len(to.boxes) == len(of.boxes) == 1 and len(to.axes) <= 2 and len(of.axes) <= 2:
             return [Transfer(to, of, v, origin)]
         out = []
-        for dst, src in _aligned(to, of):
+        for dst, src in aligned((to, of)):
             for d, s in _flat(dst, src, self._shape(to), self._shape(of)):
                 self.transfers_left.spend(1, origin, times=1 + len(to.axes) / 4)
                 out.append(Transfer(self._region(to, d), self._region(of, s), v, origin))
@@ -204,36 +188,6 @@ class _Emitter:
 
     def _shape(self, region: Region) -> tuple[int, ...]:
         return self.tensors[region.tensor].shapes[region.rank]
-
-
-def _aligned(dst: Region, src: Region) -> Iterator[tuple[Box, Box]]:
-    """Both regions, cut wherever either one has a segment boundary: pairs of boxes of equal logical shape."""
-    cuts = [_runs(dst.axes[d], src.axes[s]) for d, s in zip(dst.kept, src.kept, strict=True)]
-    for runs in product(*cuts):
-        sides = []
-        for side, region in enumerate((dst, src)):
-            start, stop = [a.segments[0].start for a in region.axes], [a.segments[0].stop for a in region.axes]
-            for d, run in zip(region.kept, runs, strict=True):
-                start[d], stop[d] = run[side], run[side] + run[2]
-            sides.append(Box(tuple(start), tuple(stop)))
-        yield sides[0], sides[1]
-
-
-def _runs(dst: Axis, src: Axis) -> list[tuple[int, int, int]]:
-    """Runs that are whole on both axes, which are of one size: start on either, and length."""
-    runs = []
-    i = j = done_i = done_j = 0
-    while i < len(dst.segments) and j < len(src.segments):
-        a, b = dst.segments[i], src.segments[j]
-        length = min(a.size - done_i, b.size - done_j)
-        if length:
-            runs.append((a.start + done_i, b.start + done_j, length))
-        done_i, done_j = done_i + length, done_j + length
-        if done_i == a.size:
-            i, done_i = i + 1, 0
-        if done_j == b.size:
-            j, done_j = j + 1, 0
-    return runs
 
 
 def _flat(dst: Box, src: Box, dst_shape: tuple[int, ...], src_shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:

@@ -11,8 +11,8 @@ from ..graph import ir
 from ..graph.budget import WORKS, Budget
 from ..kernels.families import FAMILIES, fitting
 from ..kernels.family import Family, GemmRequest
+from ..kernels.works import kernel_work, symbolic
 from .draft import Draft, LaunchKey
-from .kernel_works import kernel_work, symbolic
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir
+from ..graph.kinds import likeness
 from ..graph.noise import coarse
 from ..graph.prove import meaning
-from ..kernels.families import choose, reached, tensor_core_families, tuned
+from ..kernels.families import choose, family_of, tensor_core_families, tuned
 from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
 from ..kernels.target import compute_capability
 from ..kernels.vendor_gemm import VENDOR
+from ..kernels.works import kernel_work, symbolic
 from ..machine.durations import behind_another
 from ..machine.model import Device, Machine
 from ..machine.units import figure
 from ..types import ELEMENT_TYPES, TYPES
-from .kernel_works import kernel_work, symbolic
 from .leave import Leaving, resolve_leave
 from .transfers import phases
 
@@ -146,7 +147,7 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     """A product that does not get the kernel made for the device, and so its whole launch does not: it gets a plain
     kernel, which uses no tensor core, or one for older devices. There is one warning for each stage and reason."""
     limits = Limits.of(machine.device)
-    tensors = {t.name: t for t in graph.tensors}
+    shapes = {t.name: t.shapes for t in graph.tensors}
     dtypes = {t.name: t.dtype for t in graph.tensors}
     look, sizes = symbolic(graph.tensors), _launch_sizes(graph)
     leaving = Leaving(graph, limits)
@@ -157,9 +158,7 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         if not isinstance(g, ir.Gemm) or op.where.resources.kernel == "vendor":
             continue
         stage, asked = graph.stages[op.where.stage], op.where.resources
-        regions = (g.left, g.right, g.out, *g.addends)
-        parts = tuple((r.tensor, tensors[r.tensor].shapes[r.rank], id(r.axes)) for r in regions)
-        key = (g.left_transposed, g.right_transposed, asked, stage.streamed, *parts)
+        key = (asked, stage.streamed, *likeness(g, op.where.rank, shapes))
         size = sizes[op.where.rank, op.where.stage] if stage.streamed else g.flops
         if size >= _LARGE and key not in known:
             works = (kernel_work(g, look),)
@@ -196,7 +195,7 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
     ours = tuned(limits.arch)
     if isinstance(chosen, str) or (ours and chosen.family == made_for[0].name):
         return None
-    share = reached(chosen.kernel, device, dtype)
+    share = family_of(chosen.kernel).reached(device, dtype)
     plain = f"a plain kernel ({chosen.kernel})" if chosen.family == "naive" else chosen.kernel
     if not ours:
         reason = f"no GEMM of ours is made for the tensor cores of {limits.arch}"

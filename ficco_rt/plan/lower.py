@@ -14,7 +14,6 @@ from .draft import Draft, to_text
 from .emit import emit
 from .fuse import fuse
 from .ir import Plan
-from .launch_attributes import solve_resources
 from .leave import resolve_leave
 from .place import place
 from .promises import Promise, hold
@@ -44,12 +43,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(fuse, (promises.launches_are_alike,)),
     # streamed launches beside one another have their shares of the multiprocessors
     Pass(share_multiprocessors, (promises.shares_fit,)),
-    # every dependency is carried: stream order, event or flag, and no wait is wasted
-    Pass(synchronise, (promises.signals_have_numbers, promises.dependencies_are_carried)),
-    # every launch has a kernel that takes its works as they wait
-    Pass(choose_kernels, (promises.kernels_take_works,)),
-    # every launch has its attributes
-    Pass(solve_resources, (promises.attributes_are_sizes,)),
+    # every dependency is carried: stream order, event or flag, and no wait is wasted; `check` proves it of the plan
+    Pass(synchronise, (promises.signals_have_numbers,)),
+    # every launch has a kernel that takes its works as they wait, and its attributes
+    Pass(choose_kernels, (promises.kernels_take_works, promises.attributes_are_sizes)),
 )
 
 

@@ -18,9 +18,11 @@ from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
 from ..graph import op_rules as graph_rules
 from ..graph.claim_values import misfit, regions_of
-from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
+from ..kernels.catalogue import TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
+from ..kernels.naive.family import kernel_of
 from ..kernels.vendor_gemm import VENDOR
+from ..kernels.works import kernel_work, symbolic
 from ..machine.machine_rules import mistakes
 from ..types import TYPES
 from .ir import (
@@ -32,8 +34,8 @@ from .ir import (
     Signal,
     Stream,
     Transfer,
+    Work,
 )
-from .kernel_works import kernel_work, symbolic
 from .reach import beyond
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
@@ -199,14 +201,11 @@ def commands_do_something(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
-    """A transfer is a legal copy, of one box to one box, either of them contiguous or with one pitch."""
+    """A transfer is of one box to one box, either of them contiguous or with one pitch."""
     tensors = {t.name: t for t in plan.tensors}
-    for stream, transfer in _transfers(plan):
+    for transfer in _transfers(plan):
         dst, src = transfer.dst, transfer.src
-        message = graph_rules.fits(transfer, stream.rank, tensors)
-        if message is not None:
-            yield Diagnostic(transfer.origin, message)
-        elif len(dst.boxes) != 1 or len(src.boxes) != 1:
+        if len(dst.boxes) != 1 or len(src.boxes) != 1:
             yield Diagnostic(transfer.origin, f"transfer {src} → {dst}: not one box to one box")
         elif not all(len(r.axes) <= 2 or pitched(r.boxes[0], tensors[r.tensor].shapes[r.rank]) for r in (dst, src)):
             yield Diagnostic(transfer.origin, f"transfer {src} → {dst}: more than one pitch")
@@ -247,15 +246,15 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
-def works_fit(plan: Plan) -> Iterator[Diagnostic]:
-    """A work is a legal GEMM, reduce, copy or user kernel of its rank: only terms of sums, what a GEMM adds and writes,
-    and one side of a copy lie on peers."""
+def parts_fit(plan: Plan) -> Iterator[Diagnostic]:
+    """A transfer, a work or a call is a legal copy, GEMM, reduce, user kernel or collective of its rank: only terms of
+    sums, what a GEMM adds and writes, and one side of a copy lie on peers."""
     tensors = {t.name: t for t in plan.tensors}
-    for stream, launch in plan.launches():
-        for work in launch.works:
-            message = graph_rules.fits(work.body, stream.rank, tensors)
+    for stream, command in plan.commands():
+        for part in command.parts:
+            message = graph_rules.fits(part.body if isinstance(part, Work) else part, stream.rank, tensors)
             if message is not None:
-                yield Diagnostic(work.origin, message)
+                yield Diagnostic(part.origin, message)
 
 
 def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
@@ -287,14 +286,8 @@ def takes(kernel: str, bodies: Sequence[graph_ir.Body]) -> bool:
     kinds = set(map(type, bodies))
     if graph_ir.KernelCall in kinds:
         return all(isinstance(body, graph_ir.KernelCall) and body.kernel == kernel for body in bodies)
-    if graph_ir.Gemm in kinds:  # only the plain kernel's launch may hold other works as well
-        return kernel in TILES and (kinds == {graph_ir.Gemm} or kernel == GEMM)
-    return kernel == without_products(bodies)
-
-
-def without_products(bodies: Sequence[graph_ir.Body]) -> str:
-    """The kernel of a launch of the catalogue that makes no products."""
-    return COPY if all(isinstance(body, graph_ir.Copy) for body in bodies) else REDUCE
+    # only a plain kernel's launch may hold works of several kinds
+    return kernel == kernel_of(bodies).name or (kernel in TILES and kinds == {graph_ir.Gemm})
 
 
 def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:
@@ -406,10 +399,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall):
             groups.setdefault(command.group, []).append((stream.rank, command))
-            message = graph_rules.fits(command, stream.rank, tensors)
-            if message is not None:
-                yield Diagnostic(command.origin, message)
-            elif not stream.rank == command.dst.rank == command.src.rank:
+            if not stream.rank == command.dst.rank == command.src.rank:
                 yield Diagnostic(command.origin, f"{command.kind} of rank {stream.rank} works on another rank's memory")
     for calls in groups.values():
         ranks, kind, origin = sorted(rank for rank, _ in calls), calls[0][1].kind, calls[0][1].origin
@@ -435,9 +425,9 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
     claims_fit,
     engines_fit,
     settings_fit,
+    parts_fit,
     transfers_are_flat,
     launches_are_whole,
-    works_fit,
     kernels_exist,
     library_calls_fit,
     ops_stand_once,
@@ -448,8 +438,5 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
 )
 
 
-def _transfers(plan: Plan) -> Iterator[tuple[Stream, Transfer]]:
-    for stream, command in plan.commands():
-        if isinstance(command, CopyAsync):
-            for transfer in command.transfers:
-                yield stream, transfer
+def _transfers(plan: Plan) -> Iterator[Transfer]:
+    return (part for part in plan.parts() if isinstance(part, Transfer))

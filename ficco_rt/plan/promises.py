@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from ..errors import InternalError
 from ..graph import ir
-from .dependency_carriers import uncarried
 from .draft import Draft, LaunchKey, launches, to_text
 from .plan_rules import takes
 
@@ -70,12 +69,6 @@ def shares_fit(draft: Draft) -> Iterator[str]:
             yield f"{key} has a share of {sms} multiprocessors"
 
 
-def dependencies_are_carried(draft: Draft) -> Iterator[str]:
-    """Every dependency is carried: the order of a stream, or waits."""
-    for before, after in uncarried(draft):
-        yield f"nothing makes op {after} wait for op {before}, on which it depends"
-
-
 def signals_have_numbers(draft: Draft) -> Iterator[str]:
     """Whatever is waited for has a number, each its own, and a flag lives where it is waited for."""
     signals = draft.signals
@@ -109,13 +102,11 @@ def kernels_take_works(draft: Draft) -> Iterator[str]:
 
 
 def attributes_are_sizes(draft: Draft) -> Iterator[str]:
-    """The ops of a launch have the same attributes, which the device can give."""
+    """The device can give a launch its attributes."""
     device = draft.machine.device
     for ops in launches(draft):
-        a = draft.attributes.get(ops[0])
-        if a is None or any(draft.attributes.get(i) is not a for i in ops):
-            yield f"the launch that begins with op {ops[0]} has no attributes, or different ones"
-        elif a.smem > device.smem_per_block or not 0 < (a.sms or 1) <= device.sms:
+        a = draft.kernels[ops[0]].attributes
+        if a.smem > device.smem_per_block or not 0 < (a.sms or 1) <= device.sms:
             yield f"the launch that begins with op {ops[0]} has {a} on {device.name}"
 
 

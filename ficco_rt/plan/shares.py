@@ -20,12 +20,12 @@ def share_multiprocessors(draft: Draft) -> Draft:
     if len(queues) < 2 or not any(stage.streamed for stage in graph.stages):
         return draft  # nothing is beside a streamed launch
     said: dict[LaunchKey, int | None] = {}  # as the stage's first statement says
+    copies: dict[LaunchKey, bool] = {}
     for i in draft.order:
         where = graph.ops[i].where
-        said.setdefault(LaunchKey(where.stage, where.rank), where.resources.sms)
-    copies = dict.fromkeys(said, True)
-    for op in graph.ops:
-        copies[LaunchKey(op.where.stage, op.where.rank)] &= isinstance(op.body, ir.Copy)
+        key = LaunchKey(where.stage, where.rank)
+        said.setdefault(key, where.resources.sms)
+        copies[key] = copies.get(key, True) and isinstance(graph.ops[i].body, ir.Copy)
     taken: dict[int, dict[str, int | None]] = defaultdict(dict)  # by rank and queue, at most; None: nobody knows
     for key, sms in said.items():
         stage = graph.stages[key.stage]
@@ -36,13 +36,11 @@ def share_multiprocessors(draft: Draft) -> Draft:
         known = stage.streamed and sms is not None and before is not None
         taken[key.rank][stage.queue] = max(before or 0, sms or 0) if known else None
     shares = {}
-    unknown = {rank: {queue for queue, n in of.items() if n is None} for rank, of in taken.items()}
-    sums = {rank: sum(n or 0 for n in of.values()) for rank, of in taken.items()}
     for key, sms in said.items():
         stage = graph.stages[key.stage]
-        if stage.streamed and sms is None and not copies[key]:
-            mine = taken[key.rank]
-            left = total - sums[key.rank] + (mine.get(stage.queue) or 0)
-            if len(mine) > (stage.queue in mine) and unknown[key.rank] <= {stage.queue} and left > 0:
+        others = [n for queue, n in taken[key.rank].items() if queue != stage.queue]
+        if stage.streamed and sms is None and not copies[key] and others and None not in others:
+            left = total - sum(n or 0 for n in others)
+            if left > 0:
                 shares[key] = left
     return replace(draft, shares=shares)

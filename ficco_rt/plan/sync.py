@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 from ..graph import ir
 from ..graph.budget import CLOCKS, COPIED, WAITS, Budget
 from .clock import Clock, start
-from .draft import Draft, LaunchKey, Need
+from .draft import Draft, LaunchKey, Need, Signals
 from .ir import Order
-from .signals import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Synchroniser:
                 self._work(v, key)
             else:
                 self._single(v)
-        return numbered(replace(self.draft, orders=tuple(self.orders)), self.needs)
+        return _numbered(replace(self.draft, orders=tuple(self.orders)), self.needs)
 
     def _awaited(self) -> set[int]:
         """Ops on multiprocessors that works of streamed launches wait for, directly or through other ops: because of
@@ -323,3 +323,34 @@ def _irredundant(candidates: dict[int, _Stamp]) -> list[int]:
         known = known.join(stamp.clock)
         last[stamp.stream] = max(last.get(stamp.stream, (-1, False)), (stamp.position, stamp.bit < 0))
     return [u for u in left if not (candidates[u].known_to(known) or candidates[u].before(*last[candidates[u].stream]))]
+
+
+def _numbered(draft: Draft, needs: Mapping[int, tuple[Need, ...]]) -> Draft:
+    """The draft with these needs. Signals have their numbers in the order of the ops that raise them, alike in every
+    run. The choice of kernels depends on what works wait for, so that the numbers are assigned before it."""
+    awaited: set[int] = set()  # ops whose event is waited for
+    waiters: dict[int, dict[int, LaunchKey | None]] = defaultdict(dict)  # op, rank → the one launch that waits
+    for v, befores in needs.items():
+        rank = draft.graph.ops[v].where.rank
+        for need in befores:
+            if need.flag:
+                by = None if need.launch else draft.launch_of[v]  # None: a stream, or several launches
+                others = waiters[need.before]
+                others[rank] = by if others.get(rank, by) == by else None
+            else:
+                awaited.add(need.before)
+    events: dict[int, int] = {}
+    flags: dict[int, dict[int, int]] = {}
+    homes: list[int] = []
+    private: list[int] = []
+    for u in draft.order:
+        if u in awaited:
+            events[u] = len(events)
+        if u in waiters:
+            flags[u] = {}
+            for rank in sorted(waiters[u]):
+                flags[u][rank] = len(homes)
+                if waiters[u][rank] is not None:
+                    private.append(len(homes))
+                homes.append(rank)
+    return replace(draft, needs=needs, signals=Signals(events, flags, tuple(homes), frozenset(private)))

@@ -40,10 +40,9 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 def settings_words(asked: CollectiveSettings | None) -> Iterator[str]:
     """What is asked of the vendor's library of collectives, as the schedule has it."""
-    if asked is not None and asked.ctas is not None:
-        yield f"ctas {asked.ctas}"
-    if asked is not None and asked.threads is not None:
-        yield f"threads {asked.threads}"
+    for name in ("ctas", "threads"):
+        if (value := getattr(asked, name, None)) is not None:
+            yield f"{name} {value}"
 
 
 def _value(value: object) -> str:
@@ -57,11 +56,8 @@ def _command(c: Command) -> Iterator[str]:
                 yield f"{'copy' if i == 0 else '   +'} {t.dst} <- {t.src}  :{t.origin.line}"
         case Launch():
             a = c.attributes
-            limits = [f"smem {a.smem}"]
-            limits += [f"residency {a.residency}"] if a.residency is not None else []
-            limits += [f"sms {a.sms}"] if a.sms is not None else []
-            limits += [f"leave {a.leave}"] if a.leave is not None else []
-            limits += [f"priority {a.priority}"] if a.priority is not None else []
+            names = ("smem", "residency", "sms", "leave", "priority")
+            limits = [f"{name} {value}" for name in names if (value := getattr(a, name)) is not None]
             head = f"launch {c.kernel} ({', '.join(limits)})"
             if not c.streamed:
                 yield f"{head} {work_text(c.works[0])}"

@@ -16,7 +16,8 @@ from cuda.bindings import driver as cu
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.kernel_compiler import compile_text
-from ficco_rt.kernels.naive.tables import ADDEND, FLAG, GEMM, RUN, TABLE
+from ficco_rt.kernels.naive.plain_kernels import ADDEND, GEMM
+from ficco_rt.kernels.naive.tables import FLAG, RUN, TABLE
 from ficco_rt.types import TYPES
 from tests.mock.standin import StandIn
 

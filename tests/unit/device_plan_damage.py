@@ -27,7 +27,7 @@ from ficco_rt.geometry.region import Region
 from ficco_rt.kernels.families import configure
 from ficco_rt.kernels.family import LaunchRequest
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.plan.kernel_works import kernel_work, symbolic
+from ficco_rt.kernels.works import kernel_work, symbolic
 
 Damage: TypeAlias = Callable[[DevicePlan], DevicePlan]
 

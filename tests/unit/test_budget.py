@@ -21,13 +21,13 @@ from ficco_rt.device import build as device
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Placement, RunEnds
 from ficco_rt.graph import budget, prove
-from ficco_rt.graph.ir import Gemm
-from ficco_rt.kernels.naive import tables
+from ficco_rt.graph.ir import Gemm, Reduce
+from ficco_rt.kernels.naive import plain_kernels as kernels
+from ficco_rt.kernels.works import kernel_work, only, symbolic
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import choose_kernels, sync
 from ficco_rt.plan.clock import Clock
 from ficco_rt.plan.draft import Draft
-from ficco_rt.plan.kernel_works import kernel_work, symbolic
 from ficco_rt.plan.lower import lower
 from ficco_rt.sim.contention import Activity, Sharing
 from tests import cases
@@ -125,13 +125,15 @@ def test_a_run_of_memory_takes_more_steps_in_more_dimensions(sizes: tuple[int, .
 def test_terms_that_lie_alike_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums on 64 ranks of 64 terms each once took 30 seconds to count tiles."""
     seen: list[int] = []
-    cells = tables.cells
-    monkeypatch.setattr(tables, "cells", lambda regions, shapes: (seen.append(len(regions)), cells(regions, shapes))[1])
+    cells = kernels.cells
+    monkeypatch.setattr(
+        kernels, "cells", lambda regions, shapes: (seen.append(len(regions)), cells(regions, shapes))[1]
+    )
     graph = build(ficco_dsl.parse(SUMS, "b.ficco"), 64)
-    work = kernel_work(graph.ops[0].body, symbolic(graph.tensors))
-    assert isinstance(work, tables.Sum)
-    assert len(work.terms) == 64
-    assert tables.tiles_of_sum(work) == sum(job.tiles for job in tables._jobs(work)) == 2
+    (work,) = only([kernel_work(graph.ops[0].body, symbolic(graph.tensors))], Reduce)
+    assert len(work.body.terms) == 64
+    tiles = kernels.NaiveReduce().tiles(work, (1, kernels.SUM_TILE))
+    assert tiles == sum(job.tiles for job in kernels._jobs(work.views)) == 2
     assert seen == [2, 65]
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from ficco_dsl import vocabulary
+from ficco_dsl.verbs import VERBS
 from ficco_rt.lsp.syntax import WORDS
 
 EDITORS = Path(__file__).parents[2] / "editors"
@@ -41,6 +45,24 @@ def test_all_words_are_known() -> None:
     wanted -= set(vocabulary.DTYPES)
     assert wanted - textmate() == set()
     assert wanted - vim() == set()
+
+
+STATEMENTS = {
+    "vscode/syntaxes/ficco.tmLanguage.json": (
+        r'(?<="match": "\\\\b\()[a-z_|]+(?=\)\\\\b",\n      "name": "keyword.other.ficco")',
+        "|",
+    ),
+    "vim/syntax/ficco.vim": (r"(?<=syntax keyword ficcoStatement )[a-z_ ]+", " "),
+}
+
+
+@pytest.mark.parametrize("file", STATEMENTS)
+def test_statements_are_the_verbs(file: str, golden: Callable[[Path, str], None]) -> None:
+    pattern, between = STATEMENTS[file]
+    words = between.join(word for verb in VERBS for word in verb.keywords)
+    wanted, count = re.subn(pattern, words, (EDITORS / file).read_text(encoding="utf-8"))
+    assert count == 1
+    golden(EDITORS / file, wanted)
 
 
 def test_types_are_known_by_how_they_are_called() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
+from ficco_rt.graph.ir import Argument, Gemm, KernelCall
 from ficco_rt.kernels import families, occupancy
 from ficco_rt.kernels.block_fit import resident
 from ficco_rt.kernels.families import FAMILIES, choose, configure, plain, tables
@@ -19,8 +20,9 @@ from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.kernels.user import USER
-from ficco_rt.kernels.works import Call, Copy, Product, Sum, View
+from ficco_rt.kernels.works import View, Work, WorkOf
 from ficco_rt.types import Dtype
+from tests.unit.hand_made import copied, product, total
 
 Span = tuple[int, int]
 
@@ -47,17 +49,18 @@ def view(
 def gemm(
     m: int = 512, n: int = 256, k: int = 512, dtype: Dtype = "bf16", out: Dtype | None = None, rows: int = 0,
     right_t: bool = False, left_t: bool = False, waits: tuple[int, ...] = (), signals: tuple[int, ...] = (),
-    addends: tuple[View, ...] = (), rank: int = 0, written: bool = True,
-) -> Product:  # fmt: skip
-    """Of `m` rows of a larger output, from `rows` on."""
+    addends: tuple[View, ...] = (), rank: int = 0, written: bool = True, accumulate: bool = False,
+    stored: View | None = None,
+) -> WorkOf[Gemm]:  # fmt: skip
+    """Of `m` rows of a larger output, from `rows` on. `stored`: the left operand, as it is."""
     left = view("A", (0, k), (0, m), dtype=dtype) if left_t else view("A", (0, m), (0, k), dtype=dtype)
     right = view("B", (0, n), (0, k), dtype=dtype) if right_t else view("B", (0, k), (0, n), dtype=dtype)
     left, right = replace(left, written=written), replace(right, written=written)
     made = view("C", (rows, rows + m), (0, n), (1 << 14, n), out or dtype, rank)
-    return Product(made, left, right, left_t, right_t, False, addends, waits=waits, signals=signals)
+    return product(made, stored or left, right, left_t, right_t, accumulate, addends, waits, signals)
 
 
-def along_k(*waits: int) -> tuple[Product, ...]:
+def along_k(*waits: int) -> tuple[WorkOf[Gemm], ...]:
     """A product in pieces of K, each added to what is there, and told to the next one by a flag."""
     found = []
     for i, flag in enumerate(waits):
@@ -65,7 +68,7 @@ def along_k(*waits: int) -> tuple[Product, ...]:
         right = view("B", (256 * i, 256 * (i + 1)), (0, 256), (2048, 256))
         inside = (100 + i - 1,) if i else ()
         out = view("C", (0, 512), (0, 256))
-        found.append(Product(out, left, right, False, False, i > 0, waits=(flag, *inside), signals=(100 + i,)))
+        found.append(product(out, left, right, accumulate=i > 0, waits=(flag, *inside), signals=(100 + i,)))
     return tuple(found)
 
 
@@ -118,7 +121,7 @@ def test_transposed_tiles_make_the_plain_product_alone() -> None:
     assert chosen(GemmRequest((plain,)), H100).kernel == "sm90_gemm_160x256_c2_swapped"
     added = view("D", (0, 5000), (0, 1000))
     for request in (
-        GemmRequest((replace(plain, accumulate=True),)),
+        GemmRequest((gemm(5000, 1000, 3000, accumulate=True),)),
         GemmRequest((plain,), streamed=True),
         GemmRequest((gemm(5000, 1000, 3000, out="fp32"),)),
         GemmRequest((gemm(5000, 1000, 3000, addends=(added,)),)),
@@ -126,12 +129,12 @@ def test_transposed_tiles_make_the_plain_product_alone() -> None:
         kernel = chosen(request, H100).kernel
         assert kernel.startswith("sm90_gemm_")
         assert not kernel.endswith("_swapped")
-    for works in ((replace(plain, accumulate=True),), (gemm(5000, 1000, 3000, addends=(added,)),)):
+    for works in ((gemm(5000, 1000, 3000, accumulate=True),), (gemm(5000, 1000, 3000, addends=(added,)),)):
         asked = LaunchRequest("sm90_gemm_160x256_c2_swapped", works, 132, smem=230400)
         assert SM90.configure(asked, H100) == "sm90_gemm_160x256_c2_swapped adds nothing to a product"
 
 
-SUM = Sum(view("S", (0, 64), (0, 64)), (view("T", (0, 64), (0, 64)),))
+SUM = total(view("S", (0, 64), (0, 64)), (view("T", (0, 64), (0, 64)),))
 ADDED = view("D", (0, 512), (0, 256))
 LONG = view("A", (0, 512), (0, 512), (512, 1 << 25))
 COLUMN = replace(view("A", (0, 512), (0, 512), (512, 512, 2)), region=Region(
@@ -140,24 +143,19 @@ REFUSED = [
     ((gemm(dtype="fp32"),), "operands are fp32"),
     ((gemm(), SUM), "the launch holds sums or copies as well"),
     ((gemm(), gemm(right_t=True)), "works differ in types or layout"),
-    ((replace(gemm(), scales=(ADDED,)),), "operands have scales"),
-    ((replace(gemm(), left=COLUMN),), "an operand's columns are not side by side"),
+    ((gemm(stored=COLUMN),), "an operand's columns are not side by side"),
     ((gemm(k=100),), "the left operand's address or pitch is no multiple of 16 bytes"),
 ]
 
 
 @pytest.mark.parametrize(("works", "reason"), REFUSED, ids=[r for _, r in REFUSED])
-def test_what_no_tensor_core_takes(works: tuple[Product | Sum, ...], reason: str) -> None:
+def test_what_no_tensor_core_takes(works: tuple[Work, ...], reason: str) -> None:
     request = GemmRequest(works)
     assert [f.fits(request) for f in (SM90, SM80, MFMA)] == [reason] * 3
     assert NAIVE.fits(request) is None
     assert families.fitting(request, "sm_90a") is NAIVE
-    first = works[0].left.dtype if isinstance(works[0], Product) else ""
     launch = LaunchRequest("sm90_gemm_128x256_c2", works, 132, 200 << 10)
-    if not any(isinstance(w, Product) and w.scales for w in works):
-        kernels = [c.kernel for c in configure(launch, H100)]
-        assert kernels[0] == GEMM
-        assert first
+    assert configure(launch, H100)[0].kernel == GEMM
 
 
 @pytest.mark.parametrize(
@@ -170,12 +168,12 @@ def test_what_no_tensor_core_takes(works: tuple[Product | Sum, ...], reason: str
         (gemm(addends=(ADDED,)), None, None, None),
         (gemm(addends=(replace(ADDED, dtype="fp32"),)), "operands are bf16, an addend is fp32", None, None),
         (gemm(addends=(replace(ADDED, dtype="fp16"),)), *["operands are bf16, an addend is fp16"] * 3),
-        (replace(gemm(), left=LONG), None, "a row of the left operand has 67108864 bytes, more than 33554432",
+        (gemm(stored=LONG), None, "a row of the left operand has 67108864 bytes, more than 33554432",
          "a row of the left operand has 67108864 bytes, more than 8388608"),
     ],
 )  # fmt: skip
 def test_each_family_says_what_it_does_not_take(
-    work: Product, sm90: str | None, sm80: str | None, mfma: str | None
+    work: Work, sm90: str | None, sm80: str | None, mfma: str | None
 ) -> None:
     request = GemmRequest((work,))
     assert [f.fits(request) for f in (SM90, SM80, MFMA)] == [sm90, sm80, mfma]
@@ -195,10 +193,10 @@ def test_what_is_asked_for_and_cannot_be() -> None:
 
 def test_stores_at_other_ranks_are_throttled() -> None:
     many = gemm(1 << 14, 4096, 2048)
-    afar = replace(many, out=replace(many.out, region=replace(many.out.region, rank=1)))
+    afar = gemm(1 << 14, 4096, 2048, rank=1)
     assert not chosen(GemmRequest((many,)), H100).kernel.endswith("_paced")
     assert chosen(GemmRequest((afar,)), H100).kernel.endswith("_paced")
-    single = replace(afar, out=replace(afar.out, dtype="fp32"))
+    single = gemm(1 << 14, 4096, 2048, rank=1, out="fp32")
     assert not chosen(GemmRequest((single,)), H100).kernel.endswith("_paced")
 
 
@@ -221,8 +219,7 @@ def test_a_configuration_is_pure_and_holds_no_address(kernel: str, device: Limit
     (config,) = found
     assert hash(config) == hash(configure(request, device)[0])
     assert eval(repr(config), {"KernelConfig": KernelConfig, "SplitK": SplitK}) == config
-    moved = tuple(replace(w, **{s: replace(v, address=v.address << 1) for s, v in
-                                (("out", w.out), ("left", w.left), ("right", w.right))}) for w in WORKS)  # fmt: skip
+    moved = tuple(replace(w, views=tuple(replace(v, address=v.address << 1) for v in w.views)) for w in WORKS)
     assert configure(replace(request, works=moved), device) == found
     assert config.kernel == kernel
     assert config.entry.startswith(kernel)
@@ -244,14 +241,14 @@ def test_the_static_shared_memory_has_its_place_in_the_most_that_a_block_may_hav
 
 
 def test_who_resets_flags() -> None:
-    def of(kernel: str, works: tuple[Product, ...], resets: tuple[int, ...], device: Limits) -> KernelConfig:
+    def of(kernel: str, works: tuple[Work, ...], resets: tuple[int, ...], device: Limits) -> KernelConfig:
         (config,) = configure(LaunchRequest(kernel, works, 16, 60 << 10, streamed=True, resets=resets), device)
         return config
 
     assert of("sm90_gemm_64x64_c1", WORKS, (3, 5), H100).resets == (3, 5)
     assert of(GEMM, WORKS, (3, 5), H100).resets == (3, 5)
     assert of("sm80_gemm_64x64", WORKS, (3, 5), A100).resets == ()
-    added = (*WORKS, replace(gemm(rows=2048, waits=(5,)), accumulate=True))  # whose storing warps wait, too
+    added = (*WORKS, gemm(rows=2048, waits=(5,), accumulate=True))  # whose storing warps wait, too
     assert of("sm90_gemm_64x64_c1", added, (3, 5), H100).resets == ()
 
 
@@ -288,7 +285,7 @@ def test_the_address_of_a_region_that_is_empty() -> None:
 
 def test_works_of_several_kinds_are_launches_one_after_another() -> None:
     """The last one resets the flags of all."""
-    copy = Copy(view("E", (0, 64), (0, 64)), view("F", (0, 64), (0, 64)))
+    copy = copied(view("E", (0, 64), (0, 64)), view("F", (0, 64), (0, 64)))
     works = (gemm(), SUM, SUM, copy, gemm(rows=512, waits=(9,)))
     configs = configure(LaunchRequest(GEMM, works, 32, streamed=True, resets=(9,)), H100)
     assert [(c.kernel, c.works, c.resets) for c in configs] == [
@@ -336,7 +333,8 @@ def test_a_deep_product_of_few_tiles_is_split(kernel: str, device: Limits, strea
 def test_memory_that_is_not_aligned_takes_the_plain_kernel() -> None:
     request = LaunchRequest("sm90_gemm_64x64_c1", (gemm(),), 132, 64 << 10)
     work = gemm()
-    shifted = (replace(work, right=replace(work.right, address=work.right.address + 8)),)
+    out, left, right = work.views
+    shifted = (replace(work, views=(out, left, replace(right, address=right.address + 8))),)
     assert configure(request, H100)[0].alignment > 8
     (other,) = plain(request, H100)
     assert (other.kernel, other.alignment) == (GEMM, 1)
@@ -344,7 +342,9 @@ def test_memory_that_is_not_aligned_takes_the_plain_kernel() -> None:
 
 
 def test_a_users_kernel_gets_addresses_and_numbers() -> None:
-    call = Call("mine", (view("A", (2, 4), (8, 16), (16, 16), "fp32", address=1 << 20), 5), (3, 2), (8, 4))
+    read = view("A", (2, 4), (8, 16), (16, 16), "fp32", address=1 << 20)
+    arguments = Argument("a", "read", read.region), Argument("n", "int", 5)
+    call = WorkOf(KernelCall("mine", arguments, (3, 2), (8, 4)), (read,))
     (config,) = configure(LaunchRequest("mine", (call,), 132, 1024), H100)
     assert (config.family, config.threads, config.blocks, config.smem) == ("user", 32, 6, 1024)
     at, number = tables(config, [call]).arguments(0, 0, lambda m: b"")
@@ -389,7 +389,7 @@ def test_each_variant_shares_a_multiprocessor_as_it_says() -> None:
         assert resident(h.threads, h.registers, h.smem(stages, False) + 272, H100) == 1
 
 
-@pytest.mark.parametrize(("residency", "smem"), [*product([None, 1, 2, 4], [None, 20 << 10])])
+@pytest.mark.parametrize(("residency", "smem"), [*itertools.product([None, 1, 2, 4], [None, 20 << 10])])
 def test_the_shared_memory_of_a_window_gives_the_residency(residency: int | None, smem: int | None) -> None:
     found = occupancy.window(residency, smem, A100)
     if residency is None or isinstance(found, str):

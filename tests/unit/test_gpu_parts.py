@@ -29,21 +29,20 @@ from ficco_rt.exec.device_arrays import look
 from ficco_rt.geometry.cells import cells, part
 from ficco_rt.geometry.region import Axis, Interval, Region, summary, way
 from ficco_rt.graph.ir import Gemm
-from ficco_rt.graph.ops.kind import Look
-from ficco_rt.kernels import families, tiles, works
+from ficco_rt.kernels import families, tiles
 from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
-from ficco_rt.kernels.naive import tables as naive
-from ficco_rt.kernels.naive.family import BLOCKS
+from ficco_rt.kernels.naive import plain_kernels as naive
+from ficco_rt.kernels.naive.tables import FLAG, RUN, TABLE
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.sm90 import tables as sm90
-from ficco_rt.kernels.works import Product, View
+from ficco_rt.kernels.works import Look, View, Work, kernel_work, only
 from ficco_rt.machine.discover import DeviceFacts, machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CollectiveCall, Command, Launch, Plan, WaitFlag
 from ficco_rt.plan.issue import issue_order
-from ficco_rt.plan.kernel_works import kernel_work
 from tests.cases import few
 from tests.unit.cubin import resources as resources_of
+from tests.unit.hand_made import copied
 
 # ---------------------------------------------------------------- regions
 
@@ -115,7 +114,7 @@ def _logical(region: Region, shape: tuple[int, ...]) -> list[int]:
 
 
 def test_structs_have_the_sizes_of_the_source() -> None:
-    kinds = (naive.GEMM, naive.ADDEND, naive.REDUCE, naive.COPY, naive.TERM, naive.RUN, naive.TABLE)
+    kinds = (naive.GEMM, naive.ADDEND, naive.REDUCE, naive.COPY, naive.TERM, RUN, TABLE)
     assert [s.size for s in kinds] == [176, 48, 80, 72, 24, 16, 64]
 
 
@@ -140,7 +139,7 @@ def packed(name: str, ranks: int) -> Iterator[tuple[Launch, KernelConfig, Tables
                 yield command, config, families.tables(config, works_of(command, look, 8))
 
 
-def works_of(launch: Launch, look: Look, step: int = 1) -> tuple[works.Work, ...]:
+def works_of(launch: Launch, look: Look, step: int = 1) -> tuple[Work, ...]:
     """A launch's works, whose flags lie `step` bytes apart."""
 
     def places(flags: tuple[int, ...]) -> tuple[int, ...]:
@@ -157,12 +156,12 @@ def works_of(launch: Launch, look: Look, step: int = 1) -> tuple[works.Work, ...
 def test_every_work_is_packed_once(name: str) -> None:
     for command, config, launch in packed(name, 4):
         (table,) = launch.arguments(CONSTANTS, SCRATCH, lambda m: b"")
-        works, terms, runs, flags, counters, count, tiles, ordered, *_ = naive.TABLE.unpack(table)
+        works, terms, runs, flags, counters, count, tiles, ordered, *_ = TABLE.unpack(table)
         assert (counters, tiles) == (SCRATCH, config.tiles)
         assert ordered == (any(w.waits for w in command.works) and any(w.signals for w in command.works))
         assert CONSTANTS == works <= terms <= runs <= flags <= CONSTANTS + len(launch.constants)
         raised = [8 * f for w in command.works for f in (*w.waits, *w.signals)]
-        assert [f for (f,) in naive.FLAG.iter_unpack(launch.constants[flags - CONSTANTS :])] == raised
+        assert [f for (f,) in FLAG.iter_unpack(launch.constants[flags - CONSTANTS :])] == raised
         if isinstance(command.works[0].body, Gemm):
             assert config.entry == "naive_gemm_bf16_bf16"
             assert count == len(command.works)
@@ -201,7 +200,8 @@ def test_naive_kernels_compile_without_spills(kind: str, taken: int, made: int, 
     compiled = compile_file(KERNELS / "naive.cu", [*options, "--ptxas-options=-v"], tmp_path)
     assert compiled.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, compiled.log
     assert b"the_entry" in compiled.code
-    found, block = resources_of(compiled.code), BLOCKS[f"naive_{kind.lower()}"]
+    found = resources_of(compiled.code)
+    block = next(k.needs for k in naive.KERNELS if k.name == f"naive_{kind.lower()}")
     assert found["registers"] <= block.registers
     assert found["shared"] in (block.static_smem, block.static_smem + 1024)  # with what the system keeps
 
@@ -408,7 +408,7 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
                         written = not inputs_are_known or kinds[r.tensor] != "input"
                         return View(r, 1 << 20, tensor.shapes[r.rank], tensor.dtype, written)
 
-                    made = [tiles.work_of(w) for w in works_of(command, look, 8) if isinstance(w, Product)]
+                    made = [tiles.work_of(w) for w in only(works_of(command, look, 8), Gemm)]
                     found += [(len(w.waits), len(w.addend_waits), len(w.addends)) for w in made if w and w.addends]
         return found
 
@@ -485,5 +485,5 @@ def test_a_part_that_is_empty_has_a_name() -> None:
 def test_tiles_of_a_copy_are_counted_as_they_are_made(rows: int, columns: int, about: int) -> None:
     axes = (Axis((Interval(0, rows),)), Axis((Interval(0, columns),)))
     view = View(Region("T", 0, axes), 4096, (rows, columns + 3), "fp32", True)  # a pitch
-    work = works.Copy(view, view, (), ())
-    assert naive.tiles_of_copy(work, about) == len(list(naive.copied_blocks(work, about)))
+    kernel, work = naive.NaiveCopy(), copied(view, view)
+    assert kernel.tiles(work, (1, about)) == len(list(kernel.blocks(work, about)))

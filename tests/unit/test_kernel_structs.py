@@ -17,15 +17,17 @@ from ficco_rt.kernels.family import LaunchRequest
 from ficco_rt.kernels.kernel_compiler import KERNELS
 from ficco_rt.kernels.marks import MARK
 from ficco_rt.kernels.mfma import variants as mfma
-from ficco_rt.kernels.naive import tables as naive
+from ficco_rt.kernels.naive import plain_kernels as naive
 from ficco_rt.kernels.naive.family import COPY, GEMM, REDUCE
+from ficco_rt.kernels.naive.tables import RUN, TABLE
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import tables as sm90
 from ficco_rt.kernels.sm90 import variants as hopper
-from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
+from ficco_rt.kernels.works import View, Work
 from tests.unit.c_structs import Struct, structs
+from tests.unit.hand_made import copied, product, total
 
 WHOLE = (Interval(0, 256),)
 ADDED = Signature("bf16", "bf16", False, False, addends=True)
@@ -153,7 +155,7 @@ def test_parameters_of_kernels_that_take_addresses(kernel: str, of_tiles: dict[s
     ("name", "packing"),
     [
         ("Gemm", naive.GEMM), ("Addend", naive.ADDEND), ("Reduce", naive.REDUCE), ("Term", naive.TERM),
-        ("Copy", naive.COPY), ("Run", naive.RUN), ("Table", naive.TABLE),
+        ("Copy", naive.COPY), ("Run", RUN), ("Table", TABLE),
     ],
 )  # fmt: skip
 def test_records_of_the_naive_kernels(name: str, packing: struct.Struct, of_works: dict[str, Struct]) -> None:
@@ -185,7 +187,7 @@ def flags(of_table: Struct, argument: bytes, records: bytes, count: int) -> list
 def test_fields_of_the_naive_kernels_by_name(of_works: dict[str, Struct]) -> None:
     left, right, out = view("A", (0, 200), (8, 108)), view("B", (0, 100), (5, 155)), view("C", (7, 207), (0, 150))
     added = view("D", (3, 203), (1, 151))
-    work = Product(out, left, right, False, False, False, (added,), waits=(8, 16), signals=(24,))
+    work = product(out, left, right, addends=(added,), waits=(8, 16), signals=(24,))
     argument, records = packed(GEMM, work)
     table = {f.name: f.read(argument) for f in of_works["Table"].fields}
     at = {name: table[name] - 0x10000 for name in ("works", "terms", "runs", "flags")}
@@ -218,7 +220,7 @@ def test_fields_of_the_naive_kernels_by_name(of_works: dict[str, Struct]) -> Non
 
 def test_fields_of_sums_and_copies_by_name(of_works: dict[str, Struct]) -> None:
     out, a, b = view("C", (0, 9), (0, 40)), view("A", (2, 11), (8, 48)), view("B", (3, 12), (16, 56))
-    argument, records = packed(REDUCE, Sum(out, (a, b), waits=(8,), signals=(16, 24)))
+    argument, records = packed(REDUCE, total(out, (a, b), waits=(8,), signals=(16, 24)))
     assert flags(of_works["Table"], argument, records, 6) == [8, 16, 24, 96, 104, 112]
     works, terms = (of_works["Table"][name].read(argument) - 0x10000 for name in ("works", "terms"))
     reduce = {f.name: f.read(records[works:]) for f in of_works["Reduce"].fields}
@@ -230,7 +232,7 @@ def test_fields_of_sums_and_copies_by_name(of_works: dict[str, Struct]) -> None:
     term = {f.name: f.read(records[terms:]) for f in of_works["Term"].fields}
     assert term == {"address": (1 << 20) + 2 * (2 * 500 + 8), "pitch": 500, "type": 0, "unused": 0}
 
-    argument, records = packed(COPY, Copy(out, a, waits=(8,), signals=(16, 24)))
+    argument, records = packed(COPY, copied(out, a, waits=(8,), signals=(16, 24)))
     assert flags(of_works["Table"], argument, records, 6) == [8, 16, 24, 96, 104, 112]
     copy = {
         f.name: f.read(records[of_works["Table"]["works"].read(argument) - 0x10000 :]) for f in of_works["Copy"].fields

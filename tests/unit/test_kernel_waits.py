@@ -28,10 +28,11 @@ from ficco_rt.kernels.sm90 import tables
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, Table
 from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork
-from ficco_rt.kernels.works import Copy, Sum, View, Work
+from ficco_rt.kernels.works import View, Work
 from ficco_rt.machine.profiles import stored
 from tests.simt import nvidia
 from tests.simt.memory import DTYPES, Memory, aligned
+from tests.unit.hand_made import copied, total
 
 MAP = struct.Struct("<5Q3I")  # EncodedMap of mock/src/tensor_map.h
 MAGIC = 0x70616D726F736E74
@@ -361,12 +362,12 @@ def naive(streamed: bool, folder: Path, made: list[nvidia.Kernel]) -> None:
     ]
     places = [int(flags.ctypes.data) + 4 * i for i in range(8)]
     works: list[Work] = [
-        Copy(views[1], views[0], (), (places[0],)),
-        Copy(views[2], views[1], (places[0],), (places[1],)),
-        Copy(views[4], views[3], (places[2], places[3]), (places[4],)),
+        copied(views[1], views[0], (), (places[0],)),
+        copied(views[2], views[1], (places[0],), (places[1],)),
+        copied(views[4], views[3], (places[2], places[3]), (places[4],)),
     ]
     if not streamed:  # nothing waits: the launch before has written all
-        works = [Copy(views[1], views[0], (), (places[0],)), Copy(views[4], views[3], (), (places[4],))]
+        works = [copied(views[1], views[0], (), (places[0],)), copied(views[4], views[3], (), (places[4],))]
     request = LaunchRequest(COPY, tuple(works), 4, streamed=streamed)
     (config,) = families.configure(request, Limits.of(stored("h200-switch").device))
     packed = families.tables(config, works)
@@ -415,7 +416,7 @@ def test_the_naive_sum(rows: int, tmp_path: Path) -> None:
         for name, m in zip("ABC", memories, strict=True)
     ]
     flag = int(flags.ctypes.data)
-    work = Sum(views[2], (views[0], views[1]), (flag,), ())
+    work = total(views[2], (views[0], views[1]), (flag,), ())
     request = LaunchRequest(REDUCE, (work,), 4, streamed=True, resets=(flag,))
     (config,) = families.configure(request, Limits.of(stored("h200-switch").device))
     packed = families.tables(config, [work], [flag])

@@ -23,7 +23,7 @@ FLOORS: tuple[set[str], ...] = (
     {"ficco_rt.env", "ficco_rt.errors", "ficco_rt.types", "ficco_rt.version"},
     {"ficco_rt.files", "ficco_rt.process"},
     {"ficco_rt.geometry", "ficco_rt.trace"},
-    {"ficco_rt.graph", "ficco_rt.kernels.works", "ficco_rt.machine"},
+    {"ficco_rt.graph", "ficco_rt.machine"},
     {"ficco_rt.kernels"},
     {"ficco_rt.plan"},
     {"ficco_rt.compiler", "ficco_rt.device"},

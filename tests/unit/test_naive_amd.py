@@ -14,18 +14,22 @@ import numpy as np
 import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
+from ficco_rt.graph.ir import Copy, Gemm, Reduce
 from ficco_rt.kernels import families
 from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
-from ficco_rt.kernels.naive import tables as naive
-from ficco_rt.kernels.naive.family import BLOCKS, COPY, GEMM, REDUCE
+from ficco_rt.kernels.kernel_compiler import KERNELS as KERNEL_SOURCES
+from ficco_rt.kernels.naive.family import kernel_of
+from ficco_rt.kernels.naive.plain_kernels import KERNELS
+from ficco_rt.kernels.naive.tables import TABLE
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
+from ficco_rt.kernels.works import View, Work, WorkOf
 from ficco_rt.machine.profiles import stored
 from ficco_rt.types import ELEMENT_TYPES, Dtype, numpy_dtype
 from tests.cases import few
 from tests.simt import amd
+from tests.unit import hand_made
 
-SOURCE = Path(naive.__file__).parents[1] / "src" / "naive.cu"
+SOURCE = KERNEL_SOURCES / "naive.cu"
 DTYPES = {cast(Dtype, t.name): t.number for t in ELEMENT_TYPES if t.number is not None}
 
 
@@ -50,16 +54,16 @@ class Tensors:
     def product(
         self, out: Region, left: Region, right: Region, left_t: bool, right_t: bool, accumulate: bool,
         waits: tuple[int, ...], signals: tuple[int, ...], addends: tuple[Region, ...] = (),
-    ) -> Product:  # fmt: skip
+    ) -> WorkOf[Gemm]:  # fmt: skip
         views = tuple(map(self.view, addends))
         sides = self.view(out), self.view(left), self.view(right)
-        return Product(*sides, left_t, right_t, accumulate, views, waits=waits, signals=signals)
+        return hand_made.product(*sides, left_t, right_t, accumulate, views, waits, signals)
 
-    def sum(self, out: Region, terms: tuple[Region, ...], signals: tuple[int, ...]) -> Sum:
-        return Sum(self.view(out), tuple(map(self.view, terms)), (), signals)
+    def sum(self, out: Region, terms: tuple[Region, ...], signals: tuple[int, ...]) -> WorkOf[Reduce]:
+        return hand_made.total(self.view(out), tuple(map(self.view, terms)), (), signals)
 
-    def copy(self, dst: Region, src: Region, waits: tuple[int, ...], signals: tuple[int, ...]) -> Copy:
-        return Copy(self.view(dst), self.view(src), waits, signals)
+    def copy(self, dst: Region, src: Region, waits: tuple[int, ...], signals: tuple[int, ...]) -> WorkOf[Copy]:
+        return hand_made.copied(self.view(dst), self.view(src), waits, signals)
 
     def of(self, region: Region) -> np.ndarray:
         """A copy of the region's logical matrix, in fp64."""
@@ -85,7 +89,7 @@ class Made:
 
 
 def launch(works: list[Work], flags: np.ndarray, streamed: bool) -> Made:
-    kernel = {Product: GEMM, Sum: REDUCE, Copy: COPY}[type(works[0])]
+    kernel = kernel_of([works[0].body]).name
     (config,) = families.configure(
         LaunchRequest(kernel, tuple(works), 4, streamed=streamed), Limits.of(stored("mi300x-mesh").device)
     )
@@ -119,10 +123,10 @@ def test_compiled_for_amd_without_spills(turn: int, arch: str, tmp_path: Path) -
             tmp_path, SOURCE, (*options, f"-D{kind}=naive_{kind}", f"-DIN={left}", f"-DOUT={out}")
         )
         assert (compiled.spills, compiled.scratch, compiled.wave) == (0, 0, 64)
-        block = BLOCKS[f"naive_{kind.lower()}"]
+        block = next(k.needs for k in KERNELS if k.name == f"naive_{kind.lower()}")
         assert compiled.vector_registers <= block.vector_registers
         assert compiled.lds <= block.static_smem
-        assert compiled.parameters >= naive.TABLE.size
+        assert compiled.parameters >= TABLE.size
     amd.code_object(tmp_path, arch, compiled)
 
 

@@ -10,7 +10,7 @@ import pytest
 import ficco_dsl
 from ficco_dsl.diagnostics import Diagnostic
 from ficco_rt.compiler import build, lint, plan_of
-from ficco_rt.kernels.families import reached
+from ficco_rt.kernels.families import family_of
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.simulate import simulate
@@ -114,6 +114,6 @@ def test_the_kernel_that_is_made_for_the_device_is_told_of_by_nobody() -> None:
 
 def test_a_plain_kernel_reaches_a_few_percent_of_the_tensor_cores_rate() -> None:
     for name in ("h200-switch", "mi300x-mesh"):
-        assert 0.02 < reached("naive_gemm", of(name).device, "bf16") < 0.06
-    assert 0.45 < reached("sm80_gemm_256x128", of("h200-switch").device, "bf16") < 0.6
-    assert reached("sm90_gemm_128x256_c2", of("h200-switch").device, "bf16") == 1.0
+        assert 0.02 < family_of("naive_gemm").reached(of(name).device, "bf16") < 0.06
+    assert 0.45 < family_of("sm80_gemm_256x128").reached(of("h200-switch").device, "bf16") < 0.6
+    assert family_of("sm90_gemm_128x256_c2").reached(of("h200-switch").device, "bf16") == 1.0

@@ -20,11 +20,12 @@ import torch
 
 from ficco_rt.driver.cuda.tensor_map import encode
 from ficco_rt.geometry.region import Axis, Interval, Region
+from ficco_rt.graph.ir import Reduce
 from ficco_rt.kernels import families, kernel_compiler, tiles
 from ficco_rt.kernels.family import LaunchRequest
 from ficco_rt.kernels.naive.family import REDUCE
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.works import Sum, View
+from ficco_rt.kernels.works import View, WorkOf
 from ficco_rt.machine.profiles import stored
 
 from .device import Kernel, arch, loaded, sms
@@ -36,11 +37,12 @@ TERMS = 3
 
 def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], None]:
     """out = the sum of dense matrices, by the kernel that the driver has for `reduce`."""
-    views = [
+    views = tuple(
         View(Region(str(i), 0, tuple(Axis(whole(size)) for size in t.shape)), t.data_ptr(), tuple(t.shape), "bf16")
         for i, t in enumerate((out, *terms))
-    ]
-    work = Sum(views[0], tuple(views[1:]))
+    )
+    first, *rest = (view.region for view in views)
+    work = WorkOf(Reduce(first, tuple(rest)), views)
     limits = replace(Limits.of(stored("h200-switch").device), arch=arch(), sms=sms())
     (config,) = families.configure(LaunchRequest(REDUCE, (work,), sms()), limits)
     made = families.tables(config, [work])

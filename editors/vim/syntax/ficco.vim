@@ -4,7 +4,7 @@ if exists("b:current_syntax")
 endif
 
 syntax keyword ficcoDeclaration schedule param type input output scratch computes queue kernel stage
-syntax keyword ficcoStatement copy gemm reduce launch all_gather all_reduce reduce_scatter all_to_all
+syntax keyword ficcoStatement gemm reduce copy all_gather all_reduce reduce_scatter all_to_all launch
 syntax keyword ficcoControl for step if else let in on of with after streamed where within from entry unproven and or not read write update int
 syntax keyword ficcoAttribute engine priority smem residency sms leave order ctas threads host grid block
 syntax keyword ficcoValue high normal low text auto nccl sm vendor

@@ -14,7 +14,7 @@ from ...kernels.block_fit import Footprint
 from ...kernels.family import KernelConfig, Matmul, Operand
 from ...kernels.leaving import crowded_out
 from ...kernels.occupancy import Limits
-from ...kernels.works import Product
+from ...kernels.works import View
 from ...types import TYPES, Dtype
 from .blas_lt import BlasLt, Layout, MatmulPlace, Shape
 from .gpus import Gpus
@@ -49,10 +49,11 @@ class LibraryCalls:
         return "" if self._library is None else self._library.name
 
     def bind(
-        self, config: KernelConfig, product: Product, device: Gpu, stream: int, left: Left | None = None
+        self, config: KernelConfig, views: Sequence[View], device: Gpu, stream: int, left: Left | None = None
     ) -> tuple[Callable[[Handle], Sequence[DriverCall]], tuple[int, ...]]:
         """The calls of a launch on a stream, and their algorithms, as `BlasLt.plan` numbers them. `stream` is the
-        plan's: its calls come one after another, and share a workspace. `left`: what their kernels leave room for."""
+        plan's: its calls come one after another, and share a workspace. `views` are the product's: out, left and right.
+        `left`: what the kernels leave room for."""
         library = self._library = self._library or self._gpus.vendor.gemms()
         key = (device.ordinal, stream)
         if key not in self._workspaces:
@@ -64,7 +65,7 @@ class LibraryCalls:
             handle = self._handles[device.ordinal]
             made = []
             for matmul in config.matmuls:
-                place = _place(matmul, product, self._workspaces[key], config.workspace)
+                place = _place(matmul, views, self._workspaces[key], config.workspace)
                 made.append((self._plan(library, handle, device, shape_of(matmul, place), place, left), place))
         numbers = tuple(number for (_, number), _ in made)
         return lambda at: [library.matmul_action(handle, planned, place, at) for (planned, _), place in made], numbers
@@ -141,14 +142,16 @@ class LibraryCalls:
             closing(library.close, self._handles.pop(ordinal))
 
 
-def _place(matmul: Matmul, product: Product, workspace: int, size: int) -> MatmulPlace:
+def _place(matmul: Matmul, views: Sequence[View], workspace: int, size: int) -> MatmulPlace:
+    out, left, right = (view.address for view in views[:3])
+
     def address(tensor: int, operand: Operand, dtype: Dtype) -> int:
         return tensor + operand.offset * TYPES[dtype].bytes
 
     return MatmulPlace(
-        first=address(product.right.address, matmul.right, matmul.dtype),
-        second=address(product.left.address, matmul.left, matmul.dtype),
-        out=address(product.out.address, matmul.out, matmul.out_dtype),
+        first=address(right, matmul.right, matmul.dtype),
+        second=address(left, matmul.left, matmul.dtype),
+        out=address(out, matmul.out, matmul.out_dtype),
         workspace=workspace,
         size=size,
     )

@@ -18,8 +18,7 @@ from ...kernels.families import tables, unread
 from ...kernels.family import KernelConfig, TileWorks
 from ...kernels.marks import MARK, Marks, marking
 from ...kernels.target import options
-from ...kernels.works import Product, View, Work
-from ...plan.kernel_works import kernel_work
+from ...kernels.works import View, Work, kernel_work
 from ...trace.model import Launched
 from .gemm_library import Left, LibraryCalls
 from .gpus import Gpus
@@ -102,9 +101,8 @@ class LaunchBinder:
 
     def _by_library(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors) -> BoundLaunch:
         (product,) = works_of(launch, memory, {})
-        assert isinstance(product, Product)
         left = None if launch.leave is None else Left(str(launch.leave), self._blocks_left(launch.leave))
-        calls, algorithms = self._library.bind(launch.config, product, device, launch.stream, left)
+        calls, algorithms = self._library.bind(launch.config, product.views, device, launch.stream, left)
         launched = Launched(self._library.name, 0, None, None)
         return BoundLaunch(device, 0, 0, 0, calls, launched, (), (), algorithms)
 

@@ -9,13 +9,11 @@ from ficco_dsl.diagnostics import Span
 
 from ...errors import malformed
 from ...geometry.region import overlap, shape_words, summary, way
-from ...kernels import works
-from ...kernels.works import Work
 from ...machine import durations
 from ...machine.model import Machine
 from .. import ir
 from ..symbolic import Algebra, Pieces
-from .kind import Flags, Look, Named, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
+from .kind import Named, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
 
 
 class CopyKind(OpKind[ir.Copy]):
@@ -50,9 +48,6 @@ class CopyKind(OpKind[ir.Copy]):
 
     def stores(self, copy: ir.Copy, before: Sequence[int], ranks: int) -> int:
         return max(before)
-
-    def work(self, copy: ir.Copy, look: Look, *flags: Flags) -> Work:
-        return works.Copy(look(copy.dst), look(copy.src), *flags)
 
     def bind(self, copy: ir.Copy, place: Span, resolve: Resolve) -> Twin:
         """The numpy twin, which copies bits."""

@@ -12,13 +12,11 @@ from ficco_dsl.diagnostics import Span
 
 from ...errors import malformed
 from ...geometry.region import Box, Region, overlap, shape_words
-from ...kernels import works
-from ...kernels.works import Work
 from ...types import TYPES
 from .. import ir
 from ..evaluate import Scope
 from ..symbolic import Algebra, Pieces, added, multiply, transposed
-from .kind import Flags, Look, Make, Memory, Names, Noises, OpKind, Read, Resolve, Tensors, Twin
+from .kind import Make, Memory, Names, Noises, OpKind, Read, Resolve, Tensors, Twin
 from .reduce import term_fits
 
 
@@ -113,12 +111,6 @@ class GemmKind(OpKind[ir.Gemm]):
 
     def stores(self, gemm: ir.Gemm, before: Sequence[int], ranks: int) -> int:
         return 1 + max(before[0] + before[1], *before)
-
-    def work(self, gemm: ir.Gemm, look: Look, *flags: Flags) -> Work:
-        return works.Product(
-            look(gemm.out), look(gemm.left), look(gemm.right), gemm.left_transposed, gemm.right_transposed,
-            gemm.accumulate, tuple(map(look, gemm.addends)), (), *flags,
-        )  # fmt: skip
 
     def bind(self, gemm: ir.Gemm, place: Span, resolve: Resolve) -> Twin:
         out, left, right = resolve(gemm.out), resolve(gemm.left), resolve(gemm.right)

@@ -11,12 +11,10 @@ from ficco_dsl import verbs
 from ficco_dsl.diagnostics import Span
 
 from ...geometry.region import Box, Region, overlap, summary
-from ...kernels import works
-from ...kernels.works import Work
 from .. import ir
 from ..evaluate import Mistake, Scope, compile_expr, copied, describe, number
 from ..symbolic import Algebra, Pieces
-from .kind import Flags, Look, Make, Named, Names, Noises, OpKind, Read, Tensors
+from .kind import Make, Named, Names, Noises, OpKind, Read, Tensors
 
 
 class KernelCallKind(OpKind[ir.KernelCall]):
@@ -106,10 +104,6 @@ class KernelCallKind(OpKind[ir.KernelCall]):
 
     def stores(self, call: ir.KernelCall, before: Sequence[int], ranks: int) -> None:
         return None
-
-    def work(self, call: ir.KernelCall, look: Look, *flags: Flags) -> Work:
-        arguments = tuple(look(a.value) if isinstance(a.value, Region) else a.value for a in call.arguments)
-        return works.Call(call.kernel, arguments, call.grid, call.block, *flags)
 
     def label(self, call: ir.KernelCall, rank: int | None, part: Named = summary) -> str:
         return call.kernel

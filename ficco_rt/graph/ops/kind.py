@@ -14,7 +14,6 @@ from ficco_dsl.diagnostics import Span
 from ficco_dsl.verbs import VERB_OF, Verb
 
 from ...geometry.region import Box, Region, called, summary
-from ...kernels.works import View, Work
 from ...machine import durations
 from ...machine.model import Machine
 from .. import ir
@@ -28,8 +27,6 @@ Side: TypeAlias = Literal["computes", "moves", "sums"]
 Make: TypeAlias = Callable[[Scope, ir.Where], ir.Op]
 Size: TypeAlias = Callable[[Region], int]  # bytes
 Read: TypeAlias = Callable[[Region], Pieces]
-Look: TypeAlias = Callable[[Region], View]
-Flags: TypeAlias = tuple[int, ...]
 Twin: TypeAlias = Callable[[], None]
 Named: TypeAlias = Callable[[Region], str]
 
@@ -124,10 +121,6 @@ class OpKind(Generic[B]):
     def stores(self, body: B, before: Sequence[int], ranks: int) -> int | None:
         """The narrow stores of a result at most, for each region read those before; None: nothing is claimed of it."""
         return 1 + max(before, default=0)
-
-    def work(self, body: B, look: Look, *flags: Flags) -> Work:
-        """The work as kernels are given it. `flags`: those that it waits for, and those that it raises."""
-        raise NotImplementedError
 
     def bind(self, body: B, place: Span, resolve: Resolve) -> Twin:
         """The numpy twin. Arithmetic is that of the device kernels: operands in their stored dtype, products and sums

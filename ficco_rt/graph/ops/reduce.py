@@ -11,14 +11,12 @@ from ficco_dsl.diagnostics import Span
 
 from ...errors import malformed
 from ...geometry.region import Region, overlap, shape_words
-from ...kernels import works
-from ...kernels.works import Work
 from ...machine import durations
 from ...machine.model import Machine
 from ...types import TYPES
 from .. import ir
 from ..symbolic import Algebra, Pieces, added
-from .kind import Flags, Look, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
+from .kind import Noises, OpKind, Read, Resolve, Size, Tensors, Twin
 
 
 def term_fits(what: str, out: Region, term: Region, tensors: Tensors, types: tuple[str, ...]) -> str | None:
@@ -62,9 +60,6 @@ class ReduceKind(OpKind[ir.Reduce]):
 
     def noise(self, total: ir.Reduce, noises: Noises, origin: Span) -> None:
         noises.store(total.out, [noises.read(term) for term in total.terms], origin)
-
-    def work(self, total: ir.Reduce, look: Look, *flags: Flags) -> Work:
-        return works.Sum(look(total.out), tuple(map(look, total.terms)), *flags)
 
     def bind(self, total: ir.Reduce, place: Span, resolve: Resolve) -> Twin:
         out = resolve(total.out)

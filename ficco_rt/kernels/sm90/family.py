@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from ...graph.ir import Gemm
 from ...machine.model import Device
 from ...types import ACCUMULATOR
 from .. import tiles
@@ -16,7 +17,7 @@ from ..leaving import NO_ROOM, footprint, shapes
 from ..occupancy import Limits, window
 from ..pace import Pace
 from ..tile_table import count
-from ..works import Product, Work
+from ..works import Work, only
 from .choice import band, choose, split_k_of, wait_groups, whole_lines
 from .cost import WaitGroup, pace
 from .tables import build, refusal
@@ -41,7 +42,7 @@ def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool | None:
     too late for whom they are signalled. None: where it pays."""
     if gemm.signature.out_dtype == ACCUMULATOR:
         return False
-    if any(w.stored_afar for w in request.works if isinstance(w, Product)):
+    if any(w.body.stored_afar for w in only(request.works, Gemm)):
         return True
     return False if request.streamed else None
 

@@ -22,10 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...geometry.cells import common
 from ..family import TensorMap
 from ..signature import Signature
 from ..tile_table import WHOLE_K, SplitK, Table, band_of, table
-from ..tiles import DEPTH, Matrix, MatrixWork, common, depths_of
+from ..tiles import DEPTH, Matrix, MatrixWork, depths_of
 from .variants import Variant
 
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch

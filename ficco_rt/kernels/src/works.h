@@ -1,7 +1,7 @@
 // What the host writes for the naive kernels: a table of works, and what the works point to.
 //
 // C and C++ alike: naive.cu includes it, and so does the stand-in of the tests. The host's half is
-// kernels/naive/tables.py; tests/unit/test_kernel_structs.py compares the two.
+// kernels/naive; tests/unit/test_kernel_structs.py compares the two.
 #pragma once
 #include "integers.h"
 #include "marks.h"

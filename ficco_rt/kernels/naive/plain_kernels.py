@@ -1,0 +1,270 @@
+"""The kernels of `src/naive.cu`: a record for each, with the works that it makes, the needs of its blocks, and how its
+works are cut into tiles and packed. A new kernel needs its record here and its code there."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from ...geometry.cells import Cell, cells, strides
+from ...geometry.region import Axis
+from ...graph.ir import Body, Copy, Gemm, Reduce
+from ...types import TYPES
+from ..works import View, WorkOf
+from .tables import Packed
+
+B = TypeVar("B", bound=Body)
+Tile: TypeAlias = tuple[int, int]
+
+TILE, DEPTH = 128, 32
+THREADS, COPY_THREADS = 256, 512
+SUM_TILE = 2 * THREADS  # accesses a tile
+COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, the most before its flags go up
+
+# The structs of `src/works.h`
+GEMM = struct.Struct("<9q26i")
+REDUCE = struct.Struct("<4q12i")
+ADDEND = struct.Struct("<3q6i")
+COPY = struct.Struct("<4q10i")
+TERM = struct.Struct("<Qqii")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNeeds:
+    """What a block of a kernel takes, as its compilers say (tests/unit/test_gpu_parts.py, test_naive_amd.py)."""
+
+    threads: int
+    registers: int  # of a thread, at most: NVIDIA's compiler
+    vector_registers: int  # AMD's
+    static_smem: int  # bytes
+
+
+class NaiveKernel(ABC, Generic[B]):
+    """A kernel, the tiles that its blocks take one after another, and its part of the table."""
+
+    name: ClassVar[str]
+    body: ClassVar[type[Any]]  # of the works that it makes
+    needs: ClassVar[BlockNeeds]
+    record: ClassVar[struct.Struct]  # of a work, or of a part of one
+    spread: ClassVar[bool] = False  # one block a multiprocessor
+
+    def types(self, work: WorkOf[B]) -> tuple[str, ...]:
+        """The types of operands and result for which it is compiled."""
+        return (work.views[0].dtype,)
+
+    def smem(self, stages: int, dtype: str = "bf16") -> int:
+        """Dynamic shared memory of a block, bytes."""
+        return 0
+
+    @abstractmethod
+    def cut(self, works: Sequence[WorkOf[B]], sms: int) -> Tile:
+        """The tile by which a launch's works are cut on so many multiprocessors: rows and columns."""
+
+    @abstractmethod
+    def tiles(self, work: WorkOf[B], tile: Tile) -> int:
+        """The number of a work's tiles."""
+
+    @abstractmethod
+    def pack(self, packed: Packed, work: WorkOf[B], tile: Tile) -> int:
+        """Appends a work to the table; the number of its tiles."""
+
+
+# ---------------------------------------------------------------- products
+
+
+class NaiveGemm(NaiveKernel[Gemm]):
+    """The product's kernel, a variant of its family. Its tile is that of the tuned kernels, so that tiles can be
+    counted without them."""
+
+    name, body, record = "naive_gemm", Gemm, GEMM
+    needs = BlockNeeds(THREADS, 128, 168, 2064)
+    tile: ClassVar[Tile] = (TILE, TILE)
+    cluster: ClassVar[int] = 1
+
+    def types(self, work: WorkOf[Gemm]) -> tuple[str, ...]:
+        out, left, *_ = work.views
+        return left.dtype, out.dtype
+
+    def smem(self, stages: int, dtype: str = "bf16") -> int:
+        return stages * sum(self.tile) * DEPTH * TYPES[dtype].bytes
+
+    def cut(self, works: Sequence[WorkOf[Gemm]], sms: int) -> Tile:
+        return self.tile
+
+    def tiles(self, work: WorkOf[Gemm], tile: Tile) -> int:
+        rows, columns = work.body.out.shape
+        return -(-rows // TILE) * -(-columns // TILE)
+
+    def pack(self, packed: Packed, work: WorkOf[Gemm], tile: Tile) -> int:
+        out, left, right, *others = work.views
+        accumulate, (left_t, right_t) = work.body.accumulate, work.body.transposed
+        addends = () if accumulate else others
+        left_axes, right_axes = _axes(left)[:: -1 if left_t else 1], _axes(right)[:: -1 if right_t else 1]
+        axes = (*_axes(out), *left_axes, *right_axes)  # along m, n, m, k, k, n
+        m, n, _, k, *_ = (axis.size for axis, _ in axes)
+        tiles = self.tiles(work, tile)
+        first_term = len(packed.terms) // ADDEND.size
+        for view in addends:
+            (rows, row_step), (columns, column_step) = _axes(view)
+            packed.terms += ADDEND.pack(
+                view.base, row_step, column_step,
+                *packed.runs_of(rows), *packed.runs_of(columns), TYPES[view.dtype].number, 0,
+            )  # fmt: skip
+        maps = [number for axis, _ in axes for number in packed.runs_of(axis)]
+        packed.works += GEMM.pack(
+            out.base, left.base, right.base, *(step for _, step in axes), *maps, m, n, k, int(accumulate),
+            packed.tiles, tiles, -(-n // TILE), len(packed.of_works), *packed.sync(work), first_term, len(addends),
+        )  # fmt: skip
+        return tiles
+
+
+def _axes(view: View) -> tuple[tuple[Axis, int], ...]:
+    """The two dimensions of a matrix, each with the elements from one index to the next."""
+    return tuple((a, s) for a, s in zip(view.region.axes, strides(view.shape), strict=True) if not a.dropped)
+
+
+# ---------------------------------------------------------------- sums
+
+
+@dataclass(frozen=True, slots=True)
+class _SumPart:
+    """A part of a sum that is rows of one pitch on every side: the result's, then the terms'."""
+
+    cell: Cell
+    sides: tuple[tuple[int, int], ...]  # address, pitch in elements
+    width: int  # elements of an access
+    tiles: int
+
+
+def _jobs(views: Sequence[View]) -> list[_SumPart]:
+    dtype = views[0].dtype
+    wide = 16 // TYPES[dtype].bytes
+    alike = all(v.dtype == dtype for v in views)
+    jobs = []
+    for cell in cells([v.region for v in views], [v.shape for v in views]):
+        sides = tuple(
+            (v.address + s.offset * TYPES[v.dtype].bytes, s.pitch) for v, s in zip(views, cell.sides, strict=True)
+        )
+        vector = alike and cell.columns % wide == 0
+        vector = vector and all(a % 16 == 0 and (cell.rows == 1 or p % wide == 0) for a, p in sides)
+        width = wide if vector else 1
+        jobs.append(_SumPart(cell, sides, width, -(-cell.rows * cell.columns // (SUM_TILE * width))))
+    return jobs
+
+
+class NaiveReduce(NaiveKernel[Reduce]):
+    name, body, record = "naive_reduce", Reduce, REDUCE
+    needs = BlockNeeds(THREADS, 128, 112, 4)
+
+    def cut(self, works: Sequence[WorkOf[Reduce]], sms: int) -> Tile:
+        return 1, SUM_TILE
+
+    def tiles(self, work: WorkOf[Reduce], tile: Tile) -> int:
+        """More where its tensors' addresses are no multiples of 16 bytes. Terms that lie alike count as one: ranks have
+        the same parts of equal tensors, and the graph holds each part's axes once."""
+        out, *terms = work.views
+        alike = {(id(v.region.axes), v.shape, v.dtype, v.address % 16): v for v in terms}
+        return sum(job.tiles for job in _jobs([out, *alike.values()]))
+
+    def pack(self, packed: Packed, work: WorkOf[Reduce], tile: Tile) -> int:
+        _, *terms = work.views
+        jobs, sync, number = _jobs(work.views), packed.sync(work), len(packed.of_works)
+        total, before = sum(job.tiles for job in jobs), packed.tiles
+        for job in jobs:
+            first = len(packed.terms) // TERM.size
+            for view, (at, pitch) in zip(terms, job.sides[1:], strict=True):
+                packed.terms += TERM.pack(at, pitch, TYPES[view.dtype].number, 0)
+            at, pitch = job.sides[0]
+            packed.works += REDUCE.pack(
+                at, pitch, job.cell.rows, job.cell.columns, first, len(terms), job.width, number,
+                before, job.tiles, number, total, *sync,
+            )  # fmt: skip
+            before += job.tiles
+        return total
+
+
+# ---------------------------------------------------------------- copies
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyTile:
+    """Rows of one pitch on both sides: addresses, pitches in bytes, rows, bytes a row."""
+
+    to: int
+    of: int
+    to_pitch: int
+    of_pitch: int
+    rows: int
+    width: int
+
+    @property
+    def unit(self) -> int:
+        """Bytes of an access."""
+        pitches = (self.to_pitch, self.of_pitch) if self.rows > 1 else ()
+        return next(u for u in (16, 8, 4, 2) if all(n % u == 0 for n in (self.to, self.of, self.width, *pitches)))
+
+
+def _rows(work: WorkOf[Copy]) -> Iterator[_CopyTile]:
+    """A copy in parts that are rows of one pitch on both sides."""
+    dst, src = work.views
+    item = TYPES[dst.dtype].bytes
+    for cell in cells((dst.region, src.region), (dst.shape, src.shape)):
+        to, of = cell.sides
+        yield _CopyTile(
+            dst.address + to.offset * item, src.address + of.offset * item, to.pitch * item, of.pitch * item,
+            cell.rows, cell.columns * item,
+        )  # fmt: skip
+
+
+class NaiveCopy(NaiveKernel[Copy]):
+    """It moves bits of any type. A block fences its stores after every tile, so rather one tile each."""
+
+    name, body, record = "naive_copy", Copy, COPY
+    needs = BlockNeeds(COPY_THREADS, 128, 80, 4)
+    spread = True
+
+    def types(self, work: WorkOf[Copy]) -> tuple[str, ...]:
+        return ()
+
+    def cut(self, works: Sequence[WorkOf[Copy]], sms: int) -> Tile:
+        """The columns are bytes."""
+        least, most = COPY_TILE
+        size = sum(w.body.dst.elements * TYPES[w.views[0].dtype].bytes for w in works)
+        return 1, max(least, min(size // sms, most))
+
+    def blocks(self, work: WorkOf[Copy], about: int) -> Iterator[_CopyTile]:
+        """A copy cut into tiles of about so many bytes: whole rows, or parts of one."""
+        part = -(-about // 16) * 16
+        for r in _rows(work):
+            together = max(1, about // r.width)
+            for row in range(0, r.rows, together):
+                rows = min(together, r.rows - row)
+                for at in range(0, r.width, part) if rows == 1 else (0,):
+                    size = min(part, r.width - at) if rows == 1 else r.width
+                    to, of = r.to + row * r.to_pitch + at, r.of + row * r.of_pitch + at
+                    yield _CopyTile(to, of, r.to_pitch, r.of_pitch, rows, size)
+
+    def tiles(self, work: WorkOf[Copy], tile: Tile) -> int:
+        """How many tiles `blocks` makes. NOTE counted, not made: a wide copy may have millions."""
+        about, count = tile[1], 0
+        for r in _rows(work):
+            together, of_one = max(1, about // r.width), -(-r.width // (-(-about // 16) * 16))
+            whole, rest = divmod(r.rows, together)
+            count += whole * (of_one if together == 1 else 1) + (of_one if rest == 1 else min(rest, 1))
+        return count
+
+    def pack(self, packed: Packed, work: WorkOf[Copy], tile: Tile) -> int:
+        blocks, sync, number = list(self.blocks(work, tile[1])), packed.sync(work), len(packed.of_works)
+        for b in blocks:
+            packed.works += COPY.pack(
+                b.to, b.of, b.to_pitch, b.of_pitch, b.rows, b.width // b.unit, b.unit, number, len(blocks), 0, *sync
+            )
+        return len(blocks)
+
+
+PLAIN = NaiveGemm()
+# A launch whose works several of them make has the name of the first of these.
+KERNELS: tuple[NaiveKernel[Any], ...] = (PLAIN, NaiveReduce(), NaiveCopy())
