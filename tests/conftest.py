@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import gc
 import os
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,15 @@ from tests import quick
 # Before numpy is imported, here and in the processes that tests start: the matrices are small, and threads of linear
 # algebra that wait for work spin, which takes half of the processor's time from the other workers.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Every worker and every process that a test starts would compile all sources again: where the caller's shell wants no
+# bytecode beside them, it is kept in a folder of its own.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"ficco-bytecode-{os.getuid()}")
+    )
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
