@@ -30,12 +30,14 @@ MOST = 1 << 17  # bytes of a request
 class Process:
     """A program under way, with the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, program: str, words: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, server: socket.socket, request: bytes, data: bytes) -> None:
         self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  they are of a process
         self._told, theirs = socket.socketpair()
-        request = repr((program, words, dict(environment), os.getcwd())).encode()
-        server = _server(environment.get("LD_LIBRARY_PATH", ""))
-        socket.send_fds(server, [request], [theirs.fileno(), *(file.fileno() for file in self._files)])
+        reading, writing = os.pipe()
+        os.write(writing, data)
+        os.close(writing)
+        socket.send_fds(server, [request], [theirs.fileno(), reading, *(file.fileno() for file in self._files)])
+        os.close(reading)
         theirs.close()
         self.pid = int(self._told.recv(20))
         self.returncode: int | None = None
@@ -68,18 +70,27 @@ class Process:
         return self.returncode
 
 
-def start(program: str, *words: str, environment: Mapping[str, str] | None = None) -> Process:
-    """Run the text of a program with these arguments, in this folder. `environment`: instead of ours. NOTE what Python
-    reads of it when it starts has no effect."""
-    return Process(program, words, os.environ if environment is None else environment)
+def start(
+    program: str,
+    *words: str,
+    data: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+    modules: tuple[str, ...] = (),
+) -> Process:
+    """Run the text of a program with these arguments, in this folder. `data`: what it reads, no more than a pipe holds.
+    `environment`: instead of ours; what Python reads of it when it starts has no effect. `modules` that it needs, too.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    request = repr((program, words, variables, os.getcwd())).encode()
+    return Process(_server(variables.get("LD_LIBRARY_PATH", ""), modules), request, data)
 
 
 @cache
-def _server(libraries: str) -> socket.socket:
+def _server(libraries: str, modules: tuple[str, ...]) -> socket.socket:
     """Where to ask; another one for other `libraries`, of which the system's loader wants to know at once."""
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
+        [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *modules],
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}", "LD_LIBRARY_PATH": libraries},
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
@@ -101,7 +112,7 @@ def _serve(control: socket.socket) -> str:
                 told.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
                 told.close()
                 continue
-            request, files, *_ = socket.recv_fds(control, MOST, 3)
+            request, files, *_ = socket.recv_fds(control, MOST, 4)
             if not request:
                 os._exit(0)  # nobody is left who asks
             child = os.fork()
@@ -116,8 +127,8 @@ def _serve(control: socket.socket) -> str:
 
 def _prepared(request: bytes, files: list[int], others: list[int]) -> str:
     program, words, environment, folder = ast.literal_eval(request.decode())
-    for number in (1, 2):
-        os.dup2(files[number], number)
+    for number, file in enumerate(files[1:]):
+        os.dup2(file, number)
     for file in (*files, *others):
         os.close(file)
     os.environ.clear()
@@ -129,7 +140,7 @@ def _prepared(request: bytes, files: list[int], others: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    for name in MODULES:
+    for name in (*MODULES, *sys.argv[2:]):
         import_module(name)
     gc.freeze()  # children need not look at what is there
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -78,6 +78,7 @@ class Machine:
         self.face = face
         self.report, self.begun = folder / "report", folder / "begun"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("STANDIN", "FICCO"))}
+        self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "dsl")])
         self.environment["FICCO_CACHE"] = os.environ["FICCO_CACHE"]
         self.environment["STANDIN_REPORT"] = str(self.report)
         if library:
