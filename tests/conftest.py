@@ -37,7 +37,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if quick.is_quick(item.path):
+    if quick.is_quick(item.path, getattr(item, "originalname", item.name)):
         item.add_marker(pytest.mark.quick)
 
 
