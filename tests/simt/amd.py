@@ -56,8 +56,8 @@ def _key(folder: Path, arguments: Sequence[str], text: str | None) -> str:
 @cache
 def _sources() -> str:
     folders = (HERE, HERE.parents[1] / "ficco_rt" / "kernels" / "src")
-    version = importlib.metadata.version("ziglang")
-    return version + _digest(*sorted(f for folder in folders for f in folder.rglob("*") if f.is_file()))
+    found = sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in (".cu", ".cuh", ".h", ".hip"))
+    return importlib.metadata.version("ziglang") + _digest(*found)
 
 
 def _digest(*files: Path) -> str:
