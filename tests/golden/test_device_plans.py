@@ -50,8 +50,8 @@ def layout(
 @pytest.mark.parametrize("mode", GOLDEN)
 @pytest.mark.parametrize("name", cases.SCHEDULES)
 def test_device_plan_text(name: str, mode: Mode, golden: Callable[[Path, str], None]) -> None:
+    """The tests of every mode hold it to the check."""
     made = device_plan(layout(name), mode)
-    check(made)
     golden(HERE / f"{_file(name)}.{mode}.txt", f"{to_text(made)}\nhash {codec.content_hash(made)}\n")
 
 
@@ -75,7 +75,8 @@ SHARED = ((0, 0, 1, 1), (0, 0, 0, 0))  # ranks that share devices
     [(n, d) for turn, n in enumerate(cases.SCHEDULES) for d in ((0, 1, 2, 3), *cases.few(SHARED, 1, turn))],
 )
 def test_every_mode_passes_the_check_and_reads_back(name: str, devices: tuple[int, ...]) -> None:
-    for mode in get_args(Mode):
+    modes = get_args(Mode)
+    for mode in modes if devices == (0, 1, 2, 3) else cases.few(modes, 2, cases.SCHEDULES.index(name)):
         made = device_plan(layout(name, devices), mode)
         check(made)
         assert device_plan(layout(name, devices), mode) == made
