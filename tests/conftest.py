@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import gc
 import os
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,15 @@ from tests import quick
 # algebra that wait for work spin, which takes half of the processor's time from the other workers.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Every worker and every process that a test starts would compile all sources again: where the caller's shell wants no
+# bytecode beside them, it is kept in a folder of its own.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(tempfile.gettempdir()) / f"ficco-bytecode-{os.getuid()}")
+    )
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
@@ -26,7 +37,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if quick.is_quick(item.path):
+    if quick.is_quick(item.path, getattr(item, "originalname", item.name)):
         item.add_marker(pytest.mark.quick)
 
 

@@ -191,8 +191,9 @@ def _write(path: Path, text: str) -> None:
 
 def _failure(tree: Path, test: str) -> str | None:
     """The output of tests of which one fails; None: all pass."""
-    # all cases: a row names those that it needs
+    # all cases: a row names those that it needs; bytecode where `_write` looks for it
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'dsl'}", "FICCO_ALL": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = (sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *shlex.split(test))
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which files `pytest -m quick` runs: those of QUICK, without SLOW. A new file of a folder belongs by itself."""
+"""Which tests `pytest -m quick` runs: those of QUICK, without SLOW. A new file of a folder belongs by itself."""
 
 from __future__ import annotations
 
@@ -6,35 +6,91 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-# Folders and files. Those of host and mock: the host driver, and both vendors' drivers on the stand-ins.
-QUICK = ("unit", "errors", "host/test_driver_host.py", "mock/test_requests.py")
+# Folders and files. Those of host and mock: the host driver, and both vendors' drivers on the stand-ins, in one process
+# and in several.
+QUICK = (
+    "unit",
+    "errors",
+    "host/test_driver_host.py",
+    "host/test_processes.py",
+    "mock/test_requests.py",
+    "mock/test_symmetric.py",
+)
 
-# They compile kernels, simulate large schedules, or start many processes or a browser.
+# Files, and tests of other files: they compile kernels, simulate large schedules, start many processes or a browser, or
+# try very many cases; and those of `tools` and of the tests on GPUs.
 SLOW = frozenset(
     {
-        "unit/test_calibrate.py",
+        "unit/test_bench.py",
+        "unit/test_bench_processes.py",
+        "unit/test_beside.py",
+        "unit/test_block_fit.py::test_room_is_what_trying_every_layout_finds",
+        "unit/test_calibrate.py::test_the_figures_are_found",
+        "unit/test_calibrate.py::test_what_is_measured_predicts_what_was_measured",
+        "unit/test_campaign.py",
         "unit/test_cli_pipes.py",
+        "unit/test_cli_run.py::test_more_gpus_than_the_machine_has_are_told",
+        "unit/test_cli_run.py::test_more_gpus_than_the_nodes_have_are_told",
+        "unit/test_concurrent.py::test_all_other_schedules_carry_out_their_operation_once",
+        "unit/test_concurrent.py::test_all_settings_of_the_check_compile",
+        "unit/test_concurrent.py::test_iterations_are_counted_by_what_is_written_anew",
+        "unit/test_concurrent.py::test_settings_by_their_threads_are_made_in_processes_of_their_own",
+        "unit/test_docs.py::test_commands_run_and_print_what_is_shown",
+        "unit/test_early_begin.py::test_each_mode_of_an_opening_holds",
+        "unit/test_explore.py::test_the_page_s_commands_are_understood",
+        "unit/test_explore.py::test_the_page_s_tables_are_made_of_a_sweep",
+        "unit/test_format.py::test_a_large_file_is_laid_out_soon",
+        "unit/test_format.py::test_any_layout",
         "unit/test_gemm_bench.py",
+        "unit/test_glossary.py::test_the_classes_are_there",
         "unit/test_gpu_parts.py",
+        "unit/test_gpu_schedules.py",
+        "unit/test_hardware_queues.py::test_one_queue",
+        "unit/test_kernel_compiler.py::test_processes_share_the_cache",
         "unit/test_kernel_waits.py",
+        "unit/test_language_doc.py::test_example_runs",
+        "unit/test_language_doc.py::test_grammar_is_the_implemented_one",
+        "unit/test_lsp.py::test_a_newer_text_ends_the_proof_of_the_older_one",
+        "unit/test_lsp.py::test_an_editor_whose_script_fails_or_waits_in_vain_ends",
+        "unit/test_machines.py::test_sixty_four_ranks_in_eight_nodes_are_explained",
+        "unit/test_measured.py",
         "unit/test_memory_order.py",
         "unit/test_mfma_gemm.py",
+        "unit/test_model_check.py",
         "unit/test_naive_amd.py",
-        "unit/test_page.py",
+        "unit/test_names.py::test_a_large_wrong_schedule_is_answered_soon",
+        "unit/test_nodes.py::test_no_semaphore_leads_to_another_node",
+        "unit/test_noise.py::test_a_ring_and_a_collective_of_many_ranks",
+        "unit/test_noise.py::test_a_sum_that_stops_growing",
+        "unit/test_noise.py::test_shipped_schedules_at_8_ranks_are_exact_enough",
+        "unit/test_noise.py::test_wrong_numbers_of_one_sign_are_code_4",
+        "unit/test_on_two.py",
+        "unit/test_page.py::test_any_damage_to_a_file_is_an_error_of_the_user",
+        "unit/test_page.py::test_in_a_browser",
         "unit/test_plan_check.py",
         "unit/test_readme.py",
+        "unit/test_run_plan.py::test_every_mode_and_placement",
+        "unit/test_run_plan.py::test_mutants_are_made_of_run_plans_that_hold",
+        "unit/test_schedules.py::test_no_schedule_is_faster_than_ideal",
+        "unit/test_select.py::test_at_decode_sizes_nothing_is_cut",
+        "unit/test_select.py::test_on_several_nodes_schedules_send_messages",
+        "unit/test_select.py::test_rules_say_what_is_fastest_on_two_gpus",
         "unit/test_sm80_gemm.py",
         "unit/test_sm90_gemm.py",
+        "unit/test_syntax_errors.py::test_a_hostile_megabyte_is_answered_soon",
+        "unit/test_syntax_errors.py::test_any_text_gets_a_tree_or_diagnostics",
+        "unit/test_weight.py::test_the_budget_is_kept",
     }
 )
 
 
-def is_quick(path: Path) -> bool:
-    """Whether all tests of this file have the marker."""
+def is_quick(path: Path, test: str = "") -> bool:
+    """Whether a test of this file has the marker; without a test, whether one may have it."""
     if not path.is_relative_to(HERE):
         return False
     name = path.relative_to(HERE).as_posix()
-    return name not in SLOW and any(name == part or name.startswith(f"{part}/") for part in QUICK)
+    belongs = any(name == part or name.startswith(f"{part}/") for part in QUICK)
+    return belongs and not {name, f"{name}::{test}"} & SLOW
 
 
 def ignored(path: Path, expression: str) -> bool | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +22,8 @@ from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.ir import CopyAsync, Transfer
+from tests import warm
 
-ROOT = Path(__file__).parents[2]
 FULL = "FICCO_FUZZ" in os.environ
 OPS = 500_000 if FULL else 25_000
 SECONDS = 120 if FULL else 30  # of one processor; a slow one
@@ -275,15 +273,15 @@ def test_schedule(name: str, tmp_path: Path) -> None:
 
 def within_limits(arguments: list[str], says: str | None) -> None:
     """Run `ficco check`; what it says, and that it stays within the limits."""
-    command = [sys.executable, "-c", CHILD.format(seconds=SECONDS), "check", *arguments]
-    environment = {**os.environ, "FICCO_MAX_OPS": str(OPS), "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * SECONDS, env=environment, check=False)
-    assert "USED" in done.stdout, f"ended with {done.returncode}: out of time or memory\n{done.stderr[-2000:]}"
-    gigabytes, seconds = map(float, done.stdout.split("USED")[1].split())
+    environment = {**os.environ, "FICCO_MAX_OPS": str(OPS)}
+    done = warm.start(CHILD.format(seconds=SECONDS), "check", *arguments, environment=environment)
+    out, err = done.communicate(60 * SECONDS)
+    assert "USED" in out, f"ended with {done.returncode}: out of time or memory\n{err[-2000:]}"
+    gigabytes, seconds = map(float, out.split("USED")[1].split())
     print(f"{gigabytes:.2f} GB, {seconds:.1f} s")
     assert gigabytes < GIGABYTES
-    assert done.returncode == (1 if says else 0), done.stderr[-2000:]
-    assert (says or "") in done.stderr, done.stderr[:2000]
+    assert done.returncode == (1 if says else 0), err[-2000:]
+    assert (says or "") in err, err[:2000]
 
 
 # ---------------------------------------------------------------- stored plans

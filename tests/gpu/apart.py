@@ -47,8 +47,9 @@ def apart(
 def main(asked: str) -> int:
     """In the process. After the limit the stack of each thread is shown."""
     module, name, limit, arguments = json.loads(asked)
+    function = getattr(importlib.import_module(module), name)
     faulthandler.dump_traceback_later(limit, exit=True)
-    return 0 if getattr(importlib.import_module(module), name)(*arguments) else FALSE
+    return 0 if function(*arguments) else FALSE
 
 
 if __name__ == "__main__":

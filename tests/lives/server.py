@@ -29,7 +29,7 @@ import numpy as np
 from ficco_rt.driver.gpu import binding, driver
 from ficco_rt.driver.gpu.driver import GpuDriver
 from tests.lives import play, striking
-from tests.lives.life import DriverName, Life, Report
+from tests.lives.life import DriverName, Key, Life, Report
 from tests.mock import standin
 from tests.mock.processes import kernels
 from tests.pipes import between
@@ -66,11 +66,12 @@ class _Flight:
 
 
 class DevicePlans:
-    """Device plans of all lives, by plan, in the place of the driver's own cache: what a life has to make is made once
-    more here, for the lives to come."""
+    """Device plans of all lives, by plan, in the place of the driver's own cache: what a life has had to make is made
+    once more here, before the next life with that plan."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], binding.Plans] = {}
+        self._asked: dict[Key, dict[tuple[Any, ...], frozenset[Any]]] = {}
 
     def __call__(self, same: binding.Same, *more: Any) -> binding.Plans:
         at = (play.key_of(same.plan), *more)
@@ -81,11 +82,17 @@ class DevicePlans:
     def modes(self) -> dict[tuple[Any, ...], frozenset[Any]]:
         return {at: frozenset(plans._made) for at, plans in self._made.items()}
 
-    def make(self, asked: Iterable[tuple[tuple[Any, ...], frozenset[Any]]]) -> None:
-        for (key, *more), modes in asked:
-            plans = self(binding.Same(play.plan(key)), *more)
-            for mode in modes:
-                plans.residencies(mode)
+    def remember(self, asked: Iterable[tuple[tuple[Any, ...], frozenset[Any]]]) -> None:
+        for at, modes in asked:
+            of_plan = self._asked.setdefault(at[0], {})
+            of_plan[at] = of_plan.get(at, frozenset()) | modes
+
+    def make(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            for (_, *more), modes in self._asked.pop(key, {}).items():
+                plans = self(binding.Same(play.plan(key)), *more)
+                for mode in modes:
+                    plans.residencies(mode)
 
 
 class Server:
@@ -117,8 +124,11 @@ class Server:
                     yield self._judged(flight)
 
     def left(self) -> list[str]:
-        """What all lives together have left on the machine."""
-        return sorted(set(os.listdir("/dev/shm")) - self._shared)
+        """What all lives together have left on the machine. Other programs may have files there as long as they run."""
+        until = time.monotonic() + LIMIT
+        while (found := set(os.listdir("/dev/shm")) - self._shared) and time.monotonic() < until:
+            time.sleep(0.1)
+        return sorted(found)
 
     # ---- processes
 
@@ -133,6 +143,7 @@ class Server:
 
     def _begin(self, life: Life) -> None:
         play.prepare(life)
+        self._plans.make(life.keys)
         gc.freeze()
         size = life.processes
         page = np.frombuffer(mmap.mmap(-1, 8 * play.ROW * size), np.int64).reshape(size, play.ROW)
@@ -156,8 +167,7 @@ class Server:
     def _live(self, flight: _Flight, place: int, pipes: list[Connection | None], writing: int) -> None:
         """A child: it ends here, or, if its life says so, as an interpreter does."""
         report, me = Report(), os.getpid()
-        gc.unfreeze()
-        gc.enable()
+        gc.enable()  # what was there before stays frozen: to look at all of it is to copy its memory
         try:
             if not self._verbose:
                 silent = os.open(os.devnull, os.O_WRONLY)
@@ -221,7 +231,7 @@ class Server:
             verdict.objections += [(kind, f"process {place}: {text}") for kind, text in report.objections]
             verdict.told += [f"process {place}: {text}" for text in report.told]
             verdict.again += report.again
-            self._plans.make(report.asked)
+            self._plans.remember(report.asked)
             for module in report.imported:
                 with suppress(ImportError):  # of those that only look like modules
                     import_module(module)

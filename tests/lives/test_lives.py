@@ -12,11 +12,11 @@ import pytest
 from tests import cases
 from tests.lives.life import KINDS, PARTS, drawn, named
 
-MORE = 20 if cases.ALL else 1
+MORE = 30 if cases.ALL else 1
 TAKEN = {
-    "cuda": ("--alone", 60 * MORE, "--groups", 20 * MORE, "--part", "late", "--part", "ring", "--every", 60 // MORE),
-    "hip": ("--alone", 12 * MORE, "--groups", 5 * MORE),
-    "host": ("--alone", 20 * MORE, "--groups", 25 * MORE, "--part", "late", "--every", 60 // MORE),
+    "cuda": ("--alone", 40 * MORE, "--groups", 14 * MORE, "--part", "late", "--part", "ring", "--every", 90 // MORE),
+    "hip": ("--alone", 8 * MORE, "--groups", 4 * MORE),
+    "host": ("--alone", 14 * MORE, "--groups", 17 * MORE, "--part", "late", "--every", 60 // MORE),
 }
 
 

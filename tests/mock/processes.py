@@ -38,7 +38,7 @@ def _serve(place: int, pipes: Sequence[Connection | None], face: Face, settings:
     os.environ["FICCO_CACHE"] = kernels()
     standin.of(face)
     import_module({"cuda": "cuda.bindings.driver", "hip": "hip"}[face])
-    for name in ("ficco_rt.exec.verify", "tests.cases"):
+    for name in ("ficco_rt.exec.verify", "ficco_rt.cli.main", "ficco_rt.cli.run", "tests.cases"):
         import_module(name)
     steady: Connection | None = None
     while True:

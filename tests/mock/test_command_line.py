@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pytest
 
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.kernels.kernel_compiler import compile_text
+from tests import warm
 from tests.mock import standin
 from tests.mock.standin import Face
 
@@ -84,28 +84,23 @@ class Machine:
         if library:
             self.environment["LD_LIBRARY_PATH"] = str(standin.folder(face))
 
-    def start(self, setting: str, *arguments: str, turn: int = 0) -> subprocess.Popen[str]:
+    def start(self, setting: str, *arguments: str, turn: int = 0) -> warm.Process:
         """A process; from turn 1 on, one that is about to issue its run of that number."""
         for file in (self.report, self.begun):
             file.unlink(missing_ok=True)
         settings = {"STANDIN": f"{standin.USUAL[self.face]}; {setting}", "TURN": str(turn), "BEGUN": str(self.begun)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            env=self.environment | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = warm.start(PROGRAM, *arguments, environment=self.environment | settings)
         while turn and not self.begun.exists() and process.poll() is None:
             time.sleep(0.01)
         return process
 
-    def end(self, process: subprocess.Popen[str]) -> Ended:
+    def end(self, process: warm.Process) -> Ended:
         try:
             out, err = process.communicate(timeout=LONG)
         except subprocess.TimeoutExpired:
             process.kill()  # it would hold a core for the tests behind it
             raise AssertionError(process.communicate()[1]) from None
+        assert process.returncode is not None
         lines = self.report.read_text().splitlines() if self.report.exists() else []
         counts = {name: int(n) for name, n in (line.split() for line in lines[: len(standin.KINDS)])}
         violations = "\n".join(lines[len(standin.KINDS) + 1 :])

@@ -73,8 +73,10 @@ def runs_right(library: StandIn, layout: Layout, plan: DevicePlan, monkeypatch: 
     return library.violations() or None
 
 
-@pytest.mark.parametrize("mode", ["streams", "graph"])
-@pytest.mark.parametrize("name", cases.SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(n, mode) for turn, n in enumerate(cases.SCHEDULES) for mode in cases.few(("streams", "graph"), 1, turn)],
+)
 def test_what_the_check_accepts_runs_right(
     cuda: StandIn, name: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ SHARES: dict[campaign.Kind, float] = dict.fromkeys(campaign.ALL, 0.01)
 
 @pytest.mark.parametrize(
     ("library", "name"),
-    [(face, name) for turn, face in enumerate(sorted(VENDORS)) for name in cases.few(cases.SCHEDULES, 9, turn)],
+    [(face, name) for turn, face in enumerate(sorted(VENDORS)) for name in cases.few(cases.SCHEDULES, 4, 2 + 6 * turn)],
     indirect=["library"],
 )
 def test_faults_are_told_and_leave_nothing(library: StandIn, name: str) -> None:

@@ -24,7 +24,7 @@ from tests.lives.life import Key
 from tests.mock.standin import StandIn
 
 CODE = str(Path(next(iter(gpu.__path__))))
-PAUSE = 0.03  # seconds of a preemption, if the other thread waits for this one
+PAUSE = 0.01  # seconds of a preemption, if the other thread waits for this one
 
 
 class Preempted(threading.Thread):

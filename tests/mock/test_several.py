@@ -28,7 +28,7 @@ from tests.mock.test_callers import Callers
 from tests.mock.test_callers_graphs import Captures
 
 SHARES, ORDERS = 6, 12  # tests among which a draw of pairs is divided; orders of a pair
-DRAWN = 5  # pairs of a test
+DRAWN = 5 if cases.ALL else 3  # pairs of a test
 SEED = int(os.environ.get("FICCO_SEVERAL", "0"))
 
 

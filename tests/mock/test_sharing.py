@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from ficco_rt.compiler import build, plan_of
@@ -35,8 +37,7 @@ def shared(library: StandIn, name: str, ranks_per_gpu: int, sms: int, timeout: f
     [
         (face, name, *room)
         for turn, name in enumerate(cases.SCHEDULES)
-        for face, rooms in zip(sorted(VENDORS), (((4, 5), (2, 3)), ((2, 3), (4, 5))), strict=True)
-        for room in cases.few(rooms, 1, turn)
+        for room, face in cases.few(list(product(((4, 5), (2, 3)), sorted(VENDORS))), 1, turn)
     ],
     indirect=["library"],
 )

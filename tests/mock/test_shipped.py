@@ -8,18 +8,24 @@ import numpy as np
 import pytest
 
 from ficco_rt.compiler import build, load, plan_of
-from ficco_rt.driver.registry import discover
+from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from tests import cases
 from tests.mock.standin import StandIn
 
 RANKS = range(2, 9)
-DRAWN = [(n, r) for turn, n in enumerate(cases.SCHEDULES) for r in sorted(cases.few(RANKS, 2, turn))]
-SEEDS = 100 if cases.ALL else 40
+# Two numbers of ranks for each schedule, one on each vendor's GPUs.
+DRAWN = [
+    (face, n, r)
+    for turn, n in enumerate(cases.SCHEDULES)
+    for at, r in enumerate(sorted(cases.few(RANKS, 2, turn)))
+    for face in cases.few(sorted(VENDORS), 1, turn + at)
+]
+SEEDS = 100 if cases.ALL else 30
 
 
-@pytest.mark.parametrize(("name", "ranks"), DRAWN)
+@pytest.mark.parametrize(("library", "name", "ranks"), DRAWN, indirect=["library"])
 def test_right_in_every_order(library: StandIn, name: str, ranks: int) -> None:
     """On streams and as a graph. Integers: nothing rounds, so that every run must leave the same bits as the first,
     which is compared with the reference."""

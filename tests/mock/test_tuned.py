@@ -51,8 +51,14 @@ def right(library: StandIn, plan: Plan, seeds: int = SEEDS) -> None:
     assert not library.live()
 
 
-@pytest.mark.parametrize(("driver", "arch", "kernel"), SERVED, ids=[a[1] for a in SERVED])
-@pytest.mark.parametrize("name", [n for n in cases.SCHEDULES if not n.startswith("a2a")])
+@pytest.mark.parametrize(
+    ("name", "driver", "arch", "kernel"),
+    [
+        pytest.param(name, *served, id=f"{name}-{served[1]}")
+        for turn, name in enumerate(n for n in cases.SCHEDULES if not n.startswith("a2a"))
+        for served in cases.few(SERVED, 2, turn)
+    ],
+)
 def test_every_schedule(request: pytest.FixtureRequest, name: str, driver: str, arch: str, kernel: str) -> None:
     library = request.getfixturevalue(driver)
     library.set(f"devices 3; arch {arch}; sms 12")

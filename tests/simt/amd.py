@@ -6,28 +6,62 @@ clang comes with the package `ziglang`, whose compiler knows every target of LLV
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import importlib.metadata
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
 _ZIG = (sys.executable, "-m", "ziglang")
 
 
+KEPT = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-zig"
+
+
 def zig(folder: Path, *arguments: str, text: str | None = None) -> None:
-    # what zig builds of libc takes longer than a kernel: it is kept, and zig locks what several processes use
-    cache = str(Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-zig")
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
-    done = subprocess.run(
-        (*_ZIG, *arguments), cwd=folder, env=environment, input=text, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stderr}"
+    """Run zig, which makes the file behind `-o`. What was made of the same sources before is taken instead."""
+    made = folder / arguments[arguments.index("-o") + 1]
+    kept = KEPT / "made" / _key(folder, arguments, text)
+    if not kept.exists():
+        # what zig builds of libc takes longer than a kernel: it is kept, and zig locks what several processes use
+        environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(KEPT), "ZIG_LOCAL_CACHE_DIR": str(KEPT)}
+        done = subprocess.run(
+            (*_ZIG, *arguments), cwd=folder, env=environment, input=text, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stderr}"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        aside = kept.with_name(f"{kept.name}.{os.getpid()}")
+        shutil.copyfile(made, aside)
+        aside.rename(kept)
+    made.unlink(missing_ok=True)  # a library of this name may be loaded
+    shutil.copyfile(kept, made)
+
+
+def _key(folder: Path, arguments: Sequence[str], text: str | None) -> str:
+    """Of all that a file is made of: the arguments, and the contents of what they name or what that may include."""
+    named = [folder / argument for argument in arguments if (folder / argument).is_file()]
+    words = [argument.replace(str(folder), "") for argument in arguments]
+    return hashlib.sha256(repr((words, text, _digest(*named), _sources())).encode()).hexdigest()
+
+
+@cache
+def _sources() -> str:
+    folders = (HERE, HERE.parents[1] / "ficco_rt" / "kernels" / "src")
+    found = sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in (".cu", ".cuh", ".h", ".hip"))
+    return importlib.metadata.version("ziglang") + _digest(*found)
+
+
+def _digest(*files: Path) -> str:
+    return hashlib.sha256(repr([(file.name, file.read_bytes()) for file in files]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

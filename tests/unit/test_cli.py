@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -250,6 +250,15 @@ def test_ctrl_c(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> 
     assert run("ficco", "list") == Ending(130, "", "\nficco: interrupted\n")
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """If whoever started us has them ignored, so they would be here."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_in_a_destructor_is_not_lost(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
     class Dropped:
         def __del__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,14 +13,18 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.files import atomic
+from tests import warm
 from tests.unit.command_line import ENVIRONMENT, GOOD, MISSING, Ending, command
 
 
 def piped(program: str, *words: str, text: str | bytes, cwd: Path | None = None) -> Ending:
     """A command in a process of its own, with `text` on standard input."""
     data = text.encode() if isinstance(text, str) else text
-    done = subprocess.run(command(program, *words), input=data, capture_output=True, env=ENVIRONMENT, cwd=cwd)
-    return Ending(done.returncode, done.stdout.decode(), done.stderr.decode())
+    with contextlib.chdir(cwd or Path.cwd()):
+        process = warm.start(f"from ficco_rt.cli.main import {program}; {program}()", *words, data=data)
+    out, err = process.communicate()
+    assert process.returncode is not None
+    return Ending(process.returncode, out, err)
 
 
 def test_schedules_and_plans_on_standard_input(here: Path) -> None:

@@ -269,11 +269,11 @@ def test_more_gpus_than_the_machine_has_are_told(
 
 def test_more_gpus_than_the_nodes_have_are_told(run: Callable[..., Ending], here: Path) -> None:
     words = ("ficco", "explain", "ag_gemm/hierarchical", "--machine", "h200-nodes", "--gpus")
-    (warning, *_) = run(*words, "128", "--json").record["warnings"]
+    (warning, *_) = run(*words, "72", "--json").record["warnings"]
     assert warning["message"] == (
-        "machine h200-nodes has 64 GPUs; 128 are modelled as if its switch of tier 'network' joined them all"
+        "machine h200-nodes has 64 GPUs; 72 are modelled as if its switch of tier 'network' joined them all"
     )
-    assert warning["help"] == "take --gpus 64, or a machine's file that says what joins 128 (docs/machines.md)"
+    assert warning["help"] == "take --gpus 64, or a machine's file that says what joins 72 (docs/machines.md)"
 
 
 def test_emit(run: Callable[..., Ending], here: Path) -> None:

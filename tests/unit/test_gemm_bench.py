@@ -14,6 +14,7 @@ import pytest
 from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import variants as sm90
+from tests import warm
 from tools.gemm_bench.geometry import Pieces, draw_geometry
 from tools.gemm_bench.variants import keys_of, named, variants_of
 
@@ -127,7 +128,10 @@ def test_without_pytorch_the_answer_is_a_line_and_exit_code_3(run: str, message:
         ("--shapes SHAPES", """{"name": "x", "m": 0, "n": 8, "k": 8} is no name with m, n and k, numbers from 1"""),
     ],
 )
-def test_wrong_options_are_told_before_a_gpu_is_asked_for(arguments: str, message: str, tmp_path: Path) -> None:
+def test_wrong_options_are_told_before_a_gpu_is_asked_for(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     shapes = tmp_path / "shapes.json"
     shapes.write_text('{"large": [{"name": "x", "m": 0, "n": 8, "k": 8}]}')
     code = (
@@ -135,6 +139,7 @@ def test_wrong_options_are_told_before_a_gpu_is_asked_for(arguments: str, messag
         "runpy.run_module('tools.gemm_bench', run_name='__main__', alter_sys=True)"
     )
     given = [str(shapes) if a == "SHAPES" else a for a in arguments.split()]
-    done = subprocess.run([sys.executable, "-c", code, *given], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
+    process = warm.start(code, *given)
+    _, told = process.communicate()
+    assert process.returncode == 2
+    assert message in told.splitlines()[-1]

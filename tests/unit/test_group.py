@@ -101,8 +101,9 @@ def test_who_leaves_is_seen_between_exchanges(tmp_path: Path) -> None:
 def test_who_goes_astray_is_told(tmp_path: Path) -> None:
     def body(place: int) -> object:
         late = group_of(tmp_path / "late", 3, place)
-        missing = "" if place == 1 else told(lambda: late.barrier(0.2, "a meal"))
-        after = "" if place == 1 else told(lambda: late.barrier(0.2))
+        late.barrier(60)  # the other two are there
+        missing = "" if place == 1 else told(lambda: late.barrier(2, "a meal"))
+        after = "" if place == 1 else told(lambda: late.barrier(2))
         astray = ""
         if place < 2:  # NOTE a third one that says it is process 0 could be taken for it
             other = group_of(tmp_path / "other", 2, place)
@@ -116,10 +117,10 @@ def test_who_goes_astray_is_told(tmp_path: Path) -> None:
     for name in ("late", "other", "leaving"):
         (tmp_path / name).mkdir()
     missing, after, astray, left = zip(*several(tmp_path, 3, body), strict=True)
-    assert missing[0] == "DeviceError: process 0 has waited 0.2 s for a meal, and process 1 of 3 has not come"
+    assert missing[0] == "DeviceError: process 0 has waited 2 s for a meal, and process 1 of 3 has not come"
     assert after[2] == (
         "DeviceError: the group of 3 processes is of no use any more: "
-        "process 2 has waited 0.2 s for a meal, and process 1 of 3 has not come"
+        "process 2 has waited 2 s for a meal, and process 1 of 3 has not come"
     )
     assert astray[0] == (
         "UsageError: processes do different things: process 0 is at run 0, process 1 at run 1; "

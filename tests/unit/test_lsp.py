@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,6 +17,7 @@ from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
 
 from ficco_rt.lsp.syntax import Text, analyse, completions, rename
+from tests import warm
 
 URI = "file:///tmp/one.ficco"
 TEXT = """\
@@ -113,23 +113,11 @@ def messages(*methods: str) -> Iterator[bytes]:
 @pytest.mark.parametrize(("asked", "code"), [(("shutdown", "exit"), 0), (("exit",), 1), ((), 0)])
 def test_the_exit_code_is_that_of_the_protocol(asked: tuple[str, ...], code: int) -> None:
     """Without `shutdown` before `exit` the end is an error; the end of the input is none."""
-    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
-    ended = subprocess.run(command, input=b"".join(messages(*asked)), capture_output=True, timeout=LIMIT)
-    assert (ended.returncode, ended.stderr) == (code, b"")
+    assert ended(b"".join(messages(*asked)))[::2] == (code, "")
 
 
 def test_an_editor_on_a_port_ends_the_server() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp", "--tcp", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
-        try:
-            with connected(port) as editor:
-                editor.sendall(b"".join(messages("shutdown", "exit")))
-                _, told = server.communicate(timeout=LIMIT)
-        finally:
-            server.kill()
-    assert (server.returncode, told) == (0, b"")
+    assert ended_on_a_port(b"".join(messages("shutdown", "exit"))) == (0, "")
 
 
 def _framed(*bodies: bytes) -> bytes:
@@ -159,36 +147,24 @@ def test_malformed_params_are_answered(method: str, params: object) -> None:
     """With the error that the protocol has for them, and the server goes on."""
     asked = {"jsonrpc": "2.0", "id": "seven", "method": method, "params": params}
     bodies = _framed(json.dumps(asked).encode()) + b"".join(messages("shutdown", "exit"))
-    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
-    ended = subprocess.run(command, input=bodies, capture_output=True, timeout=LIMIT)
-    first, second = _answers(ended.stdout)
+    code, answers, told = ended(bodies)
+    first, second = answers
     wrong = {"code": -32602, "message": f"the params are not those of {method}"}
     assert (first["id"], first["error"]) == ("seven", wrong)
-    assert (second["id"], second["result"], ended.returncode) == (0, None, 0)
-    assert ended.stderr == b""
+    assert (second["id"], second["result"], code) == (0, None, 0)
+    assert told == ""
 
 
 @pytest.mark.parametrize("size", ["-5", "99999999999999999999", "1" * 5000, "x", ""])
 @pytest.mark.parametrize("tcp", [False, True])
 def test_a_size_that_is_none_ends_the_server(size: str, tcp: bool) -> None:
     sent = b"".join(messages("shutdown")) + b"Content-Length: %s\r\n\r\n{}" % size.encode()
-    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
     if tcp:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        with subprocess.Popen([*command, "--tcp", str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
-            try:
-                with connected(port) as editor:
-                    editor.sendall(sent)
-                    _, told = server.communicate(timeout=LIMIT)
-            finally:
-                server.kill()
-        code = server.returncode
+        code, told = ended_on_a_port(sent)
     else:
-        ended = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT)
-        code, told = ended.returncode, ended.stderr
-        assert [answer["id"] for answer in _answers(ended.stdout)] == [0]  # what came before is answered
-    assert (code, told.decode()) == (
+        code, answers, told = ended(sent)
+        assert [answer["id"] for answer in answers] == [0]  # what came before is answered
+    assert (code, told) == (
         1,
         f"ficco lsp: a message has Content-Length: {size[:40]}, not a size from 1 to 67108864 bytes; nothing behind it "
         "can be read: start the server again\n",
@@ -197,11 +173,35 @@ def test_a_size_that_is_none_ends_the_server(size: str, tcp: bool) -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b"5", b"{", b"\xff", b'{"jsonrpc": "2.0"}', b'{"jsonrpc": 2, "id": 1}'])
 def test_what_is_no_message_leaves_the_server_running(body: bytes) -> None:
-    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
-    sent = _framed(body) + b"".join(messages("shutdown", "exit"))
-    ended = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT)
-    assert ended.returncode == 0
-    assert [answer["id"] for answer in _answers(ended.stdout) if "id" in answer] == [0]
+    code, answers, _ = ended(_framed(body) + b"".join(messages("shutdown", "exit")))
+    assert code == 0
+    assert [answer["id"] for answer in answers if "id" in answer] == [0]
+
+
+def server(*words: str, data: bytes = b"") -> warm.Process:
+    program = "from ficco_rt.cli.main import ficco; ficco()"
+    return warm.start(program, "lsp", *words, data=data, modules=("ficco_rt.lsp.server",))
+
+
+def ended(sent: bytes) -> tuple[int | None, list[dict[str, object]], str]:
+    """Of a server that is sent this on standard input: its exit code, answers, and what it says of errors."""
+    process = server(data=sent)
+    out, told = process.communicate(timeout=LIMIT)
+    return process.returncode, _answers(out.encode()), told
+
+
+def ended_on_a_port(sent: bytes) -> tuple[int | None, str]:
+    """Of a server that is sent this there: its exit code, and what it says of errors."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = server("--tcp", str(port))
+    try:
+        with connected(port) as editor:
+            editor.sendall(sent)
+            _, told = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+    return process.returncode, told
 
 
 def connected(port: int) -> socket.socket:

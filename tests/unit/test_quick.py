@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,14 @@ def test_files_of_the_folders_belong_by_themselves(request: pytest.FixtureReques
     assert request.node.get_closest_marker("quick")
     assert quick.is_quick(ROOT / "tests" / "unit" / "test_new.py")
     assert not quick.is_quick(ROOT / "tests" / "fuzz" / "test_fuzz.py")
-    for name in (*quick.QUICK, *quick.SLOW):
+    for name in quick.QUICK:
         assert (ROOT / "tests" / name).exists(), name
     for name in quick.SLOW:
-        assert not quick.is_quick(ROOT / "tests" / name), name
+        file, _, test = name.partition("::")
+        path = ROOT / "tests" / file
+        assert re.search(rf"^def {test or '.*'}\(", path.read_text(encoding="utf-8"), re.MULTILINE), name
+        assert not quick.is_quick(path, test), name
+        assert quick.is_quick(path) == bool(test), name
 
 
 def test_the_marker_is_declared_and_told_of(pytestconfig: pytest.Config) -> None:

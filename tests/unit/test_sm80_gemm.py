@@ -4,8 +4,6 @@ makes of it."""
 from __future__ import annotations
 
 import struct
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.geometry.region import Interval
-from ficco_rt.kernels import by_address, catalogue, kernel_compiler, tiles
+from ficco_rt.kernels import by_address, catalogue, tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, count
 from tests.cases import few
-from tests.unit.cubin import resources
+from tests.unit.cubin import compiled, resources
 from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces
 
 Spans = tuple[Interval, ...]
@@ -152,31 +150,19 @@ KEPT = {"sm_80": 0, "sm_90a": 32}
 TYPES = (("bf16", "bf16"), ("fp16", "fp32"))
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cubins")
-
-
 @pytest.mark.parametrize("variant", sm80.VARIANTS, ids=lambda v: v.name)
-def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant, cache: Path) -> None:
+def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant) -> None:
     turns = [(lt, rt) for lt in (False, True) for rt in (False, True)]
     cases = [("sm_80", TYPES[i % 2], lt, rt, i > 1) for i, (lt, rt) in enumerate(turns)]
     cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt, i % 2 > 0) for i, (lt, rt) in enumerate(turns)]
-
-    def compiled(case: tuple[str, tuple[str, str], bool, bool, bool]) -> kernel_compiler.Code:
-        arch, types, *rest = case
-        return kernel_compiler.compile_file(sm80.SOURCE, variant.options(Signature(*types, *rest), arch), cache)
-
-    taken = few(cases, 2, sm80.VARIANTS.index(variant))
-    with ThreadPoolExecutor(2) as pool:
-        cubins = list(pool.map(compiled, taken))
-    for (arch, types, *turned, terms), cubin in zip(taken, cubins, strict=True):
-        found = resources(cubin.code)
+    for arch, types, *turned, terms in few(cases, 2, sm80.VARIANTS.index(variant)):
+        signature = Signature(*types, *turned, terms)
+        cubin = compiled(sm80.SOURCE, variant.options(signature, arch))
+        found = resources(cubin)
         assert found["registers"] <= variant.registers
         assert found["stack"] <= KEPT[arch]
         assert found["shared"] <= 1024  # which the system keeps of every block
-        assert cubin.log == ""
-        assert Signature(*types, *turned, terms).entry(variant.name).encode() in cubin.code
+        assert signature.entry(variant.name).encode() in cubin
 
 
 def test_both_kernels_have_their_tiles_in_the_catalogue() -> None:

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.geometry.region import Interval
-from ficco_rt.kernels import kernel_compiler, tile_table, tiles
+from ficco_rt.kernels import tile_table, tiles
 from ficco_rt.kernels.pace import Pace
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice, cost, tables, variants
 from ficco_rt.kernels.tile_table import TILE, SplitK
 from tests import cases
-from tests.unit.cubin import resources
+from tests.unit.cubin import compiled, resources
 from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces
 
 Spans = tuple[Interval, ...]
@@ -576,11 +575,6 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
 # ---------------------------------------------------------------- the compiler
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cubins")
-
-
 # Of the tile's entry, once a tile.
 KEPT = {("sm90_gemm_256x128_c2", True): 8}
 
@@ -589,21 +583,18 @@ EVERY = (*variants.VARIANTS, *variants.SWAPPED, *variants.LEAN)
 
 
 @pytest.mark.parametrize("variant", EVERY, ids=lambda v: v.name)
-def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant, cache: Path) -> None:
+def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant) -> None:
     kinds = [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)]
     kinds = [(dtype, out, added) for dtype, out, added in kinds if variant.stores(out) and variant.adds >= added]
     turn = EVERY.index(variant)
     for (dtype, out, added), right_t in cases.few(list(product(kinds, [False, True])), 1, turn):
         signature = Signature(dtype, out, False, right_t, added)
-        options = variant.options(signature)
-        cubin = kernel_compiler.compile_file(variants.SOURCE, options, cache)
-        found = resources(cubin.code)
+        cubin = compiled(variants.SOURCE, variant.options(signature))
+        found = resources(cubin)
         assert found["registers"] <= variant.registers
         assert found["stack"] <= KEPT.get((variant.name, added), 0)  # no spill, no array went to local memory
         assert found["shared"] <= variants.STATIC_BYTES + 1024  # which the system keeps of every block
-        # 'setmaxnreg ignored', 'wgmma serialized' and the like come as messages
-        assert cubin.log == ""
-        assert signature.entry(variant.name).encode() in cubin.code
+        assert signature.entry(variant.name).encode() in cubin
         producer, consumers = variant.trade(added)
         assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
         assert variant.smem(variant.stages(231424, right_t), right_t) + variants.STATIC_BYTES <= 232448
