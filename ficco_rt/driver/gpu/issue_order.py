@@ -29,6 +29,7 @@ from ...errors import DeviceError
 from .vendor import Handle, Vendor
 
 LEAST = 5.0  # seconds for which a thread may hold the lock at any rate: a busy machine may hold a thread up, too
+LOOKS = 5  # a busy machine may hold the host up for longer than a limit between two looks
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
 ASKED = 0.5  # seconds to wait for another thread that asks the same client
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
@@ -358,12 +359,12 @@ ISSUE_ORDER = IssueOrder()
 
 
 def poll(over: Callable[[], bool], limit: float | None, pause: float = 1e-3, spin: float = 0.0) -> bool:
-    """Polls until a condition holds: for `limit` seconds, or without limit if that is None. The host begins to pause
-    after `spin` seconds. Returns whether the condition held in time."""
-    begun = monotonic()
+    """Polls until a condition holds: for `limit` seconds, and LOOKS times at least, or without limit if that is None.
+    The host begins to pause after `spin` seconds. Returns whether the condition held in time."""
+    begun, looks = monotonic(), 0
     while not over():
-        waited = monotonic() - begun
-        if limit is not None and waited > limit:
+        waited, looks = monotonic() - begun, looks + 1
+        if limit is not None and waited > limit and looks >= LOOKS:
             return False
         ISSUE_ORDER.seen()
         if waited >= spin:
