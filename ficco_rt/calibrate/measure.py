@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-import ficco_dsl
-
 from ..analysis.account import placed_launches
 from ..compiler import build, plan_of
 from ..errors import DeviceError, ScheduleError
@@ -86,13 +84,12 @@ def measure(
             continue
         points: list[Point] = []
         missing, started = "", time.monotonic()
-        schedule = ficco_dsl.parse(probe.text, f"{probe.name.replace(' ', '_')}.ficco")
         for params in probe.points:
             if time.monotonic() - begun > seconds:
                 missing = f"the {seconds:.0f} s were over after {len(points)} of {len(probe.points)} points"
                 break
             try:
-                plan = plan_of(build(schedule, machine.ranks, params), machine)
+                plan = plan_of(build(probe.schedule, machine.ranks, params), machine)
                 times = clock.times(plan, probe.mode)
                 modelled = simulate(plan, machine, probe.mode).duration
                 few, launched = times.micros, _launched(plan, machine)
