@@ -77,12 +77,12 @@ def _fitting(f: Facts, number: int) -> int:
 
 def _large(f: Facts) -> int:
     """The pieces of a shard whose bytes take at least `PIECE` times what a copy costs besides."""
-    return _fitting(f, _power(f.shard * 1.05 / (PIECE * f.c.copy_time)))
+    return _fitting(f, _power(f.shard * 1.05 / (PIECE * f.links.copy_time)))
 
 
 def _balanced(f: Facts) -> int:
     """The pieces for which what the copies cost besides and what is left behind the last one are least together."""
-    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.c.copy_time)))) if f.peers else 1
+    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.links.copy_time)))) if f.peers else 1
 
 
 def sent(f: Facts) -> int:
@@ -92,11 +92,11 @@ def sent(f: Facts) -> int:
     def takes(number: int) -> float:
         own = f.own * max(1.0, f.stretch(f.rows / number) / f.stretch(f.rows))
         piece = own / number
-        last = max(own - piece, f.shard / number + f.c.copy_time)
+        last = max(own - piece, f.shard / number + f.links.copy_time)
         first = (1 + f.abreast) * piece  # on a mesh all peers' first pieces are made before the last of them goes
-        return max(first + f.turns * (f.shard + number * f.c.copy_time), f.peers * own + last + piece)
+        return max(first + f.turns * (f.shard + number * f.links.copy_time), f.peers * own + last + piece)
 
-    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= WORTH * f.c.copy_time]
+    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= WORTH * f.links.copy_time]
     least = min(map(takes, possible))
     return next(n for n in possible if takes(n) <= (1 + DRAW) * least)
 
@@ -104,7 +104,7 @@ def sent(f: Facts) -> int:
 def _messages(f: Facts) -> int:
     """As `_balanced`, for messages between nodes, of which each brings rows for a whole node; 1 where the GEMM hides
     all of them."""
-    cost, behind = f.c.copy_time + 2 * f.c.signal_time, f.own * f.c.node
+    cost, behind = f.links.copy_time + 2 * f.links.signal_time, f.own * f.node
     if (f.nodes - 1) * (f.shard + cost) + behind <= f.gemm:
         return 1
     return min(4, _power(sqrt(behind / ((f.nodes - 1) * cost))))
@@ -126,8 +126,8 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         ("node",),
         HIERARCHICAL,
         lambda f: True,
-        lambda f, *_: f.c.node,
-        "the machine's nodes have {f.c.node} GPUs",
+        lambda f, *_: f.node,
+        "the machine's nodes have {f.node} GPUs",
         "machine.model: the reach of a machine's tiers",
         measured=(),
     ),
@@ -157,9 +157,9 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         ("chunks",),
         ("ag_gemm/stationary_a",),
         lambda f: True,
-        lambda f, *_: 2 if f.way(f.shape.out or 0.0) >= 2 * f.c.copy_time else 1,
+        lambda f, *_: 2 if f.way(f.shape.out or 0.0) >= 2 * f.links.copy_time else 1,
         "a peer's products go in halves if half of their bytes takes as long as a copy costs besides "
-        "({f.c.copy_time:.3g} µs), else whole",
+        "({f.links.copy_time:.3g} µs), else whole",
         f"{CASES}: halves are 0.7 % ahead where their bytes take 1.1 times what a copy costs besides, 5 % behind where "
         "they take 0.7 times it",
     ),
@@ -210,7 +210,7 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         lambda f: f.pace >= 1,
         lambda f, *_: _large(f),
         "a shard is multiplied in {f.pace:.2g} times the time that the next one takes to come, which is tight: pieces "
-        "are as fine as copies allow (a shard's bytes take {f.shard:.3g} µs, a copy costs {f.c.copy_time:.3g} µs "
+        "are as fine as copies allow (a shard's bytes take {f.shard:.3g} µs, a copy costs {f.links.copy_time:.3g} µs "
         "besides)",
         f"{BENCH}, 'Which schedule wins where', four H200: the best pieces are of 8.4 MB, whose bytes take 22 µs where "
         "a copy costs 6 µs besides",
@@ -221,8 +221,8 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         (),
         lambda f: True,
         lambda f, *_: _balanced(f),
-        "shards come slower than they are multiplied. Each further piece costs {more} of {f.c.copy_time:.3g} µs and "
-        "shortens the GEMM that stands behind the last copy: {f.own:.3g} µs if shards are whole",
+        "shards come slower than they are multiplied. Each further piece costs {more} of {f.links.copy_time:.3g} µs "
+        "and shortens the GEMM that stands behind the last copy: {f.own:.3g} µs if shards are whole",
         "pieces n for which peers · n · copy_time + own / n is least: n = √(own / (peers · copy_time)), rounded down "
         "to a power of two",
         measured=(),

@@ -638,7 +638,7 @@ def test_machines_of_files_and_of_tiers(tmp_path: Path) -> None:
     for ranks, rate in ((8, H200.links.rate), (16, outer.rate)):
         found = facts("ag_gemm", ranks, LAYER, nodes, "bf16")
         assert found is not None
-        assert found.c.link_rate == rate
+        assert found.links.rate == rate
 
 
 def test_pieces_of_k_that_are_no_whole_steps_are_not_tried() -> None:

@@ -33,10 +33,10 @@ MIDDLE = {"M": 2048, "N": 2560, "K": 2048}
 def test_links_of_a_mesh_are_priced_at_once() -> None:
     f = facts("ag_gemm", 8, LAYER, MESH, "bf16")
     assert f is not None
-    assert f.copies == f.shard + f.c.copy_time
+    assert f.copies == f.shard + f.links.copy_time
     switch = facts("ag_gemm", 8, LAYER, H200, "bf16")
     assert switch is not None
-    assert switch.copies == 7 * (switch.shard + switch.c.copy_time)
+    assert switch.copies == 7 * (switch.shard + switch.links.copy_time)
 
 
 def test_on_a_mesh_the_model_chooses_and_says_so(run: Callable[..., Ending]) -> None:
