@@ -16,7 +16,7 @@ from .. import compiler, env
 from ..errors import ScheduleError, UsageError
 from ..exec.operation import require_operation
 from ..files import atomic, shipped
-from ..files.records import Reader
+from ..files.records import Reader, json_text
 from ..kernels.families import tuned
 from ..kernels.tiles import DEPTH
 from ..machine.durations import vendor_gemm
@@ -39,7 +39,7 @@ from .heuristics import RULES, deciding
 from .lower_bound import bound
 from .params import SHARES, pieces
 
-FORM = 2  # of the cache's files
+FORM = 3  # of the cache's files
 NEAR = 1.15  # times the best: a schedule above it is not worth other values of its parameters
 VARIED = 2  # schedules of which other values are tried
 VENDORED = 2  # schedules that are tried with the vendor's GEMM, beside the baseline
@@ -257,6 +257,14 @@ def own_texts(candidates: Iterable[Candidate]) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The file of an answer."""
+
+    ficco_choices: int
+    ranking: Ranking
+
+
 _KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only made again
 
 
@@ -264,7 +272,9 @@ def kept(key: str) -> Ranking | None:
     """The stored answer to an equal question, from this process or an earlier one."""
     if key not in _KEPT:
         with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
-            _KEPT[key] = _decoded(json.loads(_file(key).read_text(encoding="utf-8")), str(_file(key)))
+            found: _File = Reader(str(_file(key))).read(_File, json.loads(_file(key).read_text(encoding="utf-8")), "")
+            if found.ficco_choices == FORM and found.ranking.ranked:
+                _KEPT[key] = found.ranking
     return _KEPT.get(key)
 
 
@@ -274,31 +284,8 @@ def keep(key: str, ranking: Ranking) -> None:
     path = _file(key)
     with suppress(OSError, UsageError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic.write_atomic(path, _encoded(ranking))
+        atomic.write_atomic(path, json_text(_File(FORM, ranking)))
 
 
 def _file(key: str) -> Path:
     return env.cache_folder() / "choices" / f"{key}.json"
-
-
-def _encoded(ranking: Ranking) -> str:
-    ranked = [[o.schedule, o.params, o.predicted, o.commands] for o in ranking.ranked]
-    refused = [[c.schedule, c.params, reason] for c, reason in ranking.refused]
-    return json.dumps({"ficco_choices": FORM, "ranked": ranked, "refused": refused})
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The file of an answer."""
-
-    ficco_choices: int
-    ranked: tuple[tuple[str, tuple[tuple[str, object], ...], float, int], ...]
-    refused: tuple[tuple[str, tuple[tuple[str, object], ...], str], ...]
-
-
-def _decoded(value: object, path: str) -> Ranking:
-    found: _Kept = Reader(path).read(_Kept, value, "")
-    if found.ficco_choices != FORM or not found.ranked:
-        raise ValueError("of another form")
-    ranked = tuple(Option(Candidate(s, p), t, n) for s, p, t, n in found.ranked)
-    return Ranking(ranked, tuple((Candidate(s, p), reason) for s, p, reason in found.refused))

@@ -253,19 +253,20 @@ def test_what_was_kept_holds_for_its_machine_sizes_and_version_alone(monkeypatch
 def test_a_broken_cache_is_no_cache(tmp_path: Path) -> None:
     made = choose("ag_gemm", 2, by="model", candidates=["ag_gemm/serial"], sizes=SMALL)
     (file,) = (tmp_path / "cache" / "choices").iterdir()
-    for text in (
-        "",
-        "[]",
-        "{}",
-        '{"ficco_choices": 1, "ranked": [[1, 2, 3, 4]], "refused": []}',
-        '{"ficco_choices": 9}',
-        '{"ficco_choices": true, "ranked": [["ag_gemm/serial", [], 1.0, 4]], "refused": []}',
-        '{"ficco_choices": 1, "ranked": [["ag_gemm/serial", [], NaN, 4]], "refused": []}',
-        '{"ficco_choices": 1, "ranked": [["ag_gemm/serial", [["chunks", true]], 1.0, 4]], "refused": []}',
-    ):
+    kept = file.read_text()
+    edits = (
+        ('"ag_gemm/serial"', "1"),
+        (f'"ficco_choices": {ranking.FORM}', '"ficco_choices": 9'),
+        (f'"ficco_choices": {ranking.FORM}', '"ficco_choices": true'),
+        (str(made.predicted), "NaN"),
+        ('"params": []', '"params": [["chunks", true]]'),
+    )
+    for text in ("", "[]", "{}", *(kept.replace(old, new) for old, new in edits)):
+        assert text != kept
         file.write_text(text)
         ranking._KEPT.clear()
         assert choose("ag_gemm", 2, by="model", candidates=["ag_gemm/serial"], sizes=SMALL) == made
+        assert file.read_text() == kept  # it was made anew
 
 
 def test_candidates_that_cannot_have_these_sizes_are_told() -> None:
