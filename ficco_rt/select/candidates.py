@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -24,10 +24,14 @@ BASELINE = shipped.BASELINE  # its params are the operation's sizes
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule, by its name in the library or its path, with values for what it leaves open besides sizes."""
+    """A schedule, by its name in the library or its path, with values for what it leaves open besides sizes. One that
+    was ranked has microseconds, None where nothing was modelled, and the commands of its plan over all ranks; these do
+    not count when candidates are compared."""
 
     schedule: str
     params: tuple[tuple[str, object], ...] = ()
+    predicted: float | None = field(default=None, compare=False)
+    commands: int = field(default=0, compare=False)
 
     @property
     def label(self) -> str:
@@ -39,40 +43,15 @@ class Candidate:
         """Whether the vendor's library makes the products."""
         return (KERNEL, VENDOR) in self.params
 
+    @property
+    def time(self) -> float:
+        """What is predicted, to be compared with others."""
+        return inf if self.predicted is None else self.predicted
+
 
 def by_vendor(candidate: Candidate) -> Candidate:
     """The candidate with its products by the vendor's library."""
     return Candidate(candidate.schedule, (*candidate.params, (KERNEL, VENDOR)))
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A candidate as it was ranked: microseconds, None where nothing was modelled, and the commands of its plan over
-    all ranks."""
-
-    candidate: Candidate
-    predicted: float | None
-    commands: int = 0
-
-    @property
-    def schedule(self) -> str:
-        """Its name in the library or its path."""
-        return self.candidate.schedule
-
-    @property
-    def params(self) -> tuple[tuple[str, object], ...]:
-        """The params besides sizes."""
-        return self.candidate.params
-
-    @property
-    def label(self) -> str:
-        """`ag_gemm/streamed chunks=4 deep=1:1:1:1`."""
-        return self.candidate.label
-
-    @property
-    def time(self) -> float:
-        """To compare with others."""
-        return inf if self.predicted is None else self.predicted
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
@@ -90,9 +90,9 @@ def tune(
     driver = gpu_backend(backend)
     number = device_count(driver) * ranks_per_gpu if ranks is None else ranks
     machine = discover(driver, number, ranks_per_gpu)
-    asked = replace(question(operation, number, machine, candidates, sizes), vendor=has_gemms(driver))
+    asked = question(operation, number, machine, candidates, sizes, ranks_per_gpu, has_gemms(driver))
     with step("ranking candidates"):
-        best = [o.candidate for o in ranked(asked).ranked]
+        best = list(ranked(asked).ranked)
     if candidates is None:  # with what people have without this project: whole shards, then the library's product
         baseline = [by_vendor(Candidate(f"{operation}/{BASELINE}"))] if asked.vendor else []
         best = list(dict.fromkeys([*best[: effort.best], *baseline]))

@@ -603,7 +603,7 @@ def test_a_draw_on_the_virtual_clock_is_decided_by_the_rules(monkeypatch: pytest
     times = {said: 101.9, other: 101.5, direct: 100.0}
 
     def ranked(*_: object) -> ranking.Ranking:
-        found = [candidates.Option(candidate, us, 10) for candidate, us in times.items()]
+        found = [replace(candidate, predicted=us, commands=10) for candidate, us in times.items()]
         return ranking.Ranking(tuple(sorted(found, key=lambda r: r.predicted)))
 
     monkeypatch.setattr(ranking, "_made", ranked)

@@ -64,7 +64,7 @@ def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:
     assert asked.facts is not None
     one = candidates.Candidate("ag_gemm/hetero_fused_1d", (("chunks", 2),))
     assert not ranking.sensible(asked.facts, replace(one, params=(("chunks", 4),)))  # pieces of 32 rows
-    found = ranking.Ranking((candidates.Option(one, 1e6),))
+    found = ranking.Ranking((replace(one, predicted=1e6),))
     more = ranking._with_variations(asked, asked.facts, found)
     assert [dict(o.params)["chunks"] for o in more.ranked] == [1, 2]
     made = choose("ag_gemm", 4, MESH, "model", sizes=MIDDLE)
