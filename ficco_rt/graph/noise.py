@@ -25,6 +25,7 @@ from .ir import Claim, Collective, Gemm, Tensor, by_call
 from .kinds import kind_of
 from .trail import Step
 
+SUMS = ("all_reduce", "reduce_scatter")  # collectives that add up
 # A larger share of the result that roundings may take says nothing of whether the result is right.
 USEFUL = 0.05
 
@@ -155,7 +156,7 @@ class Noises:
                 for region in call.writes:
                     self.write(region, by_rank[call.by])
             return
-        if calls[0].kind in ("all_reduce", "reduce_scatter"):
+        if calls[0].kind in SUMS:
             unit = self.types[calls[0].dst.tensor].unit_roundoff
             place, ranks = self._place(calls[0].dst.tensor, origin, called=True), len(calls)
             total = _sum(found)
@@ -269,11 +270,14 @@ def _suspicious(tensors: Sequence[Tensor], steps: Sequence[Step]) -> bool:
         return True
     stored: dict[tuple[str, int], int] = {}
     for step in steps:
-        before = [stored.get((r.tensor, r.rank), 0) for r in step.body.reads]
-        found = kind_of(step.body).stores(step.body, before, len(tensors[0].shapes))
-        if found is None:
-            continue
-        for region in step.body.writes:
+        body = step.body
+        before = [stored.get((r.tensor, r.rank), 0) for r in body.reads]
+        found = max(before, default=0) + (kind_of(body).side != "moves")
+        if isinstance(body, Gemm):
+            found = max(found, 1 + before[0] + before[1])
+        elif isinstance(body, Collective) and body.kind in SUMS:
+            found += len(tensors[0].shapes)
+        for region in body.writes:
             key = (region.tensor, region.rank)
             stored[key] = max(stored.get(key, 0), found)
     return max(stored.values(), default=0) * coarsest > USEFUL / 2

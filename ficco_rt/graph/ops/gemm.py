@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -110,9 +110,6 @@ class GemmKind(OpKind[ir.Gemm]):
 
     def noise(self, gemm: ir.Gemm, noises: Noises, origin: Span) -> None:
         noises.multiply(gemm, origin)
-
-    def stores(self, gemm: ir.Gemm, before: Sequence[int], ranks: int) -> int:
-        return 1 + max(before[0] + before[1], *before)
 
     def work(self, gemm: ir.Gemm, look: Look, *flags: Flags) -> Work:
         return works.Product(

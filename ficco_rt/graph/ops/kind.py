@@ -121,10 +121,6 @@ class OpKind(Generic[B]):
         """The effect of the op's roundings on the noise of elements."""
         raise NotImplementedError
 
-    def stores(self, body: B, before: Sequence[int], ranks: int) -> int | None:
-        """The narrow stores of a result at most, for each region read those before; None: nothing is claimed of it."""
-        return 1 + max(before, default=0)
-
     def work(self, body: B, look: Look, *flags: Flags) -> Work:
         """The work as kernels are given it. `flags`: those that it waits for, and those that it raises."""
         raise NotImplementedError
