@@ -7,10 +7,10 @@ what would be right. Machines of several tiers are one list of tiers here, as th
 from __future__ import annotations
 
 import dataclasses
-import re
 import typing
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date
 from functools import cache
 from itertools import pairwise
@@ -263,16 +263,11 @@ def measurements_say_when(machine: Machine) -> Iterator[Mistake]:
         yield Mistake("measured.devices", "is empty; name the devices that were measured")
     if not found.driver:
         yield Mistake("measured.driver", "is empty; name the driver's version")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", found.date) or not _is_day(found.date):
+    known = ""
+    with suppress(ValueError):
+        known = date.fromisoformat(found.date).isoformat()
+    if found.date != known:
         yield Mistake("measured.date", f"{shown(found.date)} is no day; a day is written as 2026-11-22")
-
-
-def _is_day(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def tables_can_be_read(machine: Machine) -> Iterator[Mistake]:
