@@ -390,24 +390,19 @@ class Proof:
 
     def _writers(self, tensor: str, rank: int, before: int | None, missing: Box | None) -> list[tuple[Span, str, str]]:
         """The statements that write a tensor: the place of each, its stage, and what it writes, in words."""
-        first: dict[Span, str] = {}
-        early: dict[Span, dict[Box, str]] = {}  # with the iteration of the stage
-        late: dict[Span, dict[Box, str]] = {}
+        parts: dict[Span, tuple[dict[Box, str], dict[Box, str]]] = {}  # early and late, with the iteration of the stage
         for number, step in enumerate(self.steps):
+            late = before is not None and number >= before
             for region in step.body.writes:
-                if (region.tensor, region.rank) != (tensor, rank):
-                    continue
-                first.setdefault(step.origin, step.stage)
-                kept = early if before is None or number < before else late
-                for box in region.boxes:
-                    met = box if missing is None or kept is early else box.meet(missing)
-                    if met is not None:
-                        kept.setdefault(step.origin, {}).setdefault(met, step.stage)
+                if (region.tensor, region.rank) == (tensor, rank):
+                    kept = parts.setdefault(step.origin, ({}, {}))[late]
+                    for box in region.boxes:
+                        met = box.meet(missing) if late and missing is not None else box
+                        if met is not None:
+                            kept.setdefault(met, step.stage)
         found = []
-        for origin, stage in first.items():
-            then, later = early.get(origin, {}), late.get(origin, {})
+        for origin, (then, later) in parts.items():
             stages = {*then.values(), *later.values()}
-            name = base_name(stage) if len(stages) > 1 else next(iter(stages), stage)
             words = [f"{self._listed(tensor, rank, list(then))} here"] if then else []
             if later:
                 when = "" if len(stages) == 1 else f", in '{next(iter(later.values()))}'"
@@ -415,7 +410,8 @@ class Proof:
                     f"{self._listed(tensor, rank, list(later))}{'' if then else ' here'}, but only later{when}"
                 )
             if words:
-                found.append((origin, name, ", and ".join(words)))
+                name = next(iter(stages))
+                found.append((origin, base_name(name) if len(stages) > 1 else name, ", and ".join(words)))
         return found
 
     def _listed(self, tensor: str, rank: int, boxes: Sequence[Box]) -> str:
