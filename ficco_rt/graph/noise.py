@@ -105,9 +105,8 @@ class Noises:
         """Add up in an accumulator, and round to the region's type."""
         total = _sum(terms)
         unit = self.types[region.tensor].unit_roundoff
-        place = self._place(region.tensor, origin)
+        place = self._place(region.tensor, origin, total.value)
         stores = self.stores[place]
-        stores.smallest, stores.largest = min(stores.smallest, total.value), max(stores.largest, total.value)
         before = max(terms, key=attrgetter("value"), default=NOTHING)
         piece = total.value - before.value
         if before.stores and 0 < piece <= unit * 2.0 ** floor(log2(before.value)):
@@ -124,10 +123,13 @@ class Noises:
         narrow = total.stores + stores * (unit > UNIT)
         return Noise(total.value, error, total.lost + share, narrow, place, taken)
 
-    def _place(self, tensor: str, origin: Span, *, called: bool = False) -> int:
+    def _place(self, tensor: str, origin: Span, value: float, *, called: bool = False) -> int:
+        """The number of a statement, which stores a sum of this value."""
         place = self.places.setdefault(origin, len(self.places))
         if place == len(self.stores):
             self.stores.append(Stores(origin, tensor, called))
+        stores = self.stores[place]
+        stores.smallest, stores.largest = min(stores.smallest, value), max(stores.largest, value)
         return place
 
     def multiply(self, gemm: Gemm, origin: Span) -> None:
@@ -158,10 +160,8 @@ class Noises:
             return
         if calls[0].kind in SUMS:
             unit = self.types[calls[0].dst.tensor].unit_roundoff
-            place, ranks = self._place(calls[0].dst.tensor, origin, called=True), len(calls)
-            total = _sum(found)
-            self.stores[place].largest = max(self.stores[place].largest, total.value)
-            self.stores[place].smallest = min(self.stores[place].smallest, total.value)
+            total, ranks = _sum(found), len(calls)
+            place = self._place(calls[0].dst.tensor, origin, total.value, called=True)
             result = self._rounded(total, place, unit, unit * (ranks + 1) / 2, ranks)
         else:
             result = _worst(found)

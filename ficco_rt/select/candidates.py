@@ -147,25 +147,23 @@ def by_rules(f: Facts | None, schedule: str) -> tuple[Candidate, tuple[Given, ..
     return Candidate(schedule, tuple((value.param, value.value) for value in values)), values
 
 
-def _counts(value: object) -> Iterable[object]:
+def _others(name: str, value: object) -> Iterable[object]:
+    """Values that are worth trying beside the rules'. A parameter that has none keeps the rules'."""
+    if name != "chunks":
+        return SHARES.get(name, ())
     number = value if isinstance(value, int) else 1
     return (other for other in (2 * number, number // 2) if 1 <= other <= 2 * MOST)
 
 
-def _others(name: str, value: object) -> Iterable[object]:
-    """Values that are worth trying beside the rules'. A parameter that has none keeps the rules'."""
-    return _counts(value) if name == "chunks" else SHARES.get(name, ())
-
-
 def variations(candidate: Candidate) -> tuple[Candidate, ...]:
     """The candidate with one of its parameters changed."""
-    found = []
-    for i, (name, value) in enumerate(candidate.params):
-        for other in _others(name, value):
-            if other != value:
-                changed = (*candidate.params[:i], (name, other), *candidate.params[i + 1 :])
-                found.append(Candidate(candidate.schedule, changed))
-    return tuple(found)
+    params = candidate.params
+    return tuple(
+        Candidate(candidate.schedule, (*params[:i], (name, other), *params[i + 1 :]))
+        for i, (name, value) in enumerate(params)
+        for other in _others(name, value)
+        if other != value
+    )
 
 
 def own(candidates: Iterable[object]) -> tuple[Candidate, ...]:

@@ -213,6 +213,17 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
 # ---------------------------------------------------------------- kept answers
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The file of an answer."""
+
+    ficco_choices: int
+    ranking: Ranking
+
+
+_KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only made again
+
+
 def _kept(asked: Question, what: str, make: Callable[[], Ranking]) -> Ranking:
     """The answer to a question that was asked before, in this process or in another one; or made now and kept. `what`:
     which candidates. The cache's file is named after a hash of all that decides on the answer: of the machine what the
@@ -221,10 +232,18 @@ def _kept(asked: Question, what: str, make: Callable[[], Ranking]) -> Ranking:
     sizes = tuple(asked.sizes.items())
     where = (asked.operation.name, asked.ranks, sizes, machine_hash(asked.machine))
     key = _hash((what, *where, version(), own, asked.vendor))[:32]
-    found = kept(key)
+    path = env.cache_folder() / "choices" / f"{key}.json"
+    if key not in _KEPT:
+        with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
+            stored: _File = Reader(str(path)).read(_File, json.loads(path.read_text(encoding="utf-8")), "")
+            if stored.ficco_choices == FORM and stored.ranking.ranked:
+                _KEPT[key] = stored.ranking
+    found = _KEPT.get(key)
     if found is None or not all(asked.knows(o) for o in found.ranked):
-        found = make()
-        keep(key, found)
+        found = _KEPT[key] = make()
+        with suppress(OSError, UsageError):  # where the folder cannot be written, it is kept in this process alone
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            atomic.write_atomic(path, json_text(_File(FORM, found)))
     return found
 
 
@@ -254,37 +273,3 @@ def own_texts(candidates: Iterable[Candidate]) -> tuple[str, ...]:
     return tuple(
         f"{c.label} {hashlib.sha256(atomic.read_bytes(shipped.find(c.schedule))).hexdigest()}" for c in candidates
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """The file of an answer."""
-
-    ficco_choices: int
-    ranking: Ranking
-
-
-_KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only made again
-
-
-def kept(key: str) -> Ranking | None:
-    """The stored answer to an equal question, from this process or an earlier one."""
-    if key not in _KEPT:
-        with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
-            found: _File = Reader(str(_file(key))).read(_File, json.loads(_file(key).read_text(encoding="utf-8")), "")
-            if found.ficco_choices == FORM and found.ranking.ranked:
-                _KEPT[key] = found.ranking
-    return _KEPT.get(key)
-
-
-def keep(key: str, ranking: Ranking) -> None:
-    """Stores an answer; if the cache folder cannot be written, in this process only."""
-    _KEPT[key] = ranking
-    path = _file(key)
-    with suppress(OSError, UsageError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic.write_atomic(path, json_text(_File(FORM, ranking)))
-
-
-def _file(key: str) -> Path:
-    return env.cache_folder() / "choices" / f"{key}.json"

@@ -105,10 +105,10 @@ def tune(
         with step(f"compiling {candidate.label}"):
             plans[candidate] = compiler.compile_schedule(candidate.schedule, number, given, machine)
 
-    taken: dict[tuple[Candidate, str], list[float]] = {}
+    taken: dict[Candidate, dict[str, list[float]]] = {candidate: {mode: [] for mode in MODES} for candidate in best}
     told = ""
     for turn in range(effort.rounds):
-        for candidate in list(plans):
+        for candidate in list(taken):
             plan, words = plans[candidate], f"round {turn + 1} of {effort.rounds}: {candidate.label}"
             try:
                 with (
@@ -120,19 +120,18 @@ def tune(
                     told = executor.driver.describe()
                     _prepare(executor, candidate, effort.verify and turn == 0)
                     for mode in MODES:
-                        taken.setdefault((candidate, mode), []).extend(_timed(executor, mode, effort))
+                        taken[candidate][mode] += _timed(executor, mode, effort)
             except DeviceError as error:  # memory: other candidates may take less
                 failed.append((candidate, str(error).splitlines()[0]))
-                del plans[candidate]
-                for mode in MODES:
-                    taken.pop((candidate, mode), None)
+                del taken[candidate]
     if not taken:
         reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in failed)
         raise DeviceError(f"none of the candidates could be measured:\n{reasons}")
     date = datetime.now(UTC).isoformat(timespec="milliseconds")
     times = [
         Time(candidate, mode, median(runs), min(runs), max(runs), len(runs), date, told)
-        for (candidate, mode), runs in taken.items()
+        for candidate, by_mode in taken.items()
+        for mode, runs in by_mode.items()
     ]
     return Tuned(where, tuple(sorted(times, key=lambda t: t.median)), tuple(failed))
 

@@ -607,7 +607,7 @@ def test_a_draw_on_the_virtual_clock_is_decided_by_the_rules(monkeypatch: pytest
         return ranking.Ranking(tuple(sorted(found, key=lambda r: r.predicted)))
 
     monkeypatch.setattr(ranking, "_made", ranked)
-    monkeypatch.setattr(ranking, "kept", lambda _: None)
+    monkeypatch.setattr(ranking, "_kept", lambda asked, what, make: make())
     made = choose("gemm_rs", 2, by="model", sizes=LAYER)
     assert (made.schedule, made.options[0].params, made.predicted) == (wanted, said.params, 101.9)
     assert made.why[0].startswith("1.9 % behind gemm_rs/direct, the fastest of 3 candidates")
