@@ -16,13 +16,12 @@ from . import ir
 from .budget import Budget
 from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of
 from .evaluate import (
-    LONGEST,
     STEPS,
+    Cutter,
     Mistake,
     Scope,
     compile_expr,
     copied,
-    cutter,
     first_other,
     nodes_of,
     sequence,
@@ -152,13 +151,11 @@ def _fitting(e: n.ClaimExpr, shapes: Callable[..., Shapes], *of: object) -> Shap
 def _lengths(e: n.ClaimCollective, scope: Scope, extent: int, ranks: int) -> tuple[int, ...]:
     span = e.span if e.shares is None else e.shares.span
     whole = ranks if e.shares is None else compile_expr(e.shares)(scope)
-    if isinstance(whole, tuple | range):
-        scope[STEPS].spend(min(len(whole), LONGEST), span)
+    piece = Cutter(span).of(whole, scope[STEPS])
     cut = checked_shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
     if count != ranks:
         raise Mistake(span, f"{text_of(e)} needs a piece for each of {ranks} ranks, not {count}")
-    piece = cutter(whole, span)
     return tuple(piece(i, extent).size for i in range(ranks))
 
 

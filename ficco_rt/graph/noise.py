@@ -71,10 +71,10 @@ class Noises:
         self.input = Noise(value, 0.0)
         self.types = {t.name: TYPES[t.dtype] for t in tensors}
         self.stores: list[Stores] = []
-        self.shapes = {t.name: t.shapes for t in tensors}
         self.places: dict[Span, int] = {}
         self.kept: dict[Noise, Noise] = {}  # one object a value: neighbours that hold the same are one cell
-        self.cells: dict[tuple[str, int], BoxMap[Noise]] = {}
+        written = [t for t in tensors if t.kind != "input"]
+        self.cells = {(t.name, rank): BoxMap(shape, NOTHING) for t in written for rank, shape in enumerate(t.shapes)}
         for members in by_call(steps, lambda step: step.body):
             body, origin = members[0].body, members[0].origin
             if isinstance(body, Collective):
@@ -91,11 +91,8 @@ class Noises:
 
     def write(self, region: Region, noise: Noise) -> None:
         noise = self.kept.setdefault(noise, noise)
-        key = (region.tensor, region.rank)
-        if key not in self.cells:
-            self.cells[key] = BoxMap(self.shapes[region.tensor][region.rank], NOTHING)
         for box in region.boxes:
-            self.cells[key].update(box, lambda _: noise)
+            self.cells[region.tensor, region.rank].update(box, lambda _: noise)
 
     def forget(self, region: Region) -> None:
         """Nothing is claimed of what is written."""
