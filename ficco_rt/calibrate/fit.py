@@ -189,7 +189,7 @@ class _Fit:
         alone = [(p, p.micros - self.alone()) for p in sorted(points, key=lambda p: p.micros)]
 
         def time(p: Point, figures: VendorGemm) -> float:
-            return call_time(*_shape(p.params), device.sms, device, "bf16", figures)
+            return call_time(*shape_of(p.params), device.sms, device, "bf16", figures)
 
         half = len(alone) // 2
         for _ in range(_ROUNDS):  # what ends, memory and waves leave of the rate
@@ -390,11 +390,11 @@ class Loss:
 def decomposition(measured: Sequence[Series]) -> dict[str, tuple[Loss, ...]]:
     """By probe: what cutting a GEMM costs."""
     series = {s.probe.name: s.points for s in measured}
-    whole = {_shape(p.params): p.micros for p in series.get("product", ())}
+    whole = {shape_of(p.params): p.micros for p in series.get("product", ())}
     found: dict[str, tuple[Loss, ...]] = {}
     for name in ("pieces of rows", "pieces of K"):
-        points = [p for p in series.get(name, ()) if _shape(p.params) in whole]
-        found[name] = tuple(Loss(p.params, p.micros / whole[_shape(p.params)] - 1) for p in points)
+        points = [p for p in series.get(name, ()) if shape_of(p.params) in whole]
+        found[name] = tuple(Loss(p.params, p.micros / whole[shape_of(p.params)] - 1) for p in points)
     return found
 
 
@@ -455,5 +455,5 @@ def operations(params: Mapping[str, int]) -> float:
     return 2.0 * params["M"] * params["N"] * params["K"]
 
 
-def _shape(params: Mapping[str, int]) -> tuple[int, int, int]:
+def shape_of(params: Mapping[str, int]) -> tuple[int, int, int]:
     return params["M"], params["N"], params["K"]

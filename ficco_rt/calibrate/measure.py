@@ -83,13 +83,13 @@ def measure(
             found.append(Series(probe, (), f"needs {probe.ranks} GPUs; there are {machine.ranks}"))
             continue
         points: list[Point] = []
-        missing, started = "", time.monotonic()
+        missing, started, schedule = "", time.monotonic(), probe.schedule
         for params in probe.points:
             if time.monotonic() - begun > seconds:
                 missing = f"the {seconds:.0f} s were over after {len(points)} of {len(probe.points)} points"
                 break
             try:
-                plan = plan_of(build(probe.schedule, machine.ranks, params), machine)
+                plan = plan_of(build(schedule, machine.ranks, params), machine)
                 times = clock.times(plan, probe.mode)
                 modelled = simulate(plan, machine, probe.mode).duration
                 few, launched = times.micros, _launched(plan, machine)
