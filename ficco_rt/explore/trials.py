@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from ficco_dsl.nodes import Schedule
 
 from ..errors import UsageError
 from ..files import atomic, shipped
+from ..files.arguments import near
 from ..machine.model import Machine
 from .scenarios import Scenario, Settings, Value
 
@@ -52,8 +52,7 @@ def baseline(operation: str) -> Trial:
     """The operation's serial schedule, which serial and ideal times are of. Raises UsageError: no such operation."""
     known = shipped.operations()
     if operation not in known:
-        near = difflib.get_close_matches(operation, known, n=2, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = near(operation, known, 2, 0.4)
         raise UsageError(f"there is no operation '{operation[:80]}'{hint}; there are {', '.join(known)}")
     return _shipped(operation, shipped.BASELINE)
 

@@ -3,7 +3,6 @@ candidates of the caller."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +14,7 @@ from ficco_dsl.nodes import Schedule, names_in
 from .. import compiler
 from ..errors import UsageError
 from ..files import shipped
-from ..files.arguments import KERNEL, VENDOR, plain
+from ..files.arguments import KERNEL, VENDOR, near, plain
 from .facts import Facts
 from .params import MOST, SHARES, Given, given
 
@@ -74,9 +73,7 @@ def shipped_operation(name: str) -> ShippedOperation:
     """The operation of that name. Raises UsageError that says which there are."""
     known = shipped.operations()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"there is no operation '{name[:80]}'; there are {', '.join(known)}{hint}")
+        raise UsageError(f"there is no operation '{name[:80]}'; there are {', '.join(known)}{near(name, known)}")
     baseline = f"{name}/{BASELINE}"
     schedule = text_of(baseline)
     declared = {param.name for param in schedule.params}
