@@ -97,24 +97,24 @@ def formula(f: Facts, machine: Machine, chunks: int) -> float:
     """Messages between nodes, copies inside a node of what is sent and of what has come, and the GEMM beside them; of
     the GEMM of the last piece nothing is hidden. On one node there are copies alone. A reduce-scatter adds up what
     comes; between nodes its last sums are GEMMs of a rank's rows."""
-    inside, c, scatters = machine.links, f.c, f.operation == "gemm_rs"
+    inside, links, scatters = machine.links, f.links, f.operation == "gemm_rs"
     added = ADDED * f.memory((f.ranks + 1) * f.shape.sent) if scatters else 0.0
     if f.nodes == 1:
-        sent = f.turns * (f.shard + chunks * c.copy_time) + c.signal_time
+        sent = f.turns * (f.shard + chunks * links.copy_time) + links.signal_time
         ends = 2 if scatters else 1  # products are made before they are sent, and added behind
-        return ends * c.launch_time + added + max(f.gemm, sent + ends * f.own / chunks)
-    gemm, rows = f.gemm * whole_waves(f, f.rows * c.node / chunks), f.rows / chunks
-    gemm += added / f.nodes + f.gemm / c.node * (whole_waves(f, rows) - 1) if scatters else 0.0
-    messages = turns(c.links, f.nodes - 1) * (f.shard + chunks * (c.copy_time + 2 * c.signal_time))
+        return ends * f.device.launch_time + added + max(f.gemm, sent + ends * f.own / chunks)
+    gemm, rows = f.gemm * whole_waves(f, f.rows * f.node / chunks), f.rows / chunks
+    gemm += added / f.nodes + f.gemm / f.node * (whole_waves(f, rows) - 1) if scatters else 0.0
+    messages = turns(links.kind, f.nodes - 1) * (f.shard + chunks * (links.copy_time + 2 * links.signal_time))
     copy = behind_another(machine.device, inside)
-    copies = turns(inside.kind, c.node - 1) * f.nodes * (f.shard * c.link_rate / inside.rate + chunks * copy)
-    behind = f.own * c.node / chunks
-    return (1 + f.nodes * chunks) * c.launch_time + max(gemm, max(messages, copies) + copy + behind)
+    copies = turns(inside.kind, f.node - 1) * f.nodes * (f.shard * links.rate / inside.rate + chunks * copy)
+    behind = f.own * f.node / chunks
+    return (1 + f.nodes * chunks) * f.device.launch_time + max(gemm, max(messages, copies) + copy + behind)
 
 
 def whole_waves(f: Facts, rows: float) -> float:
     """How many times as long a GEMM takes in pieces of so many rows: half of what whole waves of tiles cost."""
-    waves = ceil(max(1.0, rows) / 128) * ceil(f.shape.n / 256) / f.c.sms
+    waves = ceil(max(1.0, rows) / 128) * ceil(f.shape.n / 256) / f.device.sms
     return min(1.5, (1 + ceil(waves) / waves) / 2)
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import hypot
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..files.records import HIDDEN, Named
 from ..kernels.vendor_cost import call_time
 from ..machine.durations import VENDOR_GEMMS, Overheads, VendorGemm, gemm_rate, overheads, vendor_gemm
 from ..machine.measured_tables import Measured
-from ..machine.model import Machine
+from ..machine.model import Device, Machine
 from ..machine.units import figure
 from .measure import Point, Series
 from .probes import ROW, VENDOR_PRODUCT
@@ -185,17 +185,11 @@ class _Fit:
         points = self.series.get(VENDOR_PRODUCT, ())
         if not points:
             return
-        device = self.base.device
-        if "gemm_rate" in self.found:
-            share = self.found["gemm_rate"].value / gemm_rate(device, "bf16")
-            device = replace(device, gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate))
-        if "memory_rate" in self.found:
-            device = replace(device, memory_rate=self.found["memory_rate"].value)
-        known = _vendor_before(self.base)
+        device, known = _device(self.found, self.base), _vendor_before(self.base)
         alone = [(p, p.micros - self.alone()) for p in sorted(points, key=lambda p: p.micros)]
 
         def time(p: Point, figures: VendorGemm) -> float:
-            return call_time(*_shape(p.params), device.sms, device, "bf16", figures)
+            return call_time(*shape_of(p.params), device.sms, device, "bf16", figures)
 
         half = len(alone) // 2
         for _ in range(_ROUNDS):  # what ends, memory and waves leave of the rate
@@ -331,21 +325,8 @@ def _told(name: str, constant: Constant, fit: _Fit) -> Constant:
 
 
 def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: str, measured: Measured) -> Machine:
-    """The machine `base` with the figures that were found in place of its own, each with its probe. Rates of other
-    types than bf16 keep their share of it."""
-    value = {key: constant.value for key, constant in found.items()}
-    device, links = base.device, base.links
-    share = value.get("gemm_rate", 0.0) / gemm_rate(device, "bf16") or 1.0
-    own = dict(device.overheads) | {key: value[key] for key in OVERHEADS if key in value}
-    device = replace(
-        device,
-        memory_rate=value.get("memory_rate", device.memory_rate),
-        launch_time=value.get("launch_time", device.launch_time),
-        gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate),
-        overheads=tuple(own.items()),
-        vendor_gemm=_vendor_after(value, base),
-    )
-    links = replace(links, **{key: value.get(key, getattr(links, key)) for key in _LINKS})
+    """The machine `base` with the figures that were found in place of its own, each with its probe."""
+    figures: dict[str, Any] = {key: found[key].value for key in _LINKS if key in found}
     paths = {key: f"tiers[0].{key}" for key in _LINKS} | {key: f"device.{key}" for key in _DEVICE}
     paths |= {"gemm_rate": "device.gemm_rate.bf16"}
     paths |= {key: f"device.overheads.{key}" for key in OVERHEADS}
@@ -353,18 +334,30 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
     sources = tuple((path, _source(found[key], base.source_of(path))) for key, path in paths.items() if key in found)
     if VENDOR[0] in found:
         sources += (("device.vendor_gemm.ends", "not measured: fitted on an H200"),)
+    device, links = _device(found, base), replace(base.links, **figures)
     return replace(base, name=name, device=device, links=links, source=source, measured=measured, sources=sources)
+
+
+def _device(found: Mapping[str, Constant], base: Machine) -> Device:
+    """The device with the figures that were found. Rates of other types than bf16 keep their share of it."""
+    value: dict[str, Any] = {key: constant.value for key, constant in found.items()}
+    device = base.device
+    share = value.get("gemm_rate", 0.0) / gemm_rate(device, "bf16") or 1.0
+    vendor = dict(device.vendor_gemm)
+    if VENDOR[0] in value:
+        vendor = asdict(_vendor_before(base)) | {key: value[key] for key in VENDOR}
+    return replace(
+        device,
+        **{key: value[key] for key in _DEVICE if key in value},
+        gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate),
+        overheads=tuple((dict(device.overheads) | {key: value[key] for key in OVERHEADS if key in value}).items()),
+        vendor_gemm=tuple(vendor.items()),
+    )
 
 
 def _vendor_before(base: Machine) -> VendorGemm:
     """What the fit begins with."""
     return vendor_gemm(base.device) or VENDOR_GEMMS["NVIDIA H200"]
-
-
-def _vendor_after(value: Mapping[str, float], base: Machine) -> tuple[tuple[str, float], ...]:
-    if VENDOR[0] not in value:
-        return base.device.vendor_gemm
-    return tuple(asdict(replace(_vendor_before(base), **{key: value[key] for key in VENDOR if key in value})).items())
 
 
 def _source(constant: Constant, before: str) -> str:
@@ -397,11 +390,11 @@ class Loss:
 def decomposition(measured: Sequence[Series]) -> dict[str, tuple[Loss, ...]]:
     """By probe: what cutting a GEMM costs."""
     series = {s.probe.name: s.points for s in measured}
-    whole = {_shape(p.params): p.micros for p in series.get("product", ())}
+    whole = {shape_of(p.params): p.micros for p in series.get("product", ())}
     found: dict[str, tuple[Loss, ...]] = {}
     for name in ("pieces of rows", "pieces of K"):
-        points = [p for p in series.get(name, ()) if _shape(p.params) in whole]
-        found[name] = tuple(Loss(p.params, p.micros / whole[_shape(p.params)] - 1) for p in points)
+        points = [p for p in series.get(name, ()) if shape_of(p.params) in whole]
+        found[name] = tuple(Loss(p.params, p.micros / whole[shape_of(p.params)] - 1) for p in points)
     return found
 
 
@@ -462,5 +455,5 @@ def operations(params: Mapping[str, int]) -> float:
     return 2.0 * params["M"] * params["N"] * params["K"]
 
 
-def _shape(params: Mapping[str, int]) -> tuple[int, int, int]:
+def shape_of(params: Mapping[str, int]) -> tuple[int, int, int]:
     return params["M"], params["N"], params["K"]

@@ -18,7 +18,7 @@ from ..machine.measured_tables import (
     Sustained,
 )
 from ..machine.model import Machine
-from .fit import Constant, contention, copied, operations
+from .fit import Constant, contention, copied, operations, shape_of
 from .measure import Point, Series
 from .probes import VENDOR_PRODUCT
 
@@ -75,12 +75,12 @@ def _sized(points: Sequence[Point]) -> tuple[tuple[int, float], ...]:
 
 
 def _gemms(by: Mapping[str, Sequence[Point]]) -> Iterator[GemmRates]:
-    groups: dict[tuple[str, int, int], list[Point]] = {}
+    groups: dict[tuple[str, int, int], dict[tuple[int, int, int], float]] = {}
     for name in ("product", VENDOR_PRODUCT, "pieces of rows", "pieces of K"):
         for p in by.get(name, ()):
-            groups.setdefault((p.kernel, p.params["pieces"], p.params["deep"]), []).append(p)
-    for (kernel, rows, deep), points in groups.items():
-        rates = {(p.params["M"], p.params["N"], p.params["K"]): operations(p.params) / p.micros for p in points}
+            rates = groups.setdefault((p.kernel, p.params["pieces"], p.params["deep"]), {})
+            rates[shape_of(p.params)] = operations(p.params) / p.micros
+    for (kernel, rows, deep), rates in groups.items():
         each = tuple((*shape, rate) for shape, rate in sorted(rates.items()))
         yield GemmRates(kernel, "bf16", "nn", each, row_pieces=rows, k_pieces=deep)
 
@@ -96,8 +96,7 @@ def _reductions(by: Mapping[str, Sequence[Point]]) -> Iterator[ReduceTimes]:
 def _contention(series: Sequence[Series]) -> Iterator[Contention]:
     groups: dict[bool, dict[tuple[int, int, int, int], float]] = {}
     for loss in contention(series):
-        p = loss.params
-        key = p["M"], p["N"], p["K"], p["copies"] * copied(p)
+        key = *shape_of(loss.params), loss.params["copies"] * copied(loss.params)
         groups.setdefault(loss.copies_are_longer, {})[key] = 1 + max(0.0, loss.share)
     for copies, found in groups.items():
         points = tuple((*key, factor) for key, factor in sorted(found.items()))

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-import ficco_dsl
-
 from ..analysis.account import placed_launches
 from ..compiler import build, plan_of
 from ..errors import DeviceError, ScheduleError
@@ -85,8 +83,7 @@ def measure(
             found.append(Series(probe, (), f"needs {probe.ranks} GPUs; there are {machine.ranks}"))
             continue
         points: list[Point] = []
-        missing, started = "", time.monotonic()
-        schedule = ficco_dsl.parse(probe.text, f"{probe.name.replace(' ', '_')}.ficco")
+        missing, started, schedule = "", time.monotonic(), probe.schedule
         for params in probe.points:
             if time.monotonic() - begun > seconds:
                 missing = f"the {seconds:.0f} s were over after {len(points)} of {len(probe.points)} points"

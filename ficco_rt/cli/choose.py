@@ -22,7 +22,7 @@ from .messages import say, tell
 
 if TYPE_CHECKING:
     from ..machine.model import Machine
-    from ..select.candidates import Option
+    from ..select.candidates import Candidate
     from ..select.choose import Choice
 
 _MEASURE = {
@@ -216,16 +216,16 @@ def _kernel(choice: Choice) -> str:
         return "ours"
     older = f"ours for an earlier architecture, as none is made for {arch}"
     best = choice.options[0]
-    if streams_products(best.candidate):
+    if streams_products(best):
         return f"{older}; {library} takes no streamed stage"
     return f"{library}'s where it is installed, else {older}"
 
 
-def _time(option: Option) -> str:
+def _time(option: Candidate) -> str:
     return "unknown" if option.predicted is None else show_time(option.predicted)
 
 
-def _beside(option: Option, best: Option) -> str:
+def _beside(option: Candidate, best: Candidate) -> str:
     if not option.predicted or not best.predicted:
         return ""
     return f"{100 * (option.predicted / best.predicted - 1):+.1f} %"

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-import ficco_dsl
+from ficco_dsl.nodes import Schedule
 
 from .. import compiler
+from ..calibrate.probes import schedule
 from ..files.records import INLINE, AtLeast, Count, Named
 from ..machine.measured_tables import Contention, GemmRates
 from ..machine.model import Machine
@@ -27,33 +29,7 @@ Axis: TypeAlias = Literal["rows", "K"]
 Subject: TypeAlias = Literal["gemm", "copies"]
 PIECES = (2, 4, 8, 16)
 
-_PARAMS = """\
-schedule characterise
-param M = 1
-param N = 1
-param K = 1
-param pieces = 1
-type T = bf16
-"""
-_SENT = """\
-input   D[ceil(M, ranks), K] : T
-scratch G[ranks, ceil(M, ranks), K] : T
-"""
-_PRODUCT = """\
-input   A[M, K] : T
-input   B[K, N] : T
-output  C[M, N] : T
-computes C = A * B
-"""
-_DMA = "queue dma { engine = copy }\n"
-_SM = "queue compute { engine = sm }\n"
-_MOVE = "stage move on dma { for p in peers { copy G[rank] @ p <- D } }\n"
-_MULTIPLY = "stage mm on compute { for c in 0..pieces { gemm C.rows(c of pieces) = A.rows(c of pieces) * B } }\n"
-_ADD = "stage mm on compute { for c in 0..pieces { gemm C += A.cols(c of pieces) * B.rows(c of pieces) } }\n"
-_ROWS = _PARAMS + _PRODUCT + _SM + _MULTIPLY
-_K = _PARAMS + _PRODUCT + _SM + _ADD
-_COPIES = _PARAMS + _SENT + _DMA + _MOVE
-_BOTH = _PARAMS + _SENT + _PRODUCT + _DMA + _SM + _MOVE + _MULTIPLY
+_CONTENTION = Path(__file__).with_name("contention.ficco")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +98,27 @@ def modelled(machine: Machine, operators: Sequence[Operator], pieces: Sequence[i
     """The losses by the virtual clock."""
     cut: list[Decomposition] = []
     beside: list[Contending] = []
+    product, contention = schedule("product"), compiler.load(_CONTENTION)
+
+    def run(of: Schedule, ranks: int, operator: Operator, **params: int) -> Trace:
+        sizes = {"M": operator.m, "N": operator.n, "K": operator.k, "T": dtype}
+        return simulate(compiler.plan_of(compiler.build(of, ranks, sizes | params), machine, trusted=True), machine)
+
     for operator in operators:
-        for axis, text, extent in (("rows", _ROWS, operator.m), ("K", _K, operator.k)):
-            whole = _run(machine, text, operator, 1, dtype, ranks=1).duration
+        whole = run(product, 1, operator).duration
+        ways: tuple[tuple[Axis, str, int], ...] = (("rows", "pieces", operator.m), ("K", "deep", operator.k))
+        for axis, param, extent in ways:
             for count in pieces:
                 if count <= extent:
-                    time = _run(machine, text, operator, count, dtype, ranks=1).duration
-                    cut.append(Decomposition(operator, "rows" if axis == "rows" else "K", count, whole / time))
+                    share = whole / run(product, 1, operator, **{param: count}).duration
+                    cut.append(Decomposition(operator, axis, count, share))
         if machine.ranks > 1:
-            gemm = _run(machine, _ROWS, operator, 1, dtype)
-            copies = _run(machine, _COPIES, operator, 1, dtype)
-            both = _run(machine, _BOTH, operator, 1, dtype)
+            gemm = run(contention, machine.ranks, operator, copies=0)
+            copies = run(contention, machine.ranks, operator, products=0)
+            both = run(contention, machine.ranks, operator)
             beside.append(Contending(operator, "gemm", _span(gemm, "gemm") / _span(both, "gemm")))
             beside.append(Contending(operator, "copies", _span(copies, "copy") / _span(both, "copy")))
     return Losses(machine.name, machine.ranks, "modelled", tuple(cut), tuple(beside))
-
-
-def _run(machine: Machine, text: str, operator: Operator, pieces: int, dtype: str, ranks: int | None = None) -> Trace:
-    params = {"M": operator.m, "N": operator.n, "K": operator.k, "pieces": pieces, "T": dtype}
-    schedule = ficco_dsl.parse(text, "characterise.ficco")
-    graph = compiler.build(schedule, ranks or machine.ranks, params)
-    return simulate(compiler.plan_of(graph, machine, trusted=True), machine)
 
 
 def _span(trace: Trace, kind: str) -> float:

@@ -26,7 +26,10 @@ def load(path: Path | str) -> dict[_What, float]:
         found: dict[_What, float] = {}
         for row in sorted(rows, key=_rank):
             time = row["single"]["median"] if isinstance(row["single"], dict) else row["single"]
-            found.setdefault(_what(row), float(time))
+            params = tuple(sorted((str(name), frozen(value)) for name, value in row["params"].items()))
+            sizes = tuple((name, int(row[name])) for name in _SIZES)
+            what = str(row["operation"]), int(row["ranks"]), sizes, str(row["schedule"]), params
+            found.setdefault(what, float(time))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{path}: holds no measurements as `python -m tools.bench --json` keeps them") from error
     return found
@@ -34,12 +37,6 @@ def load(path: Path | str) -> dict[_What, float]:
 
 def _rank(row: Mapping[str, Any]) -> tuple[bool, bool, bool]:
     return row["mode"] != "streams", bool(row.get("screening")), bool(row.get("on_two"))
-
-
-def _what(row: Mapping[str, Any]) -> _What:
-    params = tuple(sorted((str(name), frozen(value)) for name, value in row["params"].items()))
-    sizes = tuple((name, int(row[name])) for name in _SIZES)
-    return str(row["operation"]), int(row["ranks"]), sizes, str(row["schedule"]), params
 
 
 def pairs(rows: Iterable[Row], measured: Mapping[_What, float]) -> tuple[Pair, ...]:

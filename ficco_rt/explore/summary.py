@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import correlation, median
 from typing import Annotated
 
 from ..files.records import INLINE, Count, derived
@@ -107,10 +107,7 @@ def fit(pairs: Sequence[Pair]) -> Fit:
 def _correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
     """Spearman's, equal values at their mean rank; None where one side is all equal."""
     a, b = _ranks(left), _ranks(right)
-    mean = (len(a) + 1) / 2
-    both = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    square = sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)
-    return both / square**0.5 if square else None
+    return correlation(a, b) if min(len(set(a)), len(set(b))) > 1 else None
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -12,8 +12,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED as ONE
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +29,6 @@ from .scenarios import Scenario
 from .table import Row
 from .trials import Trial, baseline
 
-_AHEAD = 4  # parts handed to a process before it has ended one
 _DECIDE_NOT = {"calibrate", "cli", "driver", "lsp"}  # folders of this package that no modelled time depends on
 
 
@@ -181,15 +179,8 @@ def make(parts: Sequence[Part], jobs: int) -> Iterator[list[Row]]:
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(min(jobs, len(parts)), _context(), _quiet)
     try:
-        ahead: set[Future[list[Row]]] = set()
-        for part in parts:
-            ahead.add(pool.submit(rows_of, part))
-            if len(ahead) >= jobs * _AHEAD:
-                ended, ahead = wait(ahead, return_when=ONE)
-                yield from (future.result() for future in ended)
-        while ahead:
-            ended, ahead = wait(ahead, return_when=ONE)
-            yield from (future.result() for future in ended)
+        for future in as_completed([pool.submit(rows_of, part) for part in parts]):
+            yield future.result()
         pool.shutdown()
     except BrokenProcessPool as error:
         raise DeviceError(

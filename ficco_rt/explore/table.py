@@ -7,6 +7,7 @@ table, except perhaps for an incomplete last line, which readers skip.
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import io
 import json
@@ -29,7 +30,7 @@ _BEFORE = ("operation", "scenario", "ranks", "machine")
 _AFTER = ("schedule", "params", "time_us", "serial_us", "ideal_us", "speedup", "share", "problem", "made")
 _TIMES = ("time_us", "serial_us", "ideal_us")
 _HEAD = f'{{"ficco_explore": {FORMAT}, "rows": [\n'
-_TAIL = b"\n]}\n"
+_TAIL = "\n]}\n"
 
 Case: TypeAlias = tuple[str, str, Settings, int, str]  # operation, scenario, sizes, ranks, machine
 Key: TypeAlias = tuple[str, str, Settings, int, str, str, Settings]
@@ -162,17 +163,15 @@ class TableFile:
 
     def __init__(self, path: Path | str, rows: Iterable[Row], names: Sequence[str]) -> None:
         self._path, self._json, self._names = path, _is_json(path), tuple(names)
+        head = _HEAD if self._json else self._csv([*_BEFORE, *self._names, *_AFTER])
+        self._between, self._tail = (",\n", _TAIL) if self._json else ("", "")
+        body = self._between.join(map(self._line, rows))
+        self._empty = not body
         with _locked(path):
-            if self._json:
-                body = ",\n".join(self._line(row) for row in rows)
-                write_atomic(path, _HEAD + body + _TAIL.decode())
-                self._empty = not body
-            else:
-                header = self._csv([*_BEFORE, *self._names, *_AFTER])
-                write_atomic(path, header + "".join(self._line(row) for row in rows))
+            write_atomic(path, head + body + self._tail)
         self._file = os.open(path, os.O_RDWR)
         _lock(self._file, path)
-        self._end = os.fstat(self._file).st_size - (len(_TAIL) if self._json else 0)
+        self._end = os.fstat(self._file).st_size - len(self._tail)
 
     def __enter__(self) -> TableFile:
         return self
@@ -183,20 +182,16 @@ class TableFile:
     def add(self, rows: Iterable[Row]) -> None:
         """Appends rows, each in one write."""
         for row in rows:
-            line = self._line(row).encode()
-            if self._json:
-                line = line if self._empty else b",\n" + line
-                self._empty = False
-            self._write(line + _TAIL if self._json else line)
-            self._end += len(line)
-
-    def _write(self, data: bytes) -> None:
-        try:
-            whole = os.pwrite(self._file, data, self._end) == len(data)
-        except OSError as error:
-            raise UsageError(f"{self._path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
-        if not whole:
-            raise UsageError(f"{self._path}: cannot be written: no space left on device")
+            line = ("" if self._empty else self._between) + self._line(row)
+            self._empty = False
+            data = (line + self._tail).encode()
+            try:
+                if os.pwrite(self._file, data, self._end) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise UsageError(f"{self._path}: cannot be written: {reason}") from error
+            self._end += len(data) - len(self._tail)
 
     def _line(self, row: Row) -> str:
         record = plain(row)

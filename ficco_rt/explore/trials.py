@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from ficco_dsl.nodes import Schedule
 
 from ..errors import UsageError
 from ..files import atomic, shipped
+from ..files.arguments import near
 from ..machine.model import Machine
 from .scenarios import Scenario, Settings, Value
 
@@ -48,17 +48,12 @@ def _parsed(text: bytes, name: str) -> Schedule:
     return ficco_dsl.parse_bytes(text, path)
 
 
-def operations() -> tuple[str, ...]:
-    """The operations of shipped schedules, such as `ag_gemm`."""
-    return tuple(shipped.operations())
-
-
 def baseline(operation: str) -> Trial:
     """The operation's serial schedule, which serial and ideal times are of. Raises UsageError: no such operation."""
-    if operation not in operations():
-        near = difflib.get_close_matches(operation, operations(), n=2, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"there is no operation '{operation[:80]}'{hint}; there are {', '.join(operations())}")
+    known = shipped.operations()
+    if operation not in known:
+        hint = near(operation, known, 2, 0.4)
+        raise UsageError(f"there is no operation '{operation[:80]}'{hint}; there are {', '.join(known)}")
     return _shipped(operation, shipped.BASELINE)
 
 
@@ -87,7 +82,12 @@ def trials(
         raise UsageError(
             f"--param {unknown}: no schedule here has such a param; there are {', '.join(sorted(declared))}"
         )
-    return tuple(tried for c in found.values() for tried in _with_params(c, choices))
+    return tuple(
+        replace(c, params=tuple(zip(names, values, strict=True)))
+        for c in found.values()
+        for names in ([p.name for p in c.parsed().params if p.name in choices],)
+        for values in product(*(choices[name] for name in names))
+    )
 
 
 def asked_for(tried: Sequence[Trial]) -> frozenset[str]:
@@ -101,12 +101,6 @@ def asked_for(tried: Sequence[Trial]) -> frozenset[str]:
 def _shipped(operation: str, name: str) -> Trial:
     full = f"{operation}/{name}"
     return Trial(full, atomic.read_bytes(shipped.find(full)), (), True)
-
-
-def _with_params(of: Trial, choices: Mapping[str, Sequence[Value]]) -> list[Trial]:
-    names = [p.name for p in of.parsed().params if p.name in choices]
-    combinations = product(*(choices[name] for name in names))
-    return [Trial(of.schedule, of.text, tuple(zip(names, values, strict=True)), of.trusted) for values in combinations]
 
 
 def fitting(scenarios: Sequence[Scenario], tried: Sequence[Trial]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
+from collections.abc import Iterable
 from typing import TypeVar
 
 from ..errors import UsageError
@@ -34,6 +36,13 @@ def of_kind(value: object, kind: type[T], what: str) -> T:
     if not isinstance(value, kind):
         raise UsageError(f"{what}; given {_shown(value)}")
     return value
+
+
+def near(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6, quoted: bool = False) -> str:
+    """`; did you mean ag_gemm?`, where something is known that is called nearly so."""
+    found = difflib.get_close_matches(name, list(known), most, cutoff)
+    words = " or ".join(f"'{word}'" if quoted else word for word in found)
+    return f"; did you mean {words}?" if found else ""
 
 
 def _index(value: object) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,16 +110,16 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
         if is_special(Path(path)):  # /dev/stdout, a pipe: there is nothing to rename over
             Path(path).write_bytes(data)
             return
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+        temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(data)
-            os.chmod(temporary, mode)
+            if target.exists():
+                shutil.copymode(target, temporary)
             os.replace(temporary, target)
         except BaseException:  # Ctrl-C too: nothing may stay behind
             with suppress(OSError):
-                os.unlink(temporary)
+                temporary.unlink()
             raise
     except BrokenPipeError:
         raise
@@ -129,12 +130,6 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
 def is_special(path: Path) -> bool:
     """A pipe or a device: read once, written in place."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sentence(path: Path | str, verb: str, error: OSError | ValueError) -> str:

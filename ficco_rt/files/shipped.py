@@ -58,12 +58,9 @@ def shipped() -> Mapping[str, Path]:
 def operations() -> dict[str, tuple[str, ...]]:
     """The schedules of each operation, `ag_gemm` say: a folder of shipped schedules, of which `serial` says what the
     sizes are called. Folders without it, such as `concurrent`, hold schedules that nobody chooses among."""
-    found: dict[str, list[str]] = {}
-    for name in shipped():
-        operation, slash, _ = name.rpartition("/")
-        if slash:
-            found.setdefault(operation, []).append(name)
-    return {operation: tuple(names) for operation, names in found.items() if f"{operation}/{BASELINE}" in names}
+    folders = {name: name.rpartition("/")[0] for name in shipped()}
+    found = [folder for name, folder in folders.items() if folder and name == f"{folder}/{BASELINE}"]
+    return {operation: tuple(n for n, folder in folders.items() if folder == operation) for operation in found}
 
 
 def shipped_name(path: Path | str) -> str | None:

@@ -153,20 +153,15 @@ def build_tensors(
                 shapes.append(shape)
                 scope["rows", decl.name] = shape[-2] if len(shape) > 1 else shape[0]
                 scope["cols", decl.name] = shape[-1]
-            _refuse_empty(decl, shapes)
+            for i, e in enumerate(decl.shape):  # a rank may hold no element, as an expert without tokens; not all ranks
+                if not any(shape[i] for shape in shapes):
+                    raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
         except Mistake as m:
             mistakes.append(m.diagnostic)
             continue
         tensors.append(ir.Tensor(decl.name, decl.kind, dtype, tuple(shapes), decl.unproven, decl.span))
     refuse(mistakes, SizesError)
     return tuple(tensors)
-
-
-def _refuse_empty(decl: n.TensorDecl, shapes: Sequence[tuple[int, ...]]) -> None:
-    """A rank may hold no element of a tensor, as an expert without tokens does; but not all ranks."""
-    for i, e in enumerate(decl.shape):
-        if not any(shape[i] for shape in shapes):
-            raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
 
 
 def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank: int) -> None:

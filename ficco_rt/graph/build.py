@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from math import prod
 from typing import Any, cast
 
@@ -192,11 +193,8 @@ class _Program:
         if id(decl) not in self._attributes:
             self._attributes[id(decl)] = Attributes(decl.attributes, self.expressions)
         attributes = self._attributes[id(decl)]
-        self._resources = queue.resources
-        if not attributes.constant:
-            self._resources = attributes.common(queue.resources, self._with(bound, decl.span))
-        elif decl.attributes:
-            self._resources = attributes.on(queue.resources, self.scopes[0])
+        scopes = self.scopes if attributes.constant else self._with(bound, decl.span)
+        self._resources = attributes.common(queue.resources, scopes)
         after = tuple(self._before(name) for name in decl.after)
         self.stages.append(ir.Stage(decl.name, decl.queue, iteration, decl.streamed, after, decl.span))
         self._stage = self._latest[decl.name] = len(self.stages) - 1
@@ -224,14 +222,10 @@ class _Program:
     def _join(self, decl: n.StageDecl, runs: list[_RankRun]) -> None:
         """All ranks' ops in one order: phase by phase, rank by rank."""
         for rank, run in enumerate(runs):
-            first = runs[0].boundaries
-            for i in range(max(len(run.boundaries), len(first))):
-                mine = run.boundaries[i] if i < len(run.boundaries) else None
-                other = first[i] if i < len(first) else None
+            for mine, other in zip_longest(run.boundaries, runs[0].boundaries):
                 if mine != other:
-                    span = mine or other or decl.span
                     raise Mistake(
-                        span,
+                        mine or other or decl.span,
                         f"rank 0 and rank {rank} do not come through the steps and collectives of stage "
                         f"'{decl.name}' alike; all ranks take them together",
                         "put them outside of conditions and of loops that differ from rank to rank",
@@ -241,18 +235,14 @@ class _Program:
             if group is None:
                 for run in runs:
                     self.ops.extend(run.phases[phase])
-            else:
-                self.ops.extend(self._sent_and_received(group, [run.phases[phase][0] for run in runs]))
-
-    def _sent_and_received(self, group: int, copies: Sequence[ir.Op]) -> Sequence[ir.Op]:
-        """One copy of each rank as one call of each: every rank sends to one rank and receives from one. Nothing is
-        called if all of the copies are empty."""
-        made = sent_and_received(group, copies)
-        for op in made:
-            message = broken(op, self.tensors)
-            if message is not None:
-                raise Mistake(op.where.origin, f"{message} (rank {op.where.rank})")
-        return made if any(op.writes for op in made) else ()
+                continue
+            calls = sent_and_received(group, [run.phases[phase][0] for run in runs])
+            for op in calls:
+                message = broken(op, self.tensors)
+                if message is not None:
+                    raise Mistake(op.where.origin, f"{message} (rank {op.where.rank})")
+            if any(op.writes for op in calls):  # nothing is called if all of the copies are empty
+                self.ops.extend(calls)
 
     # -- statements
 
@@ -278,7 +268,7 @@ class _Program:
         name = first.name
         self._locals[name] = None
         inner = [self._loop(rest, body)] if rest else [self._compile(s) for s in body]
-        cost = _Cost(*bindings)
+        parts = size(tuple(bindings))
         names = {b.name for b in bindings}
         fixed = [b for b in rest if names.isdisjoint(n.names_in(b.domain))]  # their turns multiply
         turns = [sequence(compile_expr(b.domain), b.domain.span) for b in fixed]
@@ -288,7 +278,7 @@ class _Program:
             if members and turns:
                 self.statements_left.foresee(prod(len(t(scope)) for t in (domain, *turns)), first.span)
             self.statements_left.foresee(len(members), first.span)
-            self._pay(cost, first.span)
+            self._pay(parts, first.span)
             # a turn costs as little as a member of a list; the statements inside the loop are counted separately
             scope[STEPS].spend(len(members), first.span)
             if step is not None:
@@ -305,10 +295,10 @@ class _Program:
 
         return self._guarded(step or first.span, emit)
 
-    def _pay(self, cost: _Cost, span: Span) -> None:
-        """Pay for a statement."""
-        self.statements_left.spend(cost.weight, span)
-        self.expressions.spend(cost.parts, span)
+    def _pay(self, parts: int, span: Span) -> None:
+        """Pay for a statement with so many parts of expressions. A long statement counts as several."""
+        self.statements_left.spend(1 + parts // 100, span)
+        self.expressions.spend(parts, span)
 
     def _guarded(self, span: Span, emit: Emit) -> Emit:
         """A mistake in the set of a loop, or in a condition, ends that loop only; the search for other mistakes goes
@@ -319,10 +309,10 @@ class _Program:
         condition = compile_condition(s.condition)
         body = [self._compile(x) for x in s.body]
         otherwise = [self._compile(x) for x in s.otherwise]
-        cost = _Cost(s.condition)
+        parts = size(s.condition)
 
         def emit(scope: Scope) -> None:
-            self._pay(cost, s.condition.span)
+            self._pay(parts, s.condition.span)
             for e in body if condition(scope) else otherwise:
                 e(scope)
 
@@ -331,10 +321,10 @@ class _Program:
     def _let(self, s: n.Let) -> Emit:
         value = compile_expr(s.value)
         self._locals[s.name] = None
-        cost = _Cost(s.value)
+        parts = size(s.value)
 
         def emit(scope: Scope) -> None:
-            self._pay(cost, s.span)
+            self._pay(parts, s.span)
             try:
                 scope[s.name] = value(scope)
             except Mistake as m:
@@ -365,10 +355,10 @@ class _Program:
 
     def _op(self, s: n.Operation) -> Emit:
         make = self._maker(s)
-        cost = _Cost(s, *([self.kernel_decls[s.kernel]] if isinstance(s, Launch) else []))
+        parts = size((s, self.kernel_decls[s.kernel]) if isinstance(s, Launch) else s)
 
         def emit(scope: Scope) -> None:
-            self._pay(cost, s.span)
+            self._pay(parts, s.span)
             op = make(scope)
             if self._legal(op, s.span):
                 self._run.phases[-1].append(op)
@@ -401,10 +391,10 @@ class _Program:
         """A call of the vendor's library: all ranks take one together, in a phase of its own. A copy is sent and
         received."""
         make = self._maker(s)
-        cost = _Cost(s)
+        parts = size(s)
 
         def emit(scope: Scope) -> None:
-            self._pay(cost, s.span)
+            self._pay(parts, s.span)
             self._run.new_phase(s.span)
             phase = len(self._run.phases) - 1
             # stage and phase identify the collective on all ranks
@@ -419,16 +409,6 @@ class _Program:
             self._run.new_phase(s.span)
 
         return self._guarded(s.span, emit)
-
-
-class _Cost:
-    """What a statement with these expressions costs. A long statement counts as several."""
-
-    __slots__ = ("parts", "weight")
-
-    def __init__(self, *expressions: object) -> None:
-        self.parts = sum(map(size, expressions))
-        self.weight = 1 + self.parts // 100
 
 
 def _text(attributes: Sequence[n.Attribute], name: str) -> str | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import cast
 
 from ficco_dsl import nodes as n
-from ficco_dsl.diagnostics import Diagnostic, Span
+from ficco_dsl.diagnostics import Diagnostic
 
 from ..geometry.region import Box, BoxMap, Region, describe, shape_words
 from ..types import Dtype
@@ -15,13 +16,12 @@ from . import ir
 from .budget import Budget
 from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of
 from .evaluate import (
-    LONGEST,
     STEPS,
+    Cutter,
     Mistake,
     Scope,
     compile_expr,
     copied,
-    cutter,
     first_other,
     nodes_of,
     sequence,
@@ -53,7 +53,7 @@ def build_claims(
         except Mistake as m:
             mistakes.append(m.diagnostic)
     if not mistakes:
-        mistakes = _uncovered(claims, tensors, pieces)
+        mistakes = list(_uncovered(claims, tensors, pieces))
     return tuple(claims), mistakes
 
 
@@ -151,51 +151,37 @@ def _fitting(e: n.ClaimExpr, shapes: Callable[..., Shapes], *of: object) -> Shap
 def _lengths(e: n.ClaimCollective, scope: Scope, extent: int, ranks: int) -> tuple[int, ...]:
     span = e.span if e.shares is None else e.shares.span
     whole = ranks if e.shares is None else compile_expr(e.shares)(scope)
-    if isinstance(whole, tuple | range):
-        scope[STEPS].spend(min(len(whole), LONGEST), span)
+    piece = Cutter(span).of(whole, scope[STEPS])
     cut = checked_shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
     if count != ranks:
         raise Mistake(span, f"{text_of(e)} needs a piece for each of {ranks} ranks, not {count}")
-    piece = cutter(whole, span)
     return tuple(piece(i, extent).size for i in range(ranks))
 
 
-def _uncovered(claims: Sequence[ir.Claim], tensors: Mapping[str, ir.Tensor], pieces: Budget) -> list[Diagnostic]:
-    """Every element of every output is claimed once, or the output says `unproven`."""
-    mistakes: list[Diagnostic] = []
-    by_tensor: dict[str, list[ir.Claim]] = {}
-    for claim in claims:
-        by_tensor.setdefault(claim.targets[0].tensor, []).append(claim)
+def _uncovered(claims: Sequence[ir.Claim], tensors: Mapping[str, ir.Tensor], pieces: Budget) -> Iterator[Diagnostic]:
+    """The first mistake of each output: every element is claimed once, or the output says `unproven`."""
     for tensor in tensors.values():
-        if tensor.kind != "output" or tensor.unproven:
-            continue
-        for rank, shape in enumerate(tensor.shapes):
-            seen: BoxMap[Span | None] = BoxMap(shape, None)
-            twice = _mark(seen, by_tensor.get(tensor.name, []), rank, pieces)
-            if twice is not None:
-                mistakes.append(twice)
-                break
-            box = next((b for b, s in seen.items(Box((0,) * len(shape), shape)) if s is None), None)
-            if box is not None:
-                mistakes.append(
-                    Diagnostic(
-                        tensor.origin,
-                        f"no computes line claims {tensor.name} {describe(box)} (rank {rank})",
-                        help="claim the rest, or mark the output 'unproven'",
-                    )
+        if tensor.kind == "output" and not tensor.unproven:
+            yield from islice(_not_once(tensor, [c for c in claims if c.targets[0].tensor == tensor.name], pieces), 1)
+
+
+def _not_once(tensor: ir.Tensor, claims: Sequence[ir.Claim], pieces: Budget) -> Iterator[Diagnostic]:
+    """The parts of an output that are claimed twice, or not at all."""
+    for rank, shape in enumerate(tensor.shapes):
+        seen = BoxMap(shape, False)
+        for claim in claims:
+            for box in claim.targets[rank].boxes:
+                if any(there for _, there in seen.items(box)):
+                    yield Diagnostic(claim.origin, f"{tensor.name} {describe(box)} is claimed twice")
+                pieces.spend(seen.update(box, lambda _: True), claim.origin)
+        for box, there in seen.items(Box((0,) * len(shape), shape)):
+            if not there:
+                yield Diagnostic(
+                    tensor.origin,
+                    f"no computes line claims {tensor.name} {describe(box)} (rank {rank})",
+                    help="claim the rest, or mark the output 'unproven'",
                 )
-                break
-    return mistakes
-
-
-def _mark(seen: BoxMap[Span | None], claims: Sequence[ir.Claim], rank: int, pieces: Budget) -> Diagnostic | None:
-    for claim in claims:
-        for box in claim.targets[rank].boxes:
-            if any(s is not None for _, s in seen.items(box)):
-                return Diagnostic(claim.origin, f"{claim.targets[rank].tensor} {describe(box)} is claimed twice")
-            pieces.spend(seen.update(box, lambda _, origin=claim.origin: origin), claim.origin)  # type: ignore[misc]
-    return None
 
 
 def text_of(e: n.ClaimExpr) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ..geometry.region import Box
 from . import ir
 from .symbolic import Algebra, Pieces, added
+
+Array: TypeAlias = tuple[Pieces, tuple[int, ...]]  # logical, with its shape
 
 
 def equal_shares(extent: int, ranks: int) -> tuple[int, ...]:
@@ -17,28 +20,24 @@ def equal_shares(extent: int, ranks: int) -> tuple[int, ...]:
 def combine(
     algebra: Algebra,
     kind: ir.CollectiveKind,
-    values: Sequence[Pieces],
-    shapes: Sequence[tuple[int, ...]],
+    arrays: Sequence[Array],
     axis: int,
     shares: tuple[tuple[int, ...], ...] | None,
-) -> list[tuple[Pieces, tuple[int, ...]]]:
+) -> list[Array]:
     """What every rank holds after a collective of the ranks' values along `axis`."""
-    ranks = len(values)
+    ranks, shape = len(arrays), arrays[0][1]
     if kind == "all_gather":
-        gathered = _concatenated(algebra, values, shapes, axis)
-        return [gathered] * ranks
-    if kind in ("all_reduce", "reduce_scatter"):
-        total = added(algebra, list(values), shapes[0])
-        if kind == "all_reduce":
-            return [(total, shapes[0])] * ranks
+        return [_concatenated(algebra, arrays, axis)] * ranks
+    if kind == "all_to_all":
         assert shares is not None
-        return [_taken(algebra, total, shapes[0], axis, shares[0], r) for r in range(ranks)]
+        cut = list(zip(arrays, shares, strict=True))
+        taken = ([_taken(algebra, array, axis, lengths, r) for array, lengths in cut] for r in range(ranks))
+        return [_concatenated(algebra, parts, axis) for parts in taken]
+    total = (added(algebra, [pieces for pieces, _ in arrays], shape), shape)
+    if kind == "all_reduce":
+        return [total] * ranks
     assert shares is not None
-    out = []
-    for r in range(ranks):
-        parts = [_taken(algebra, values[p], shapes[p], axis, shares[p], r) for p in range(ranks)]
-        out.append(_concatenated(algebra, [p for p, _ in parts], [s for _, s in parts], axis))
-    return out
+    return [_taken(algebra, total, axis, shares[0], r) for r in range(ranks)]
 
 
 def _with(shape: Sequence[int], axis: int, n: int) -> tuple[int, ...]:
@@ -56,21 +55,18 @@ def _offset(algebra: Algebra, pieces: Pieces, axis: int, by: int, dims: int) -> 
     return [(Box(moved(box.start), moved(box.stop)), algebra.moved(value, axes)) for box, value in pieces]
 
 
-def _concatenated(
-    algebra: Algebra, values: Sequence[Pieces], shapes: Sequence[tuple[int, ...]], axis: int
-) -> tuple[Pieces, tuple[int, ...]]:
+def _concatenated(algebra: Algebra, arrays: Sequence[Array], axis: int) -> Array:
     out: Pieces = []
     at = 0
-    for pieces, shape in zip(values, shapes, strict=True):
+    for pieces, shape in arrays:
         out.extend(_offset(algebra, pieces, axis, at, len(shape)))
         at += shape[axis]
-    return out, _with(shapes[0], axis, at)
+    return out, _with(arrays[0][1], axis, at)
 
 
-def _taken(
-    algebra: Algebra, pieces: Pieces, shape: tuple[int, ...], axis: int, lengths: Sequence[int], index: int
-) -> tuple[Pieces, tuple[int, ...]]:
+def _taken(algebra: Algebra, array: Array, axis: int, lengths: Sequence[int], index: int) -> Array:
     """Piece `index` of an array cut into `lengths`, in coordinates of its own."""
+    pieces, shape = array
     start = sum(lengths[:index])
     algebra.look_at(1 + index // 64 + len(pieces))
     window = Box(_with((0,) * len(shape), axis, start), _with(shape, axis, start + lengths[index]))

@@ -47,13 +47,7 @@ def twice(value: Terms) -> Terms:
 
 def _covered(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
     """The same parts of k, each once."""
-    out: list[Interval] = []
-    for i in sorted(intervals):
-        if out and i.start <= out[-1].stop:
-            out[-1] = Interval(out[-1].start, max(out[-1].stop, i.stop))
-        else:
-            out.append(i)
-    return tuple(out)
+    return joined(dict.fromkeys(joined(intervals)))
 
 
 def same(a: Terms, at: Box, b: Terms, there: Box) -> bool:

@@ -184,6 +184,7 @@ def describe(value: Value) -> str:
     return f"the list {show(value)}"
 
 
+_FOLDS: dict[str, Callable[[Iterable[int]], int]] = {"sum": sum, "min": min, "max": max}
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -391,17 +392,15 @@ def _call(e: n.Call) -> Function:
 
         return ceil
     if name in ("min", "max") and len(fs) > 1:
-        many = [number(f, span) for f in fs]
-        pick = min if name == "min" else max
+        many, pick = [number(f, span) for f in fs], _FOLDS[name]
         return lambda scope: pick(f(scope) for f in many)
     one = sequence(fs[0], span)
     if name == "reversed":
 
         def turned(scope: Scope) -> Value:
             values = one(scope)
-            if isinstance(values, range):
-                return values[::-1]
-            _check_length(values, scope, span)
+            if not isinstance(values, range):
+                _check_length(values, scope, span)
             return values[::-1]
 
         return turned
@@ -415,7 +414,7 @@ def _call(e: n.Call) -> Function:
             raise Mistake(span, f"{name}() takes a list of numbers, this is {describe(values)}")
         if not values and name != "sum":
             raise Mistake(span, f"{name}() of an empty list has no value")
-        total: int = sum(values) if name == "sum" else min(values) if name == "min" else max(values)
+        total = _FOLDS[name](values)
         if not -LARGEST < total < LARGEST:
             raise Mistake(span, "this number is too large; numbers stay below 2^62")
         return total

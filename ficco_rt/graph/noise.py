@@ -25,6 +25,7 @@ from .ir import Claim, Collective, Gemm, Tensor, by_call
 from .kinds import kind_of
 from .trail import Step
 
+SUMS = ("all_reduce", "reduce_scatter")  # collectives that add up
 # A larger share of the result that roundings may take says nothing of whether the result is right.
 USEFUL = 0.05
 
@@ -70,10 +71,10 @@ class Noises:
         self.input = Noise(value, 0.0)
         self.types = {t.name: TYPES[t.dtype] for t in tensors}
         self.stores: list[Stores] = []
-        self.shapes = {t.name: t.shapes for t in tensors}
         self.places: dict[Span, int] = {}
         self.kept: dict[Noise, Noise] = {}  # one object a value: neighbours that hold the same are one cell
-        self.cells: dict[tuple[str, int], BoxMap[Noise]] = {}
+        written = [t for t in tensors if t.kind != "input"]
+        self.cells = {(t.name, rank): BoxMap(shape, NOTHING) for t in written for rank, shape in enumerate(t.shapes)}
         for members in by_call(steps, lambda step: step.body):
             body, origin = members[0].body, members[0].origin
             if isinstance(body, Collective):
@@ -90,11 +91,8 @@ class Noises:
 
     def write(self, region: Region, noise: Noise) -> None:
         noise = self.kept.setdefault(noise, noise)
-        key = (region.tensor, region.rank)
-        if key not in self.cells:
-            self.cells[key] = BoxMap(self.shapes[region.tensor][region.rank], NOTHING)
         for box in region.boxes:
-            self.cells[key].update(box, lambda _: noise)
+            self.cells[region.tensor, region.rank].update(box, lambda _: noise)
 
     def forget(self, region: Region) -> None:
         """Nothing is claimed of what is written."""
@@ -104,9 +102,8 @@ class Noises:
         """Add up in an accumulator, and round to the region's type."""
         total = _sum(terms)
         unit = self.types[region.tensor].unit_roundoff
-        place = self._place(region.tensor, origin)
+        place = self._place(region.tensor, origin, total.value)
         stores = self.stores[place]
-        stores.smallest, stores.largest = min(stores.smallest, total.value), max(stores.largest, total.value)
         before = max(terms, key=attrgetter("value"), default=NOTHING)
         piece = total.value - before.value
         if before.stores and 0 < piece <= unit * 2.0 ** floor(log2(before.value)):
@@ -123,10 +120,13 @@ class Noises:
         narrow = total.stores + stores * (unit > UNIT)
         return Noise(total.value, error, total.lost + share, narrow, place, taken)
 
-    def _place(self, tensor: str, origin: Span, *, called: bool = False) -> int:
+    def _place(self, tensor: str, origin: Span, value: float, *, called: bool = False) -> int:
+        """The number of a statement, which stores a sum of this value."""
         place = self.places.setdefault(origin, len(self.places))
         if place == len(self.stores):
             self.stores.append(Stores(origin, tensor, called))
+        stores = self.stores[place]
+        stores.smallest, stores.largest = min(stores.smallest, value), max(stores.largest, value)
         return place
 
     def multiply(self, gemm: Gemm, origin: Span) -> None:
@@ -155,12 +155,10 @@ class Noises:
                 for region in call.writes:
                     self.write(region, by_rank[call.by])
             return
-        if calls[0].kind in ("all_reduce", "reduce_scatter"):
+        if calls[0].kind in SUMS:
             unit = self.types[calls[0].dst.tensor].unit_roundoff
-            place, ranks = self._place(calls[0].dst.tensor, origin, called=True), len(calls)
-            total = _sum(found)
-            self.stores[place].largest = max(self.stores[place].largest, total.value)
-            self.stores[place].smallest = min(self.stores[place].smallest, total.value)
+            total, ranks = _sum(found), len(calls)
+            place = self._place(calls[0].dst.tensor, origin, total.value, called=True)
             result = self._rounded(total, place, unit, unit * (ranks + 1) / 2, ranks)
         else:
             result = _worst(found)
@@ -269,11 +267,14 @@ def _suspicious(tensors: Sequence[Tensor], steps: Sequence[Step]) -> bool:
         return True
     stored: dict[tuple[str, int], int] = {}
     for step in steps:
-        before = [stored.get((r.tensor, r.rank), 0) for r in step.body.reads]
-        found = kind_of(step.body).stores(step.body, before, len(tensors[0].shapes))
-        if found is None:
-            continue
-        for region in step.body.writes:
+        body = step.body
+        before = [stored.get((r.tensor, r.rank), 0) for r in body.reads]
+        found = max(before, default=0) + (kind_of(body).side != "moves")
+        if isinstance(body, Gemm):
+            found = max(found, 1 + before[0] + before[1])
+        elif isinstance(body, Collective) and body.kind in SUMS:
+            found += len(tensors[0].shapes)
+        for region in body.writes:
             key = (region.tensor, region.rank)
             stored[key] = max(stored.get(key, 0), found)
     return max(stored.values(), default=0) * coarsest > USEFUL / 2

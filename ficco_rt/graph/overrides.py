@@ -7,7 +7,6 @@ or the word `none`, removes an attribute. `written` applies overrides to the tex
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from ficco_dsl.nodes import Attribute, Expr, Int, Multiprocessors, Name, QueueDe
 from ficco_dsl.vocabulary import OF_COLLECTIVES, RESOURCES, WORDS
 
 from ..errors import UsageError
-from ..files.arguments import KERNEL, VENDOR
+from ..files.arguments import KERNEL, VENDOR, near
 
 _SMS = re.compile(r"([0-9]{1,9}) sms")
 NOTHING = "none"  # the word that takes an attribute away
@@ -86,8 +85,7 @@ def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str,
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else f"; there is {', '.join(known)}"
+    return near(name, known) or f"; there is {', '.join(known)}"
 
 
 def _changed(queue: QueueDecl, attribute: str, value: object) -> QueueDecl:

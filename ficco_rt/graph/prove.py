@@ -16,7 +16,7 @@ from ..geometry.region import Box, BoxMap, Region, describe, to_logical_box, to_
 from ..trace.model import base_name
 from ..types import loss
 from . import ir
-from .combine import combine, equal_shares
+from .combine import Array, combine, equal_shares
 from .difference import Terms, difference, elements, same, show, terms, twice
 from .evaluate import MOST_MISTAKES, first_of, refuse
 from .kinds import kind_of
@@ -192,10 +192,8 @@ class Proof:
                 if call.writes:
                     self._write(call.dst, sent[call.by], s)
             return
-        values = [self._read(s, call.src) for s, call in ordered]
-        shapes = [call.src.shape for _, call in ordered]
-        cuts = (equal_shares(shapes[0][0], ranks),) * ranks
-        results = combine(self.algebra, first.kind, values, shapes, 0, cuts)
+        given = [(self._read(s, call.src), call.src.shape) for s, call in ordered]
+        results = combine(self.algebra, first.kind, given, 0, (equal_shares(first.src.shape[0], ranks),) * ranks)
         for (s, call), (pieces, _) in zip(ordered, results, strict=True):
             self._write(call.dst, pieces, s)
 
@@ -214,7 +212,7 @@ class Proof:
             for target, (pieces, shape) in zip(claim.targets, wanted, strict=True):
                 self._compare(claim, target, pieces, shape)
 
-    def _claimed(self, value: ir.ClaimValue) -> list[tuple[Pieces, tuple[int, ...]]]:
+    def _claimed(self, value: ir.ClaimValue) -> list[Array]:
         """The claim's value on every rank, in logical coordinates, with its shape."""
         algebra = self.algebra
         match value:
@@ -233,9 +231,9 @@ class Proof:
                 return [(multiply(algebra, left, right, (a[0], b[1])), (a[0], b[1])) for (left, a), (right, b) in pairs]
             case ir.Combined():
                 operands = self._claimed(value.operand)
-                shapes = [shape for _, shape in operands]
-                axis = len(shapes[0]) - 2 + value.axis if len(shapes[0]) > 1 else 0
-                return combine(algebra, value.kind, [p for p, _ in operands], shapes, axis, value.shares)
+                dims = len(operands[0][1])
+                axis = dims - 2 + value.axis if dims > 1 else 0
+                return combine(algebra, value.kind, operands, axis, value.shares)
 
     def _compare(self, claim: ir.Claim, target: Region, pieces: Pieces, shape: tuple[int, ...]) -> None:
         held = self.state[target.tensor, target.rank]
@@ -390,24 +388,19 @@ class Proof:
 
     def _writers(self, tensor: str, rank: int, before: int | None, missing: Box | None) -> list[tuple[Span, str, str]]:
         """The statements that write a tensor: the place of each, its stage, and what it writes, in words."""
-        first: dict[Span, str] = {}
-        early: dict[Span, dict[Box, str]] = {}  # with the iteration of the stage
-        late: dict[Span, dict[Box, str]] = {}
+        parts: dict[Span, tuple[dict[Box, str], dict[Box, str]]] = {}  # early and late, with the iteration of the stage
         for number, step in enumerate(self.steps):
+            late = before is not None and number >= before
             for region in step.body.writes:
-                if (region.tensor, region.rank) != (tensor, rank):
-                    continue
-                first.setdefault(step.origin, step.stage)
-                kept = early if before is None or number < before else late
-                for box in region.boxes:
-                    met = box if missing is None or kept is early else box.meet(missing)
-                    if met is not None:
-                        kept.setdefault(step.origin, {}).setdefault(met, step.stage)
+                if (region.tensor, region.rank) == (tensor, rank):
+                    kept = parts.setdefault(step.origin, ({}, {}))[late]
+                    for box in region.boxes:
+                        met = box.meet(missing) if late and missing is not None else box
+                        if met is not None:
+                            kept.setdefault(met, step.stage)
         found = []
-        for origin, stage in first.items():
-            then, later = early.get(origin, {}), late.get(origin, {})
+        for origin, (then, later) in parts.items():
             stages = {*then.values(), *later.values()}
-            name = base_name(stage) if len(stages) > 1 else next(iter(stages), stage)
             words = [f"{self._listed(tensor, rank, list(then))} here"] if then else []
             if later:
                 when = "" if len(stages) == 1 else f", in '{next(iter(later.values()))}'"
@@ -415,7 +408,8 @@ class Proof:
                     f"{self._listed(tensor, rank, list(later))}{'' if then else ' here'}, but only later{when}"
                 )
             if words:
-                found.append((origin, name, ", and ".join(words)))
+                name = next(iter(stages))
+                found.append((origin, base_name(name) if len(stages) > 1 else name, ", and ".join(words)))
         return found
 
     def _listed(self, tensor: str, rank: int, boxes: Sequence[Box]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..geometry.region import BoxMap, Region, describe
+from ..geometry.region import BoxMap, describe
 from . import ir
 from .budget import SUMS, Budget
 from .evaluate import refuse
@@ -18,14 +18,14 @@ def begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple[
     summed = {g.out.tensor for op in ops if isinstance(g := op.body, ir.Gemm) and g.accumulate}
     if not summed:
         return tuple(ops)
-    begun: dict[tuple[str, int], BoxMap[bool]] = {}
+    begun = {(t, rank): BoxMap(shape, False) for t in summed for rank, shape in enumerate(tensors[t].shapes)}
     budget = Budget(SUMS)
     mistakes: dict[Span, Diagnostic] = {}
     out: list[ir.Op] = []
     for op in ops:
         new, body = op, op.body
         if isinstance(body, ir.Gemm) and body.accumulate:
-            pieces = [p for box in body.out.boxes for p in _written(begun, tensors, body.out).items(box)]
+            pieces = [p for box in body.out.boxes for p in begun[body.out.tensor, body.out.rank].items(box)]
             budget.spend(len(pieces), op.where.origin)
             states = {state for _, state in pieces}
             if len(states) == 2 and op.where.origin not in mistakes:
@@ -40,18 +40,8 @@ def begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple[
                 new = ir.Op(op.where, replace(body, accumulate=False))
         for region in op.writes:
             if region.tensor in summed:
-                written = _written(begun, tensors, region)
                 for box in region.boxes:
-                    budget.spend(written.update(box, lambda _: True), op.where.origin)
+                    budget.spend(begun[region.tensor, region.rank].update(box, lambda _: True), op.where.origin)
         out.append(new)
     refuse(mistakes.values())
     return tuple(out)
-
-
-def _written(
-    begun: dict[tuple[str, int], BoxMap[bool]], tensors: Mapping[str, ir.Tensor], region: Region
-) -> BoxMap[bool]:
-    key = (region.tensor, region.rank)
-    if key not in begun:
-        begun[key] = BoxMap(tensors[region.tensor].shapes[region.rank], False)
-    return begun[key]

@@ -205,11 +205,6 @@ def gemm_time(machine: Machine, m: int, n: int, k: int, dtype: str, sms: int | N
     return max(arithmetic, TYPES[dtype].bytes * (m * k + k * n + m * n) / device.memory_rate)
 
 
-def reduce_time(machine: Machine, terms: int, size: int, sms: int | None = None) -> float:
-    """The sum of `terms` operands of `size` bytes each into one of that size, without the launch."""
-    return kernel_time(machine, (terms + 1) * size, sms)
-
-
 def kernel_time(machine: Machine, size: int, sms: int | None = None) -> float:
     """A kernel of which only the `size` bytes that it reads and writes are known, without the launch."""
     device = machine.device

@@ -8,7 +8,6 @@ table `sources`, which says where single numbers come from. `machine_rules.py` c
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import tomllib
@@ -20,6 +19,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import atomic
+from ..files.arguments import near
 from .machine_rules import Mistake, enough, hints, is_table, judged, members, mistakes, shown, unit_of
 from .measured_tables import TITLES, Measured
 from .model import Device, Links, Machine
@@ -81,7 +81,7 @@ class _Reader:
 
     def machine(self, data: Mapping[str, Any]) -> Machine | None:
         for key in sorted(data.keys() - set(_TOP)):
-            self.fail(key, f"is no key of a machine; its keys are {', '.join(_TOP)}{_close(key, _TOP)}")
+            self.fail(key, f"is no key of a machine; its keys are {', '.join(_TOP)}{near(key, _TOP, quoted=True)}")
         for key in _TOP:
             if key not in data and key != "measured":
                 self.fail(key, f"is missing ({_PAGE} has an example)")
@@ -110,7 +110,7 @@ class _Reader:
         needed = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
         before = len(self.wrong)
         for key in sorted(data.keys() - fields.keys() - ({"sources"} if sourced else set())):
-            self.fail(f"{path}.{key}", f"is no key here; keys are {', '.join(fields)}{_close(key, fields)}")
+            self.fail(f"{path}.{key}", f"is no key here; keys are {', '.join(fields)}{near(key, fields, quoted=True)}")
         for key in sorted(needed - data.keys()):
             unit = unit_of(fields[key])
             self.fail(path, f"has no '{key}'" + (f" ({unit.words})" if unit and unit.words else ""))
@@ -157,7 +157,7 @@ class _Reader:
             before = len(self.wrong)
             self.wrong += judged(text, str, f"{path}.sources.{key}")
             if key not in known:
-                self.fail(f"{path}.sources.{key}", f"is the source of no number here{_close(key, known)}")
+                self.fail(f"{path}.sources.{key}", f"is the source of no number here{near(key, known, quoted=True)}")
             if len(self.wrong) == before:
                 self.sources.append((f"{path}.{key}", text))
 
@@ -175,11 +175,6 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _close(key: str, known: typing.Iterable[str]) -> str:
-    found = difflib.get_close_matches(key, list(known), 1)
-    return f"; did you mean '{found[0]}'?" if found else ""
 
 
 def _no_toml(message: str, text: str, name: str) -> str:

@@ -7,17 +7,18 @@ what would be right. Machines of several tiers are one list of tiers here, as th
 from __future__ import annotations
 
 import dataclasses
-import re
 import typing
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from .durations import Overheads, Power, VendorGemm
-from .model import Machine
+from .measured_tables import Measured
+from .model import Device, Links, Machine
 from .units import MOST, Unit
 
 
@@ -77,23 +78,16 @@ def is_table(hint: Any) -> bool:
     return len(arguments) == 2 and arguments[1] is Ellipsis and typing.get_args(arguments[0])[:1] == (str,)
 
 
-def paths(machine: Machine) -> Iterator[tuple[str, Any, Any]]:
-    """The parts of a machine with their paths: path, value, class."""
-    yield "", machine, Machine
-    yield "device", machine.device, hints(Machine)["device"]
-    for i, links in enumerate(machine.tiers):
-        yield f"tiers[{i}]", links, hints(Machine)["links"]
-    if machine.measured is not None:
-        yield "measured", machine.measured, next(t for t in typing.get_args(hints(Machine)["measured"]) if t)
-
-
 def _kinds(machine: Machine) -> Iterator[Mistake]:
     """Every value is of its field's kind and in its unit's range."""
     outer: Any = machine.outer
     if not isinstance(outer, tuple):
         yield Mistake("tiers", f"the outer ones are a tuple of Links, not {shown(outer)}")
         return
-    for path, value, cls in paths(machine):
+    parts: list[tuple[str, Any, Any]] = [("", machine, Machine), ("device", machine.device, Device)]
+    parts += [(f"tiers[{i}]", links, Links) for i, links in enumerate(machine.tiers)]
+    parts += [] if machine.measured is None else [("measured", machine.measured, Measured)]
+    for path, value, cls in parts:
         if not isinstance(value, cls):
             yield Mistake(path, f"{cls.__name__} is needed")
             continue
@@ -263,16 +257,11 @@ def measurements_say_when(machine: Machine) -> Iterator[Mistake]:
         yield Mistake("measured.devices", "is empty; name the devices that were measured")
     if not found.driver:
         yield Mistake("measured.driver", "is empty; name the driver's version")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", found.date) or not _is_day(found.date):
+    known = ""
+    with suppress(ValueError):
+        known = date.fromisoformat(found.date).isoformat()
+    if found.date != known:
         yield Mistake("measured.date", f"{shown(found.date)} is no day; a day is written as 2026-11-22")
-
-
-def _is_day(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def tables_can_be_read(machine: Machine) -> Iterator[Mistake]:

@@ -3,9 +3,8 @@ candidates of the caller."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -15,7 +14,7 @@ from ficco_dsl.nodes import Schedule, names_in
 from .. import compiler
 from ..errors import UsageError
 from ..files import shipped
-from ..files.arguments import KERNEL, VENDOR, plain
+from ..files.arguments import KERNEL, VENDOR, near, plain
 from .facts import Facts
 from .params import MOST, SHARES, Given, given
 
@@ -24,10 +23,14 @@ BASELINE = shipped.BASELINE  # its params are the operation's sizes
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule, by its name in the library or its path, with values for what it leaves open besides sizes."""
+    """A schedule, by its name in the library or its path, with values for what it leaves open besides sizes. One that
+    was ranked has microseconds, None where nothing was modelled, and the commands of its plan over all ranks; these do
+    not count when candidates are compared."""
 
     schedule: str
     params: tuple[tuple[str, object], ...] = ()
+    predicted: float | None = field(default=None, compare=False)
+    commands: int = field(default=0, compare=False)
 
     @property
     def label(self) -> str:
@@ -39,40 +42,15 @@ class Candidate:
         """Whether the vendor's library makes the products."""
         return (KERNEL, VENDOR) in self.params
 
+    @property
+    def time(self) -> float:
+        """What is predicted, to be compared with others."""
+        return inf if self.predicted is None else self.predicted
+
 
 def by_vendor(candidate: Candidate) -> Candidate:
     """The candidate with its products by the vendor's library."""
     return Candidate(candidate.schedule, (*candidate.params, (KERNEL, VENDOR)))
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A candidate as it was ranked: microseconds, None where nothing was modelled, and the commands of its plan over
-    all ranks."""
-
-    candidate: Candidate
-    predicted: float | None
-    commands: int = 0
-
-    @property
-    def schedule(self) -> str:
-        """Its name in the library or its path."""
-        return self.candidate.schedule
-
-    @property
-    def params(self) -> tuple[tuple[str, object], ...]:
-        """The params besides sizes."""
-        return self.candidate.params
-
-    @property
-    def label(self) -> str:
-        """`ag_gemm/streamed chunks=4 deep=1:1:1:1`."""
-        return self.candidate.label
-
-    @property
-    def time(self) -> float:
-        """To compare with others."""
-        return inf if self.predicted is None else self.predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +73,7 @@ def shipped_operation(name: str) -> ShippedOperation:
     """The operation of that name. Raises UsageError that says which there are."""
     known = shipped.operations()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"there is no operation '{name[:80]}'; there are {', '.join(known)}{hint}")
+        raise UsageError(f"there is no operation '{name[:80]}'; there are {', '.join(known)}{near(name, known)}")
     baseline = f"{name}/{BASELINE}"
     schedule = text_of(baseline)
     declared = {param.name for param in schedule.params}
@@ -168,25 +144,23 @@ def by_rules(f: Facts | None, schedule: str) -> tuple[Candidate, tuple[Given, ..
     return Candidate(schedule, tuple((value.param, value.value) for value in values)), values
 
 
-def _counts(value: object) -> Iterable[object]:
+def _others(name: str, value: object) -> Iterable[object]:
+    """Values that are worth trying beside the rules'. A parameter that has none keeps the rules'."""
+    if name != "chunks":
+        return SHARES.get(name, ())
     number = value if isinstance(value, int) else 1
     return (other for other in (2 * number, number // 2) if 1 <= other <= 2 * MOST)
 
 
-def _others(name: str, value: object) -> Iterable[object]:
-    """Values that are worth trying beside the rules'. A parameter that has none keeps the rules'."""
-    return _counts(value) if name == "chunks" else SHARES.get(name, ())
-
-
 def variations(candidate: Candidate) -> tuple[Candidate, ...]:
     """The candidate with one of its parameters changed."""
-    found = []
-    for i, (name, value) in enumerate(candidate.params):
-        for other in _others(name, value):
-            if other != value:
-                changed = (*candidate.params[:i], (name, other), *candidate.params[i + 1 :])
-                found.append(Candidate(candidate.schedule, changed))
-    return tuple(found)
+    params = candidate.params
+    return tuple(
+        Candidate(candidate.schedule, (*params[:i], (name, other), *params[i + 1 :]))
+        for i, (name, value) in enumerate(params)
+        for other in _others(name, value)
+        if other != value
+    )
 
 
 def own(candidates: Iterable[object]) -> tuple[Candidate, ...]:

@@ -17,7 +17,7 @@ from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..machine.units import figure
 from ..plan.ir import Plan
 from . import heuristics, measurements, ranking
-from .candidates import Candidate, Option, bound_sizes, by_rules, own, shipped_operation, shown
+from .candidates import Candidate, bound_sizes, by_rules, own, shipped_operation, shown
 from .facts import facts
 from .params import MEASURED
 from .ranking import Question, Ranking
@@ -46,16 +46,16 @@ class Choice:
     params: Mapping[str, object]  # sizes, types and what was chosen: all that `compile` takes
     reasons: tuple[str, ...]  # sentences on the schedule and its parameters, the deciding one first
     sources: tuple[str, ...]  # what these rest on
-    found: Callable[[], tuple[Option, ...]] = field(repr=False, compare=False)
+    found: Callable[[], tuple[Candidate, ...]] = field(repr=False, compare=False)
     measured_mode: tuple[str, str] | None = None  # and words on it
 
     @cached_property
-    def options(self) -> tuple[Option, ...]:
+    def options(self) -> tuple[Candidate, ...]:
         """The choice and the runners-up, best first."""
         return self.found()
 
     @property
-    def runners_up(self) -> tuple[Option, ...]:
+    def runners_up(self) -> tuple[Candidate, ...]:
         """The options after the chosen one."""
         return self.options[1:]
 
@@ -124,8 +124,7 @@ def choose(
     (sizes that the operation's tensors cannot have)."""
     if by is not None and by not in BY:
         raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
-    asked = question(operation, ranks, machine, candidates, sizes)
-    asked = replace(asked, ranks_per_gpu=ranks_per_gpu, vendor=vendor)
+    asked = question(operation, ranks, machine, candidates, sizes, ranks_per_gpu, vendor)
     if by == "measured":
         return _by_measured(asked, measurements.stored() if measured is None else measured)
     return _by_rules(asked) if (by or default(asked)) == "rules" else _by_model(asked)
@@ -137,6 +136,8 @@ def question(
     machine: AnyMachine | None = None,
     candidates: Iterable[object] | None = None,
     sizes: Mapping[str, object] | None = None,
+    ranks_per_gpu: int = 1,
+    vendor: bool = True,
 ) -> Question:
     """The question with its sizes bound. Raises UsageError, ScheduleError."""
     known = shipped_operation(operation)
@@ -144,8 +145,8 @@ def question(
     bound = bound_sizes(known, number, {name: plain(value) for name, value in (sizes or {}).items()})
     target = chosen(DEFAULT if machine is None else machine, number)
     dtype = str(next((bound[name] for name in known.types), "bf16"))
-    found = facts(known.name, number, bound, target, dtype)
-    return Question(known, number, target, bound, found, None if candidates is None else own(candidates))
+    found, listed = facts(known.name, number, bound, target, dtype), None if candidates is None else own(candidates)
+    return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor)
 
 
 def default(asked: Question) -> By:
@@ -159,25 +160,14 @@ def _answer(
     asked: Question,
     by: By,
     best: Candidate,
-    found: Callable[[], tuple[Option, ...]],
+    found: Callable[[], tuple[Candidate, ...]],
     why: Iterable[str],
     sources: Iterable[str],
     measured_mode: tuple[str, str] | None = None,
 ) -> Choice:
     params = {**asked.sizes, **dict(best.params)}
-    kept = tuple(dict.fromkeys(sources))
-    return Choice(
-        asked.operation.name,
-        asked.ranks,
-        asked.machine,
-        by,
-        best.schedule,
-        params,
-        tuple(why),
-        kept,
-        found,
-        measured_mode,
-    )
+    what = (asked.operation.name, asked.ranks, asked.machine, by, best.schedule, params)
+    return Choice(*what, tuple(why), tuple(dict.fromkeys(sources)), found, measured_mode)
 
 
 def _compared(asked: Question) -> tuple[str, ...]:
@@ -228,18 +218,18 @@ def _by_model(asked: Question) -> Choice:
     found = ranking.ranked(asked)
     best, beside = _worth_the_library(asked, found)
     fastest = best
-    among = [o for o in found.ranked if best.candidate.vendored or not beside or not o.candidate.vendored]
+    among = [o for o in found.ranked if best.vendored or not beside or not o.vendored]
     count, clock = len(among), f"the virtual clock of {asked.machine.name}"
     clock += " with our kernels" if len(among) < len(found.ranked) else ""
     why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
     f = asked.facts
     if f is not None and (apart := heuristics.unfitted(f)):
         why.append(f"{apart}; {asked.machine.name} is chosen by the model")
-    elif f is not None and asked.own is None and not best.candidate.vendored:
+    elif f is not None and asked.own is None and not best.vendored:
         rule, wanted, said = heuristics.deciding(f), asked.ruled, _ruled(asked)
         reason = f"(rule '{rule.name}': {rule.why(f)})"
-        draws = [o for o in found.ranked if not o.candidate.vendored and o.time <= (1 + DRAW) * fastest.time]
-        draws.sort(key=lambda o: o.candidate != said)  # first the rules' very values, then the fastest
+        draws = [o for o in found.ranked if not o.vendored and o.time <= (1 + DRAW) * fastest.time]
+        draws.sort(key=lambda o: o != said)  # first the rules' very values, then the fastest
         best = next((o for o in draws if o.schedule == wanted), fastest)
         if best is not fastest:
             behind = 100 * (best.time / fastest.time - 1)
@@ -255,7 +245,7 @@ def _by_model(asked: Question) -> Choice:
     if beside:
         sources.append(f"the vendor's GEMM: {_library_source(asked.machine)}")
     options = (best, *(o for o in found.ranked if o is not best))
-    return _answer(asked, "model", best.candidate, lambda: options, why, [*sources, *_compared(asked)])
+    return _answer(asked, "model", best, lambda: options, why, [*sources, *_compared(asked)])
 
 
 def _library_source(machine: Machine) -> str:
@@ -267,12 +257,12 @@ def _library_source(machine: Machine) -> str:
     return f"it has no price, so the machine's rate counts: {machine.source_of('device.gemm_rate') or machine.source}"
 
 
-def _worth_the_library(asked: Question, found: Ranking) -> tuple[Option, str]:
+def _worth_the_library(asked: Question, found: Ranking) -> tuple[Candidate, str]:
     """The fastest, by the vendor's GEMM only if that gains more than its price may be off; and words on what it gains,
     where it would be the fastest. Where no GEMM of ours is made for the GPUs, the vendor's is the default."""
     first = found.ranked[0]
-    ours = next((o for o in found.ranked if not o.candidate.vendored), first)
-    if asked.own is not None or not first.candidate.vendored or ours is first:
+    ours = next((o for o in found.ranked if not o.vendored), first)
+    if asked.own is not None or not first.vendored or ours is first:
         return first, ""
     gain = ours.time / first.time - 1
     if gain > AHEAD or not tuned(asked.machine.device.arch):
@@ -303,9 +293,9 @@ def _by_measured(asked: Question, known: measurements.Measurements) -> Choice:
             "such GPUs measures it, FICCO_MEASURED names a file of measured times"
         )
     best = times[0]
-    options: dict[Candidate, Option] = {}
+    options: dict[Candidate, Candidate] = {}
     for t in times:  # from the fastest on: a candidate in its better mode
-        options.setdefault(t.candidate, Option(t.candidate, t.median))
+        options.setdefault(t.candidate, replace(t.candidate, predicted=t.median))
     why = [
         f"the fastest of {len(options)} that were measured on {best.driver}, {best.date[:10]}: median of {best.runs} "
         f"runs, {figure(best.least, 4)} to {figure(best.most, 4)} µs"

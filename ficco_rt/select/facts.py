@@ -1,7 +1,6 @@
 """The facts that rules are based on: one operation's sizes on one machine, as bytes and microseconds.
 
-All formulas are closed. `Constants` holds the machine's constants that rules depend on; they are read from a Machine in
-one place.
+All formulas are closed.
 """
 
 from __future__ import annotations
@@ -10,53 +9,12 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..machine.durations import STORES, gemm_rate
-from ..machine.model import Machine, TopologyKind
+from ..machine.model import Device, Links, Machine, TopologyKind
 from ..types import TYPES
 from .operations import OPERATIONS, Shape, Sizes
 
 TILE = 256  # rows that a large GEMM's blocks make together: tiles of 256, or pairs of tiles of 128
 HALF = 1.17  # how much longer a product of half as many rows takes, for its operations (docs/choose.md, `filled`)
-
-
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """The constants of a machine that rules depend on. Rates are a microsecond, times are microseconds."""
-
-    device: str
-    arch: str
-    links: TopologyKind
-    shared: int  # ranks that share a port
-    kinds: tuple[TopologyKind, ...]  # of all tiers between the ranks, the innermost first
-    link_rate: float  # bytes, one way, of a port or a link
-    copy_time: float  # what a separate copy costs beyond its bytes
-    signal_time: float  # until another rank sees a signal
-    launch_time: float
-    memory_rate: float  # bytes
-    gemm_rate: float  # operations of a large product of the type
-    sms: int
-    node: int  # ranks that reach each other's memory: all of them, unless there are several nodes
-
-
-def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
-    """The constants of `ranks` ranks of a machine for products of a type: those of the links that join all these
-    ranks."""
-    device, tier = machine.device, machine.tier(0, ranks - 1)
-    links = machine.tiers[tier]
-    return Constants(
-        device=device.name,
-        arch=device.arch,
-        links=links.kind,
-        shared=links.ranks_a_port,
-        kinds=tuple(inside.kind for inside in machine.tiers[: tier + 1]),
-        link_rate=links.rate,
-        copy_time=links.copy_time,
-        signal_time=links.signal_time,
-        launch_time=device.launch_time,
-        memory_rate=device.memory_rate,
-        gemm_rate=gemm_rate(device, dtype),
-        sms=device.sms,
-        node=min(machine.node, ranks),
-    )
 
 
 def turns(links: TopologyKind, peers: int, shared: int = 1) -> int:
@@ -72,8 +30,33 @@ class Facts:
     operation: str
     ranks: int
     shape: Shape
-    item: int  # bytes of an element
-    c: Constants
+    dtype: str
+    machine: Machine
+
+    @property
+    def device(self) -> Device:
+        """A GPU of the machine."""
+        return self.machine.device
+
+    @property
+    def links(self) -> Links:
+        """The links that join all these ranks."""
+        return self.machine.between(0, self.ranks - 1)
+
+    @property
+    def node(self) -> int:
+        """Ranks that reach each other's memory: all of them, unless there are several nodes."""
+        return min(self.machine.node, self.ranks)
+
+    @property
+    def gemm_rate(self) -> float:
+        """The operations a microsecond of a large product of the type."""
+        return gemm_rate(self.device, self.dtype)
+
+    @property
+    def item(self) -> int:
+        """The bytes of an element."""
+        return TYPES[self.dtype].bytes
 
     @property
     def peers(self) -> int:
@@ -83,7 +66,7 @@ class Facts:
     @property
     def turns(self) -> int:
         """Copies, one to each peer, of which each waits for the one before."""
-        return turns(self.c.links, self.peers, self.c.shared)
+        return turns(self.links.kind, self.peers, self.links.ranks_a_port)
 
     @property
     def abreast(self) -> float:
@@ -93,13 +76,13 @@ class Facts:
     @property
     def nodes(self) -> int:
         """Groups of ranks that reach each other's memory; the last one may be smaller."""
-        return -(-self.ranks // self.c.node)
+        return -(-self.ranks // self.node)
 
     @property
     def gemm(self) -> float:
         """The whole product of a rank: its arithmetic, or its operands' way through memory."""
         s = self.shape
-        return max(2.0 * s.m * s.n * s.k / self.c.gemm_rate, self.memory(s.m * s.k + s.k * s.n + s.m * s.n))
+        return max(2.0 * s.m * s.n * s.k / self.gemm_rate, self.memory(s.m * s.k + s.k * s.n + s.m * s.n))
 
     @property
     def own(self) -> float:
@@ -114,7 +97,7 @@ class Facts:
     @property
     def balance(self) -> float:
         """The rows for which a product takes as long as reading its second operand from memory."""
-        return self.c.gemm_rate * self.item / (2 * self.c.memory_rate)
+        return self.gemm_rate * self.item / (2 * self.device.memory_rate)
 
     def stretch(self, rows: float) -> float:
         """How much longer a product of so many rows takes than its operations: whole tiles are computed, and all of the
@@ -141,7 +124,7 @@ class Facts:
     @property
     def copies(self) -> float:
         """All that a rank sends, one whole copy a peer: in turn by a port, at once by links of a mesh."""
-        return self.passes * self.turns * (self.shard + self.c.copy_time)
+        return self.passes * self.turns * (self.shard + self.links.copy_time)
 
     @property
     def ratio(self) -> float:
@@ -151,7 +134,7 @@ class Facts:
     @property
     def pace(self) -> float:
         """The time that a shard is multiplied in, as a multiple of the time that it comes in."""
-        return self.own / (self.shard + self.c.copy_time)
+        return self.own / (self.shard + self.links.copy_time)
 
     @property
     def smaller(self) -> float:
@@ -178,15 +161,15 @@ class Facts:
     @property
     def two_passes(self) -> float:
         """An all-reduce of the vendor's: the bytes of two passes, and a signal a step of each."""
-        return 2 * (self.turns * self.shard + self.peers * self.c.signal_time)
+        return 2 * (self.turns * self.shard + self.peers * self.links.signal_time)
 
     def way(self, elements: float) -> float:
         """Elements on a link."""
-        return elements * self.item / self.c.link_rate
+        return elements * self.item / self.links.rate
 
     def memory(self, elements: float) -> float:
         """Elements read or written in a device's memory."""
-        return elements * self.item / self.c.memory_rate
+        return elements * self.item / self.device.memory_rate
 
 
 def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str) -> Facts | None:
@@ -194,4 +177,4 @@ def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str
     if operation not in OPERATIONS:
         return None
     shape = OPERATIONS[operation].shape(ranks, sizes)
-    return Facts(operation, ranks, shape, TYPES[dtype].bytes, constants(machine, ranks, dtype))
+    return Facts(operation, ranks, shape, dtype, machine)

@@ -17,7 +17,7 @@ from .params import BENCH, CASES, MEASURED, SMALL, WORTH, Given, sent
 DEVICE, GPUS, LINKS = "NVIDIA H200", 2, "switch"  # on which choices were compared with measurements
 
 TOO_SMALL = (  # why small shards are not cut
-    "a shard's bytes take {f.shard:.3g} µs and a copy costs {f.c.copy_time:.3g} µs besides: pieces would cost more "
+    "a shard's bytes take {f.shard:.3g} µs and a copy costs {f.links.copy_time:.3g} µs besides: pieces would cost more "
     "than they hide"
 )
 
@@ -42,13 +42,13 @@ class Rule:
 
 def _pushed(f: Facts) -> bool:
     """Whether shards of A are so small, and the GEMM beside them, that multiprocessors push them sooner."""
-    few = f.rows <= TILE and f.stored <= f.ragged * f.gemm + 2 * f.c.copy_time
-    return f.shard <= SMALL * f.c.copy_time and (few or f.stored + f.gemm <= f.copies)
+    few = f.rows <= TILE and f.stored <= f.ragged * f.gemm + 2 * f.links.copy_time
+    return f.shard <= SMALL * f.links.copy_time and (few or f.stored + f.gemm <= f.copies)
 
 
 def _at_once(f: Facts) -> bool:
     """Whether products that are stored at peers as they are made come sooner than copies of them."""
-    return f.copies >= 1.5 * f.gemm and f.shard <= 5 * f.c.copy_time
+    return f.copies >= 1.5 * f.gemm and f.shard <= 5 * f.links.copy_time
 
 
 RULES: tuple[Rule, ...] = (
@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
         "several nodes",
         {**dict.fromkeys(("a2a_gemm", "ag_gemm", "gemm_rs"), "hierarchical"), "gemm_ar": "serial"},
         lambda f: f.nodes > 1,
-        "{f.nodes} nodes of {f.c.node} GPUs reach each other by messages alone, and no other schedule sends messages",
+        "{f.nodes} nodes of {f.node} GPUs reach each other by messages alone, and no other schedule sends messages",
         "machine.model: the reach of a machine's tiers",
         (),
     ),
@@ -78,7 +78,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "small products",
         {"gemm_rs": "oneshot"},
-        lambda f: f.shard <= SMALL * f.c.copy_time and not (f.rows >= 2 * TILE and _at_once(f)),
+        lambda f: f.shard <= SMALL * f.links.copy_time and not (f.rows >= 2 * TILE and _at_once(f)),
         TOO_SMALL,
         f"{CASES}: of such shards, within 2 % of the best in 20 of 20 cases",
     ),
@@ -94,14 +94,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "small shards, whole collectives",
         {"a2a_gemm": "serial", "gemm_ar": "serial"},
-        lambda f: f.shard <= SMALL * f.c.copy_time,
+        lambda f: f.shard <= SMALL * f.links.copy_time,
         TOO_SMALL,
         "the rules of small shards of all-gathers and reduce-scatters",
     ),
     Rule(
         "ring",
         {"ag_gemm": "shard_ring", "gemm_rs": "relay", "gemm_ar": "serial"},
-        lambda f: f.c.links == "ring" and f.ranks > 3,
+        lambda f: f.links.kind == "ring" and f.ranks > 3,
         "links form a ring: only schedules that talk to neighbours do not cross several of them",
         "machine.model: a copy further away keeps every link between busy",
         (),
@@ -126,7 +126,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "something smaller",
         {"ag_gemm": "stationary_a"},
-        lambda f: f.saved >= 3 * f.c.copy_time,
+        lambda f: f.saved >= 3 * f.links.copy_time,
         "copies ({f.copies:.3g} µs) take {f.saved:.3g} µs longer than the GEMM ({f.gemm:.4g} µs), and than copies of B "
         "and of what B makes, which are {f.smaller:.2f} times as large",
         f"{CASES}: 23 and 54 % ahead of `streamed` in the 2 cases where it holds",
@@ -145,13 +145,13 @@ RULES: tuple[Rule, ...] = (
         {"gemm_rs": "direct"},
         _at_once,
         "copies ({f.copies:.3g} µs) take longer than the GEMM ({f.gemm:.4g} µs), and much of that is not bytes: a "
-        "shard's take {f.shard:.3g} µs, a copy costs {f.c.copy_time:.3g} µs besides, which stores at peers do not",
+        "shard's take {f.shard:.3g} µs, a copy costs {f.links.copy_time:.3g} µs besides, which stores at peers do not",
         f"{CASES}: `direct` is 8 to 13 % ahead with copies of 2.1 and 3.4 times the GEMM, 10 % behind with 1.2",
     ),
     Rule(
         "whole shards",
         {"gemm_rs": "shard"},
-        lambda f: sent(f) == 1 and (f.ratio <= 1 or f.shard < 2 * WORTH * f.c.copy_time),
+        lambda f: sent(f) == 1 and (f.ratio <= 1 or f.shard < 2 * WORTH * f.links.copy_time),
         "halves of shards of {f.rows:.4g} rows, whose bytes take {f.shard:.3g} µs, would not fill their tiles or "
         "not be worth a copy each: whole shards are sent, and added when all have come",
         f"{CASES}: 10 % ahead of all others in one of 2 such cases, 2.6 % behind the best in the other",
@@ -174,7 +174,9 @@ def deciding(f: Facts) -> Rule:
 
 def on_measured(f: Facts) -> bool:
     """Whether the machine is like the one on which the rules were fitted."""
-    return f.c.device == DEVICE and set(f.c.kinds) == {LINKS}
+    machine = f.machine
+    inside = machine.tiers[: machine.tier(0, f.ranks - 1) + 1]
+    return machine.device.name == DEVICE and {links.kind for links in inside} == {LINKS}
 
 
 def cited(f: Facts, rules: Iterable[Rule | Given]) -> list[str]:
@@ -185,8 +187,8 @@ def cited(f: Facts, rules: Iterable[Rule | Given]) -> list[str]:
 def unfitted(f: Facts) -> str:
     """What the rules were fitted on, where measurements stand behind the rule that decides and the machine is no such
     one; empty where the rule holds."""
-    if not tuned(f.c.arch):
-        return f"no GEMM of ours is made for {f.c.arch}, and rules count GEMMs at the machine's rate"
+    if not tuned(f.device.arch):
+        return f"no GEMM of ours is made for {f.device.arch}, and rules count GEMMs at the machine's rate"
     if deciding(f).measured and not on_measured(f):
         return "rules were fitted on H200 behind a switch"
     return ""

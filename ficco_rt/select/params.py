@@ -36,17 +36,17 @@ SHARES: Mapping[str, tuple[tuple[int, ...], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ParamRule:
-    """A rule of schedules' parameters, by their names. `schedules`: those that it speaks for; () is all that have the
-    parameter. `value` may ask for the facts, the schedule and the parameter. `measured`: the operations
-    whose measurements on H200 the source tells."""
+    """A rule of schedules' parameters, by their names. `value` may ask for the facts, the schedule and the parameter.
+    `schedules`: those that it speaks for; () is all that have the parameter. `measured`: the operations whose
+    measurements on H200 the source tells."""
 
     name: str
-    params: tuple[str, ...]
-    schedules: tuple[str, ...]
-    holds: Callable[[Facts], bool]
     value: Callable[[Facts, str, str], object]
     says: str
     source: str
+    params: tuple[str, ...] = ("chunks",)
+    schedules: tuple[str, ...] = ()
+    holds: Callable[[Facts], bool] = lambda f: True
     measured: tuple[str, ...] = MEASURED
 
     def why(self, f: Facts) -> str:
@@ -77,12 +77,12 @@ def _fitting(f: Facts, number: int) -> int:
 
 def _large(f: Facts) -> int:
     """The pieces of a shard whose bytes take at least `PIECE` times what a copy costs besides."""
-    return _fitting(f, _power(f.shard * 1.05 / (PIECE * f.c.copy_time)))
+    return _fitting(f, _power(f.shard * 1.05 / (PIECE * f.links.copy_time)))
 
 
 def _balanced(f: Facts) -> int:
     """The pieces for which what the copies cost besides and what is left behind the last one are least together."""
-    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.c.copy_time)))) if f.peers else 1
+    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.links.copy_time)))) if f.peers else 1
 
 
 def sent(f: Facts) -> int:
@@ -92,11 +92,11 @@ def sent(f: Facts) -> int:
     def takes(number: int) -> float:
         own = f.own * max(1.0, f.stretch(f.rows / number) / f.stretch(f.rows))
         piece = own / number
-        last = max(own - piece, f.shard / number + f.c.copy_time)
+        last = max(own - piece, f.shard / number + f.links.copy_time)
         first = (1 + f.abreast) * piece  # on a mesh all peers' first pieces are made before the last of them goes
-        return max(first + f.turns * (f.shard + number * f.c.copy_time), f.peers * own + last + piece)
+        return max(first + f.turns * (f.shard + number * f.links.copy_time), f.peers * own + last + piece)
 
-    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= WORTH * f.c.copy_time]
+    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= WORTH * f.links.copy_time]
     least = min(map(takes, possible))
     return next(n for n in possible if takes(n) <= (1 + DRAW) * least)
 
@@ -104,7 +104,7 @@ def sent(f: Facts) -> int:
 def _messages(f: Facts) -> int:
     """As `_balanced`, for messages between nodes, of which each brings rows for a whole node; 1 where the GEMM hides
     all of them."""
-    cost, behind = f.c.copy_time + 2 * f.c.signal_time, f.own * f.c.node
+    cost, behind = f.links.copy_time + 2 * f.links.signal_time, f.own * f.node
     if (f.nodes - 1) * (f.shard + cost) + behind <= f.gemm:
         return 1
     return min(4, _power(sqrt(behind / ((f.nodes - 1) * cost))))
@@ -123,118 +123,98 @@ FEW = {  # pieces at most: each one costs a launch, or a pass over C
 PARAM_RULES: tuple[ParamRule, ...] = (
     ParamRule(
         "nodes of the machine",
-        ("node",),
-        HIERARCHICAL,
-        lambda f: True,
-        lambda f, *_: f.c.node,
-        "the machine's nodes have {f.c.node} GPUs",
+        lambda f, *_: f.node,
+        "the machine's nodes have {f.node} GPUs",
         "machine.model: the reach of a machine's tiers",
+        params=("node",),
+        schedules=HIERARCHICAL,
         measured=(),
     ),
     ParamRule(
         "alone",
-        ("chunks",),
-        (),
-        lambda f: f.ranks == 1,
         lambda *_: 1,
         "one rank sends nothing",
         "by definition",
+        holds=lambda f: f.ranks == 1,
         measured=(),
     ),
     ParamRule(
         "messages",
-        ("chunks",),
-        HIERARCHICAL,
-        lambda f: f.nodes > 1,
         lambda f, *_: _messages(f),
         "each further piece costs more messages on {f.nodes} nodes, and shortens the GEMM that stands behind the last "
         "one; a shard's bytes take {f.shard:.4g} µs on the network",
         "the virtual clock; no machine of several nodes was measured",
+        schedules=HIERARCHICAL,
+        holds=lambda f: f.nodes > 1,
         measured=(),
     ),
     ParamRule(
         "products that are given",
-        ("chunks",),
-        ("ag_gemm/stationary_a",),
-        lambda f: True,
-        lambda f, *_: 2 if f.way(f.shape.out or 0.0) >= 2 * f.c.copy_time else 1,
+        lambda f, *_: 2 if f.way(f.shape.out or 0.0) >= 2 * f.links.copy_time else 1,
         "a peer's products go in halves if half of their bytes takes as long as a copy costs besides "
-        "({f.c.copy_time:.3g} µs), else whole",
+        "({f.links.copy_time:.3g} µs), else whole",
         f"{CASES}: halves are 0.7 % ahead where their bytes take 1.1 times what a copy costs besides, 5 % behind where "
         "they take 0.7 times it",
+        schedules=("ag_gemm/stationary_a",),
     ),
     ParamRule(
         "products to be sent",
-        ("chunks",),
-        ("gemm_rs/streamed", "gemm_rs/chunked"),
-        lambda f: f.ranks > 1,
         lambda f, *_: sent(f),
         "copies begin behind the first piece of a shard and the last one is added behind them (a shard's GEMM takes "
         "{f.own:.3g} µs, its bytes {f.shard:.3g}): as few pieces as hide both",
         f"{CASES}: within 2 % of the best pieces in 24 of 28 cases, 6.6 % behind at most",
+        schedules=("gemm_rs/streamed", "gemm_rs/chunked"),
+        holds=lambda f: f.ranks > 1,
     ),
     ParamRule(
         "fixed",
-        ("chunks",),
-        tuple(FIXED),
-        lambda f: True,
         lambda f, schedule, _: FIXED[schedule],
         "pieces cost no copy of their own, or the next one hides what the one before waits for: their number matters "
         "little",
         f"{CASES}: `direct` in quarters or eighths is within 2 % of its best pieces in 21 of 25 cases",
+        schedules=tuple(FIXED),
     ),
     ParamRule(
         "few steps",
-        ("chunks",),
-        tuple(FEW),
-        lambda f: True,
         lambda f, schedule, _: min(FEW[schedule], _large(f)),
         "each step costs a launch, a copy or a pass over C, so there are few",
         f"{BENCH}, 'Which schedule wins where' and 'All-reduce'",
+        schedules=tuple(FEW),
     ),
     ParamRule(
         "ahead",
-        ("chunks",),
-        (),
-        lambda f: f.pace >= TIGHT,
         lambda *_: 1,
         "whole shards: one is multiplied in {f.pace:.2g} times the time that the next one takes to come, so pieces "
         "would hide nothing more",
         f"{CASES}: whole shards are within 0.4 % of the best pieces in all 23 cases from 1.8 times on; with 1.03 times "
         "they are 6 % behind",
+        holds=lambda f: f.pace >= TIGHT,
     ),
     ParamRule(
         "tight",
-        ("chunks",),
-        (),
-        lambda f: f.pace >= 1,
         lambda f, *_: _large(f),
         "a shard is multiplied in {f.pace:.2g} times the time that the next one takes to come, which is tight: pieces "
-        "are as fine as copies allow (a shard's bytes take {f.shard:.3g} µs, a copy costs {f.c.copy_time:.3g} µs "
+        "are as fine as copies allow (a shard's bytes take {f.shard:.3g} µs, a copy costs {f.links.copy_time:.3g} µs "
         "besides)",
         f"{BENCH}, 'Which schedule wins where', four H200: the best pieces are of 8.4 MB, whose bytes take 22 µs where "
         "a copy costs 6 µs besides",
+        holds=lambda f: f.pace >= 1,
     ),
     ParamRule(
         "balanced",
-        ("chunks",),
-        (),
-        lambda f: True,
         lambda f, *_: _balanced(f),
-        "shards come slower than they are multiplied. Each further piece costs {more} of {f.c.copy_time:.3g} µs and "
-        "shortens the GEMM that stands behind the last copy: {f.own:.3g} µs if shards are whole",
+        "shards come slower than they are multiplied. Each further piece costs {more} of {f.links.copy_time:.3g} µs "
+        "and shortens the GEMM that stands behind the last copy: {f.own:.3g} µs if shards are whole",
         "pieces n for which peers · n · copy_time + own / n is least: n = √(own / (peers · copy_time)), rounded down "
         "to a power of two",
         measured=(),
     ),
     ParamRule(
         "shares",
-        tuple(SHARES),
-        (),
-        lambda f: True,
         lambda f, _, param: SHARES[param][0],
         "the shares that were best most often",
         f"{BENCH}, 'Which schedule wins where'",
+        params=tuple(SHARES),
     ),
 )
 

@@ -16,7 +16,7 @@ from .. import compiler, env
 from ..errors import ScheduleError, UsageError
 from ..exec.operation import require_operation
 from ..files import atomic, shipped
-from ..files.records import Reader
+from ..files.records import Reader, json_text
 from ..kernels.families import tuned
 from ..kernels.tiles import DEPTH
 from ..machine.durations import vendor_gemm
@@ -25,7 +25,6 @@ from ..sim.simulate import simulate
 from .candidates import (
     BASELINE,
     Candidate,
-    Option,
     ShippedOperation,
     by_rules,
     by_vendor,
@@ -39,7 +38,7 @@ from .heuristics import RULES, deciding
 from .lower_bound import bound
 from .params import SHARES, pieces
 
-FORM = 2  # of the cache's files
+FORM = 3  # of the cache's files
 NEAR = 1.15  # times the best: a schedule above it is not worth other values of its parameters
 VARIED = 2  # schedules of which other values are tried
 VENDORED = 2  # schedules that are tried with the vendor's GEMM, beside the baseline
@@ -94,10 +93,10 @@ class Question:
 class Ranking:
     """Candidates from the fastest to the slowest, and those that could not be compiled, with the reason."""
 
-    ranked: tuple[Option, ...]
+    ranked: tuple[Candidate, ...]
     refused: tuple[tuple[Candidate, str], ...] = ()
 
-    def joined(self, others: Iterable[Option]) -> Ranking:
+    def joined(self, others: Iterable[Candidate]) -> Ranking:
         """This ranking with other options added."""
         return replace(self, ranked=tuple(sorted((*self.ranked, *others), key=lambda o: o.time)))
 
@@ -126,7 +125,7 @@ def rank(
             built.append((0.0 if certain else bound(graph, asked.machine), candidate, graph, trusted))
         except (ScheduleError, UsageError) as error:
             refused.append((candidate, str(error).splitlines()[0]))
-    ranked: list[Option] = []
+    ranked: list[Candidate] = []
     work = 0
     for least, candidate, graph, trusted in sorted(built, key=lambda b: b[0]):
         work += len(graph.ops)
@@ -138,9 +137,9 @@ def rank(
         except (ScheduleError, UsageError) as error:
             refused.append((candidate, str(error).splitlines()[0]))
             continue
-        option = Option(candidate, simulate(plan, asked.machine).duration, sum(1 for _ in plan.commands()))
-        best = min(best, option.time)
-        ranked.append(option)
+        time, commands = simulate(plan, asked.machine).duration, sum(1 for _ in plan.commands())
+        best = min(best, time)
+        ranked.append(replace(candidate, predicted=time, commands=commands))
     return Ranking((), tuple(refused)).joined(ranked)
 
 
@@ -158,15 +157,15 @@ def ranked(asked: Question) -> Ranking:
     return _kept(asked, "all", lambda: _made(asked))
 
 
-def beside(asked: Question, best: Candidate, few: int) -> tuple[Option, ...]:
+def beside(asked: Question, best: Candidate, few: int) -> tuple[Candidate, ...]:
     """A candidate that needs no model, and a few others, from the fastest on; where a run is too much to be modelled at
     once, the candidate alone, without a time."""
     if asked.facts is not None and _work(asked.facts, best) > WORK:
-        return (Option(best, None),)
+        return (best,)
     candidates = (best, *(c for c in asked.candidates() if c != best))
     found = _kept(asked, f"{few} beside {best.label}", lambda: rank(asked, candidates, 1 + few)).ranked
-    first = next((o for o in found if o.candidate == best), Option(best, None))
-    return (first, *(o for o in found if o.candidate != best))
+    first = next((o for o in found if o == best), best)
+    return (first, *(o for o in found if o != best))
 
 
 def _work(f: Facts, candidate: Candidate) -> int:
@@ -180,7 +179,7 @@ def _made(asked: Question) -> Ranking:
     if not found.ranked:
         reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in found.refused)
         raise UsageError(f"none of the candidates can be chosen for these sizes:\n{reasons}")
-    if asked.own is None and asked.facts is not None and _work(asked.facts, found.ranked[0].candidate) <= WORK:
+    if asked.own is None and asked.facts is not None and _work(asked.facts, found.ranked[0]) <= WORK:
         found = _with_variations(asked, asked.facts, found)
     if asked.own is None and asked.vendor:
         found = _with_vendor(asked, found)
@@ -189,8 +188,8 @@ def _made(asked: Question) -> Ranking:
 
 def _with_variations(asked: Question, f: Facts, found: Ranking) -> Ranking:
     """The ranking with other values of its best few schedules; what cannot be compiled is left out."""
-    near = {o.schedule: o.candidate for o in found.ranked if o.time <= NEAR * found.ranked[0].time}
-    known = {o.candidate for o in found.ranked}
+    near = {o.schedule: o for o in found.ranked if o.time <= NEAR * found.ranked[0].time}
+    known = set(found.ranked)
     tried = [v for c in list(near.values())[:VARIED] for v in variations(c) if v not in known and sensible(f, v)]
     others = sorted(tried, key=lambda c: _work(f, c))
     return found.joined(rank(asked, others, best=NEAR * found.ranked[0].time, fewest=MORE).ranked)
@@ -203,7 +202,7 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
     arch = asked.machine.device.arch
     if vendor_gemm(asked.machine.device) is None and tuned(arch):
         return found
-    plain = [o.candidate for o in found.ranked if not streams_products(o.candidate)]
+    plain = [o for o in found.ranked if not streams_products(o)]
     baseline = [c for c in plain if c.schedule == asked.baseline]
     if tuned(arch):  # a schedule that our kernels are too slow for may come first by the library
         plain += [c for c in asked.candidates() if c not in plain and not streams_products(c)]
@@ -214,6 +213,17 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
 # ---------------------------------------------------------------- kept answers
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The file of an answer."""
+
+    ficco_choices: int
+    ranking: Ranking
+
+
+_KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only made again
+
+
 def _kept(asked: Question, what: str, make: Callable[[], Ranking]) -> Ranking:
     """The answer to a question that was asked before, in this process or in another one; or made now and kept. `what`:
     which candidates. The cache's file is named after a hash of all that decides on the answer: of the machine what the
@@ -222,10 +232,18 @@ def _kept(asked: Question, what: str, make: Callable[[], Ranking]) -> Ranking:
     sizes = tuple(asked.sizes.items())
     where = (asked.operation.name, asked.ranks, sizes, machine_hash(asked.machine))
     key = _hash((what, *where, version(), own, asked.vendor))[:32]
-    found = kept(key)
-    if found is None or not all(asked.knows(o.candidate) for o in found.ranked):
-        found = make()
-        keep(key, found)
+    path = env.cache_folder() / "choices" / f"{key}.json"
+    if key not in _KEPT:
+        with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
+            stored: _File = Reader(str(path)).read(_File, json.loads(path.read_text(encoding="utf-8")), "")
+            if stored.ficco_choices == FORM and stored.ranking.ranked:
+                _KEPT[key] = stored.ranking
+    found = _KEPT.get(key)
+    if found is None or not all(asked.knows(o) for o in found.ranked):
+        found = _KEPT[key] = make()
+        with suppress(OSError, UsageError):  # where the folder cannot be written, it is kept in this process alone
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            atomic.write_atomic(path, json_text(_File(FORM, found)))
     return found
 
 
@@ -255,50 +273,3 @@ def own_texts(candidates: Iterable[Candidate]) -> tuple[str, ...]:
     return tuple(
         f"{c.label} {hashlib.sha256(atomic.read_bytes(shipped.find(c.schedule))).hexdigest()}" for c in candidates
     )
-
-
-_KEPT: dict[str, Ranking] = {}  # answers of this process; a lost one is only made again
-
-
-def kept(key: str) -> Ranking | None:
-    """The stored answer to an equal question, from this process or an earlier one."""
-    if key not in _KEPT:
-        with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote
-            _KEPT[key] = _decoded(json.loads(_file(key).read_text(encoding="utf-8")), str(_file(key)))
-    return _KEPT.get(key)
-
-
-def keep(key: str, ranking: Ranking) -> None:
-    """Stores an answer; if the cache folder cannot be written, in this process only."""
-    _KEPT[key] = ranking
-    path = _file(key)
-    with suppress(OSError, UsageError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic.write_atomic(path, _encoded(ranking))
-
-
-def _file(key: str) -> Path:
-    return env.cache_folder() / "choices" / f"{key}.json"
-
-
-def _encoded(ranking: Ranking) -> str:
-    ranked = [[o.schedule, o.params, o.predicted, o.commands] for o in ranking.ranked]
-    refused = [[c.schedule, c.params, reason] for c, reason in ranking.refused]
-    return json.dumps({"ficco_choices": FORM, "ranked": ranked, "refused": refused})
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The file of an answer."""
-
-    ficco_choices: int
-    ranked: tuple[tuple[str, tuple[tuple[str, object], ...], float, int], ...]
-    refused: tuple[tuple[str, tuple[tuple[str, object], ...], str], ...]
-
-
-def _decoded(value: object, path: str) -> Ranking:
-    found: _Kept = Reader(path).read(_Kept, value, "")
-    if found.ficco_choices != FORM or not found.ranked:
-        raise ValueError("of another form")
-    ranked = tuple(Option(Candidate(s, p), t, n) for s, p, t, n in found.ranked)
-    return Ranking(ranked, tuple((Candidate(s, p), reason) for s, p, reason in found.refused))

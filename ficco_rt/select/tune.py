@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
@@ -90,9 +90,9 @@ def tune(
     driver = gpu_backend(backend)
     number = device_count(driver) * ranks_per_gpu if ranks is None else ranks
     machine = discover(driver, number, ranks_per_gpu)
-    asked = replace(question(operation, number, machine, candidates, sizes), vendor=has_gemms(driver))
+    asked = question(operation, number, machine, candidates, sizes, ranks_per_gpu, has_gemms(driver))
     with step("ranking candidates"):
-        best = [o.candidate for o in ranked(asked).ranked]
+        best = list(ranked(asked).ranked)
     if candidates is None:  # with what people have without this project: whole shards, then the library's product
         baseline = [by_vendor(Candidate(f"{operation}/{BASELINE}"))] if asked.vendor else []
         best = list(dict.fromkeys([*best[: effort.best], *baseline]))
@@ -105,10 +105,10 @@ def tune(
         with step(f"compiling {candidate.label}"):
             plans[candidate] = compiler.compile_schedule(candidate.schedule, number, given, machine)
 
-    taken: dict[tuple[Candidate, Mode], list[float]] = {}
+    taken: dict[Candidate, dict[Mode, list[float]]] = {candidate: {mode: [] for mode in MODES} for candidate in best}
     told = ""
     for turn in range(effort.rounds):
-        for candidate in list(plans):
+        for candidate in list(taken):
             plan, words = plans[candidate], f"round {turn + 1} of {effort.rounds}: {candidate.label}"
             try:
                 with (
@@ -120,19 +120,18 @@ def tune(
                     told = executor.driver.describe()
                     _prepare(executor, candidate, effort.verify and turn == 0)
                     for mode in MODES:
-                        taken.setdefault((candidate, mode), []).extend(_timed(executor, mode, effort))
+                        taken[candidate][mode] += _timed(executor, mode, effort)
             except DeviceError as error:  # memory: other candidates may take less
                 failed.append((candidate, str(error).splitlines()[0]))
-                del plans[candidate]
-                for mode in MODES:
-                    taken.pop((candidate, mode), None)
+                del taken[candidate]
     if not taken:
         reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in failed)
         raise DeviceError(f"none of the candidates could be measured:\n{reasons}")
     date = datetime.now(UTC).isoformat(timespec="milliseconds")
     times = [
-        Time(of.schedule, of.params, mode, median(runs), min(runs), max(runs), len(runs), date, told)
-        for (of, mode), runs in taken.items()
+        Time(candidate.schedule, candidate.params, mode, median(runs), min(runs), max(runs), len(runs), date, told)
+        for candidate, by_mode in taken.items()
+        for mode, runs in by_mode.items()
     ]
     return Tuned(where, tuple(sorted(times, key=lambda t: t.median)), tuple(failed))
 

@@ -369,7 +369,6 @@ def test_costs() -> None:
     assert durations.gemm_time(MACHINE, 100, 100, 100, "bf16", 5) == 4000
     # a vector: 1 · 1000 + 1000 · 1000 + 1000 elements of 2 bytes at 100 bytes a microsecond
     assert durations.gemm_time(MACHINE, 1, 1000, 1000, "bf16") == pytest.approx(2 * 1_002_000 / 100)
-    assert durations.reduce_time(MACHINE, 3, 100) == 4
     assert durations.kernel_time(MACHINE, 100, 1) == 10
     assert durations.collective_time(MACHINE, "all_gather", 100) == 3 + 4 + 5
     assert durations.collective_time(MACHINE, "all_reduce", 100) == 3 + 8 + 10

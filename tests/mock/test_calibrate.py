@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ficco_dsl
 from ficco_rt.calibrate import gpu_times
 from ficco_rt.calibrate.probes import probes
 from ficco_rt.cli import calibrate as command
@@ -48,8 +47,7 @@ def test_contexts_stay_from_one_plan_to_the_next(cuda: StandIn) -> None:
     cuda.reset("devices 2")
     machine = discover("cuda", 2)
     launches = next(p for p in probes() if p.name == "launches")
-    schedule = ficco_dsl.parse(launches.text, "launches.ficco")
-    plans = [plan_of(build(schedule, 2, {"count": count}), machine) for count in (1, 2)]
+    plans = [plan_of(build(launches.schedule, 2, {"count": count}), machine) for count in (1, 2)]
     clock = gpu_times.OnGpus("cuda")
     with clock.open(2):
         for plan in plans:

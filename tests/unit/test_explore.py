@@ -23,7 +23,8 @@ from ficco_rt.cli.main import execute
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.explore import losses, measured, scenarios, summary, sweep, table
 from ficco_rt.explore.table import Row, TableFile
-from ficco_rt.explore.trials import Trial, asked_for, baseline, fitting, operations, trials
+from ficco_rt.explore.trials import Trial, asked_for, baseline, fitting, trials
+from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.report.settings import parse_choices
@@ -346,7 +347,7 @@ def test_values_of_a_param() -> None:
     ]
 
 
-@pytest.mark.parametrize("operation", operations())
+@pytest.mark.parametrize("operation", shipped.operations())
 def test_the_shipped_scenarios_fit(operation: str) -> None:
     shipped = scenarios.load(scenarios.SHIPPED, operation)
     fitting(shipped, trials(operation))

@@ -255,19 +255,20 @@ def test_what_was_kept_holds_for_its_machine_sizes_and_version_alone(monkeypatch
 def test_a_broken_cache_is_no_cache(tmp_path: Path) -> None:
     made = choose("ag_gemm", 2, by="model", candidates=["ag_gemm/serial"], sizes=SMALL)
     (file,) = (tmp_path / "cache" / "choices").iterdir()
-    for text in (
-        "",
-        "[]",
-        "{}",
-        '{"ficco_choices": 1, "ranked": [[1, 2, 3, 4]], "refused": []}',
-        '{"ficco_choices": 9}',
-        '{"ficco_choices": true, "ranked": [["ag_gemm/serial", [], 1.0, 4]], "refused": []}',
-        '{"ficco_choices": 1, "ranked": [["ag_gemm/serial", [], NaN, 4]], "refused": []}',
-        '{"ficco_choices": 1, "ranked": [["ag_gemm/serial", [["chunks", true]], 1.0, 4]], "refused": []}',
-    ):
+    kept = file.read_text()
+    edits = (
+        ('"ag_gemm/serial"', "1"),
+        (f'"ficco_choices": {ranking.FORM}', '"ficco_choices": 9'),
+        (f'"ficco_choices": {ranking.FORM}', '"ficco_choices": true'),
+        (str(made.predicted), "NaN"),
+        ('"params": []', '"params": [["chunks", true]]'),
+    )
+    for text in ("", "[]", "{}", *(kept.replace(old, new) for old, new in edits)):
+        assert text != kept
         file.write_text(text)
         ranking._KEPT.clear()
         assert choose("ag_gemm", 2, by="model", candidates=["ag_gemm/serial"], sizes=SMALL) == made
+        assert file.read_text() == kept  # it was made anew
 
 
 def test_candidates_that_cannot_have_these_sizes_are_told() -> None:
@@ -614,11 +615,11 @@ def test_a_draw_on_the_virtual_clock_is_decided_by_the_rules(monkeypatch: pytest
     times = {said: 101.9, other: 101.5, direct: 100.0}
 
     def ranked(*_: object) -> ranking.Ranking:
-        found = [candidates.Option(candidate, us, 10) for candidate, us in times.items()]
+        found = [replace(candidate, predicted=us, commands=10) for candidate, us in times.items()]
         return ranking.Ranking(tuple(sorted(found, key=lambda r: r.predicted)))
 
     monkeypatch.setattr(ranking, "_made", ranked)
-    monkeypatch.setattr(ranking, "kept", lambda _: None)
+    monkeypatch.setattr(ranking, "_kept", lambda asked, what, make: make())
     made = choose("gemm_rs", 2, by="model", sizes=LAYER)
     assert (made.schedule, made.options[0].params, made.predicted) == (wanted, said.params, 101.9)
     assert made.why[0].startswith("1.9 % behind gemm_rs/direct, the fastest of 3 candidates")
@@ -650,7 +651,7 @@ def test_machines_of_files_and_of_tiers(tmp_path: Path) -> None:
     for ranks, rate in ((8, H200.links.rate), (16, outer.rate)):
         found = facts("ag_gemm", ranks, LAYER, nodes, "bf16")
         assert found is not None
-        assert found.c.link_rate == rate
+        assert found.links.rate == rate
 
 
 def test_pieces_of_k_that_are_no_whole_steps_are_not_tried() -> None:

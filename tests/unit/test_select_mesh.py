@@ -33,10 +33,10 @@ MIDDLE = {"M": 2048, "N": 2560, "K": 2048}
 def test_links_of_a_mesh_are_priced_at_once() -> None:
     f = facts("ag_gemm", 8, LAYER, MESH, "bf16")
     assert f is not None
-    assert f.copies == f.shard + f.c.copy_time
+    assert f.copies == f.shard + f.links.copy_time
     switch = facts("ag_gemm", 8, LAYER, H200, "bf16")
     assert switch is not None
-    assert switch.copies == 7 * (switch.shard + switch.c.copy_time)
+    assert switch.copies == 7 * (switch.shard + switch.links.copy_time)
 
 
 def test_on_a_mesh_the_model_chooses_and_says_so(run: Callable[..., Ending]) -> None:
@@ -64,7 +64,7 @@ def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:
     assert asked.facts is not None
     one = candidates.Candidate("ag_gemm/hetero_fused_1d", (("chunks", 2),))
     assert not ranking.sensible(asked.facts, replace(one, params=(("chunks", 4),)))  # pieces of 32 rows
-    found = ranking.Ranking((candidates.Option(one, 1e6),))
+    found = ranking.Ranking((replace(one, predicted=1e6),))
     more = ranking._with_variations(asked, asked.facts, found)
     assert [dict(o.params)["chunks"] for o in more.ranked] == [1, 2]
     made = choose("ag_gemm", 4, MESH, "model", sizes=MIDDLE)

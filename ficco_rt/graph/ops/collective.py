@@ -95,6 +95,3 @@ class CollectiveKind(OpKind[ir.Collective]):
 
     def moved(self, call: ir.Collective, size: Size) -> int:
         return size(call.dst if call.kind == "all_gather" else call.src)
-
-    def stores(self, call: ir.Collective, before: Sequence[int], ranks: int) -> int:
-        return (ranks if call.kind in ("all_reduce", "reduce_scatter") else 0) + max(before, default=0)

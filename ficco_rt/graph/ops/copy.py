@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ficco_dsl import verbs
 from ficco_dsl.diagnostics import Span
@@ -45,9 +45,6 @@ class CopyKind(OpKind[ir.Copy]):
 
     def noise(self, copy: ir.Copy, noises: Noises, origin: Span) -> None:
         noises.write(copy.dst, noises.read(copy.src))
-
-    def stores(self, copy: ir.Copy, before: Sequence[int], ranks: int) -> int:
-        return max(before)
 
     def bind(self, copy: ir.Copy, place: Span, resolve: Resolve) -> Twin:
         """The numpy twin, which copies bits."""

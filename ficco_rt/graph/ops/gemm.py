@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -108,9 +108,6 @@ class GemmKind(OpKind[ir.Gemm]):
 
     def noise(self, gemm: ir.Gemm, noises: Noises, origin: Span) -> None:
         noises.multiply(gemm, origin)
-
-    def stores(self, gemm: ir.Gemm, before: Sequence[int], ranks: int) -> int:
-        return 1 + max(before[0] + before[1], *before)
 
     def bind(self, gemm: ir.Gemm, place: Span, resolve: Resolve) -> Twin:
         out, left, right = resolve(gemm.out), resolve(gemm.left), resolve(gemm.right)

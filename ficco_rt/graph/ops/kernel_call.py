@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import prod
 
@@ -101,9 +101,6 @@ class KernelCallKind(OpKind[ir.KernelCall]):
     def noise(self, call: ir.KernelCall, noises: Noises, origin: Span) -> None:
         for region in call.writes:  # nothing is claimed of it
             noises.forget(region)
-
-    def stores(self, call: ir.KernelCall, before: Sequence[int], ranks: int) -> None:
-        return None
 
     def label(self, call: ir.KernelCall, rank: int | None, part: Named = summary) -> str:
         return call.kernel

@@ -118,10 +118,6 @@ class OpKind(Generic[B]):
         """The effect of the op's roundings on the noise of elements."""
         raise NotImplementedError
 
-    def stores(self, body: B, before: Sequence[int], ranks: int) -> int | None:
-        """The narrow stores of a result at most, for each region read those before; None: nothing is claimed of it."""
-        return 1 + max(before, default=0)
-
     def bind(self, body: B, place: Span, resolve: Resolve) -> Twin:
         """The numpy twin. Arithmetic is that of the device kernels: operands in their stored dtype, products and sums
         in float32, one rounding to the output's dtype at the end."""

@@ -77,5 +77,5 @@ class ReduceKind(OpKind[ir.Reduce]):
 
     def time(self, total: ir.Reduce, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
         far = [(t.rank, size(t)) for t in total.terms if t.rank != rank]
-        alone = durations.reduce_time(machine, len(total.terms), size(total.out), sms)
+        alone = super().time(total, machine, rank, size, sms)
         return max(alone, durations.read_time(machine, rank, far)) + durations.until_read(machine.device, len(far))
