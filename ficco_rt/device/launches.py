@@ -10,6 +10,7 @@ from functools import partial
 
 from ..errors import PlanError
 from ..graph.budget import COLLECTED, OPERANDS, WORKS, Budget
+from ..graph.ir import Reduce
 from ..graph.kinds import settings
 from ..kernels.catalogue import CLUSTERS, COPY, REDUCE, TILES
 from ..kernels.families import configure, plain, tuned
@@ -136,15 +137,15 @@ class LaunchPlanner:
         """The sum that is a rank's part of a collective."""
         parts = 1 if command.kind == "send_recv" else len(self.calls[command.group])
         self.collected.spend(parts, command.origin)  # for all who ask for its parts
-        total = part_of(stream.rank, self.calls[command.group]).sum
-        if total is None:
-            return
-        work = Work(total, (), (), command.op, command.origin)
-        request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
-        for config in configure(request, self.limits):
-            yield DeviceLaunch(
-                config, (work,), self.limits.sms, False, False, None, stream.id, p, (command.stage,), command.origin
-            )
+        for total in part_of(stream.rank, self.calls[command.group]):
+            if not isinstance(total, Reduce):
+                return
+            work = Work(total, (), (), command.op, command.origin)
+            request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
+            for config in configure(request, self.limits):
+                yield DeviceLaunch(
+                    config, (work,), self.limits.sms, False, False, None, stream.id, p, (command.stage,), command.origin
+                )
 
     # ---- multiprocessors
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, get_args
 
-from ...device.build import Layout, device_plan, layout_of
+from ...device.build import device_plan, layout_of
 from ...device.check import checked
 from ...device.features import chain_warning
 from ...device.ir import (
@@ -29,6 +29,7 @@ from ...device.ir import (
     StreamMemOps,
     StreamName,
 )
+from ...device.layout import Layout
 from ...device.run_plan import (
     Call,
     CopyBatch,
