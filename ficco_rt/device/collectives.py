@@ -10,9 +10,10 @@ from itertools import accumulate
 from ficco_dsl.diagnostics import Diagnostic
 
 from ..errors import DeviceError
-from ..geometry.cells import cells, part
+from ..geometry.cells import part
 from ..geometry.region import Region
 from ..graph.ir import CollectiveSettings, Copy, Reduce
+from ..graph.op_rules import pairs_fit
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
 from .ir import CallCollective, Communicator, DevicePlan, Features, Placement
@@ -158,16 +159,14 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
         if isinstance(action, CallCollective):
             places[action.group].append(place)
     owners = {stream.name: stream.rank for stream in plan.streams}
-    shapes = {t.name: t.shapes for t in plan.tensors}
     for group, at in places.items():
         members = [action for i in at if isinstance(action := plan.body[i], CallCollective)]
-        head = members[0]
+        head, pairs = members[0], members[0].kind == "send_recv"
         callers = [rank for m in members if (rank := owners[m.stream]) is not None]
         if callers != list(range(ranks)) or at[-1] - at[0] != ranks - 1:
             yield head.mistake(f"collective {group} is called by ranks {callers}; all call it in order, side by side")
-        pairs = head.kind == "send_recv"
-        if pairs and callers == list(range(ranks)):
-            yield from _pairs(members)
+        elif pairs and (message := pairs_fit(members, {t.name: t for t in plan.tensors})):
+            yield head.mistake(message)
         for m in members:
             alike = pairs or m.src.shape == head.src.shape
             if (m.kind, m.communicator) != (head.kind, head.communicator) or not alike:
@@ -176,23 +175,3 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
                 yield m.mistake(f"there is no communicator {m.communicator}")
             if m.stream.kind != "plan" or not owners[m.stream] == m.dst.rank == m.src.rank:
                 yield m.mistake(f"{m.stream} calls it on another rank's memory")
-            given, made = _SIZES.get(m.kind, (1, 1))
-            sizes = m.src.elements * (ranks if made > given else 1), m.dst.elements * (ranks if given > made else 1)
-            if not pairs and sizes[0] != sizes[1]:
-                yield m.mistake(f"{m.kind} of {m.src.elements} elements gives {m.dst.elements}")
-            for region in (*m.writes, *m.reads):
-                found = list(cells([region], [shapes[region.tensor][region.rank]]))
-                if len(found) != 1 or found[0].rows != 1:
-                    yield m.mistake(f"{region} is not one run of memory")
-
-
-def _pairs(calls: Sequence[CallCollective]) -> Iterator[Diagnostic]:
-    """`calls` are those of all ranks, in order."""
-    for rank, m in enumerate(calls):
-        if not (0 <= m.to < len(calls) and calls[m.to].by == rank and 0 <= m.by < len(calls)):
-            yield m.mistake(f"rank {rank} sends to rank {m.to}, which does not receive from it")
-        elif m.src.elements != calls[m.to].dst.elements:
-            yield m.mistake(f"{m.src.elements} elements are sent, and {calls[m.to].dst.elements} received")
-
-
-_SIZES = {"all_gather": (1, 2), "reduce_scatter": (2, 1)}  # which side has the parts of all ranks: the one with 2

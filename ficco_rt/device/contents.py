@@ -24,7 +24,7 @@ from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import kernel_work, symbolic
 from ..plan.plan_rules import inside
-from .ir import PLACELESS, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, Semaphore, StreamName
+from .ir import PLACELESS, CallCollective, DeviceLaunch, DevicePlan, EventName, Move, Semaphore, StreamName
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
 
@@ -100,8 +100,8 @@ def regions_lie_inside(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A work is a legal product, sum, copy or user kernel of its stream's rank. A copy has two sides of one shape and
-    type, and is said to be of rows where it is no run of bytes."""
+    """A work is a legal product, sum, copy or user kernel of its stream's rank, and a call a legal collective. A copy
+    has two sides of one shape and type, and is said to be of rows where it is no run of bytes."""
     tensors = {t.name: t for t in plan.tensors}
     ranks = {stream.name: stream.rank for stream in plan.streams}
     for launch in plan.launches:
@@ -118,21 +118,19 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
                 yield Diagnostic(work.origin, message)
     rows: dict[tuple[object, ...], bool] = {}
     for action in plan.body:
-        for move in action.moves if isinstance(action, CopyMemory) else ():
-            rank = ranks[action.stream]
-            message = None
-            if rank is not None:
-                message = fits(move, rank, tensors)
+        rank = ranks[action.stream]
+        for part in action.parts:
+            message = None if rank is None else fits(part, rank, tensors)
             if message is not None:
-                yield Diagnostic(move.origin, message)
-                continue
-            shapes = [tensors[side.tensor].shapes[side.rank] for side in (move.dst, move.src)]
-            key = (id(move.dst.axes), id(move.src.axes), *shapes)
-            if key not in rows:
-                rows[key] = any(cell.rows > 1 for cell in cells((move.dst, move.src), shapes))
-            if rows[key] != move.pitched:
-                said = "a run of bytes" if rows[key] else "rows"
-                yield Diagnostic(move.origin, f"the copy {move.dst} <- {move.src} is not {said}; {COMPILE}")
+                yield Diagnostic(part.origin, message)
+            elif isinstance(part, Move):
+                shapes = [tensors[side.tensor].shapes[side.rank] for side in (part.dst, part.src)]
+                key = (id(part.dst.axes), id(part.src.axes), *shapes)
+                if key not in rows:
+                    rows[key] = any(cell.rows > 1 for cell in cells((part.dst, part.src), shapes))
+                if rows[key] != part.pitched:
+                    said = "a run of bytes" if rows[key] else "rows"
+                    yield Diagnostic(part.origin, f"the copy {part.dst} <- {part.src} is not {said}; {COMPILE}")
 
 
 def _as_said(argument: object) -> bool:
