@@ -110,12 +110,18 @@ class Placement:
         """The node of a device."""
         return self.nodes[self.devices.index(device)] if self.nodes else 0
 
+    def driven(self, process: int) -> tuple[int, ...]:
+        """The devices that a process drives."""
+        return tuple(device for device in self.ordinals if self.process(device) == process)
+
+    def mates(self, device: int) -> tuple[int, ...]:
+        """The devices that are driven by the process of a device, itself included."""
+        return self.driven(self.process(device))
+
     def others(self, device: int) -> tuple[int, ...]:
         """The devices that other processes drive."""
-        if not self.processes:
-            return ()
         mine = self.process(device)
-        return tuple(other for other in self.ordinals if self.process(other) != mine)
+        return tuple(other for other in self.ordinals if self.process(other) != mine) if self.processes else ()
 
     def near(self, device: int) -> tuple[int, ...]:
         """The other devices of a device's node."""
@@ -330,6 +336,10 @@ class SemaphoreOp:
     semaphore: int
     signals: bool
     acquires: bool = False
+
+    def __str__(self) -> str:
+        does = "signal" if self.signals else "acquire" if self.acquires else "wait for"
+        return f"{does} semaphore {self.semaphore}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,9 +575,6 @@ class DevicePlan:
             f"{len(self.placement.ordinals)} devices, {len(self.launches)} launches, {len(self.body)} actions>"
         )
 
-    def stream(self, name: StreamName) -> DeviceStream:
-        return next(s for s in self.streams if s.name == name)
-
     def marks(self, launch: DeviceLaunch) -> bool:
         """Whether the launch uses the instrumented variant of its kernel, which records when tiles waited, began and
         ended."""
@@ -654,28 +661,22 @@ class Manner:
         }
         return ", ".join(text for text, holds in said.items() if holds)
 
-    def acquires(self, when: When) -> bool:
+    def takes(self, when: When) -> bool:
         """Whether an action of a prologue or epilogue takes part. `manners` lists the combinations that a driver
         makes."""
-        match when:
-            case "always":
-                return True
-            case "timed":
-                return self.timed
-            case "behind":
-                return self.behind
-            case "alone":
-                return not self.behind
-            case "timed or behind":
-                return self.timed or self.behind
-            case "behind others":
-                return self.behind and self.others
-            case "behind replays":
-                return self.replays
+        return {
+            "always": True,
+            "timed": self.timed,
+            "behind": self.behind,
+            "alone": not self.behind,
+            "timed or behind": self.timed or self.behind,
+            "behind others": self.behind and self.others,
+            "behind replays": self.replays,
+        }[when]
 
     def of(self, actions: Iterable[Action]) -> tuple[Action, ...]:
         """The actions of a prologue or epilogue that take part."""
-        return tuple(action for action in actions if action.when == "always" or self.acquires(action.when))
+        return tuple(action for action in actions if action.when == "always" or self.takes(action.when))
 
 
 def manners(plan: DevicePlan) -> tuple[Manner, ...]:

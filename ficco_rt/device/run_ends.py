@@ -185,13 +185,11 @@ class RunEndsBuilder:
 
     def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
         """Where the semaphores of all devices, but for one, are reset; those of a device's process."""
-        away = (*self.placement.others(device), but)
-        return [EventName("completion", other) for other in self.placement.ordinals if other not in away]
+        return [EventName("completion", other) for other in self.placement.mates(device) if other != but]
 
     def _replays(self, device: int) -> list[EventName]:
         """Where graphs in callers' graphs have run, on the devices of a device's process."""
-        away = self.placement.others(device)
-        return [EventName("replayed", other) for other in self.placement.ordinals if other not in away]
+        return [EventName("replayed", other) for other in self.placement.mates(device)]
 
     def _before_replays(self, rank: int) -> Iterator[AwaitEvent]:
         """A replay on a caller's stream stands behind all of the run, its semaphores and its scratch too."""

@@ -285,7 +285,7 @@ class RunPlan:
 
 def process_streams(plan: DevicePlan, process: int, called: bool) -> dict[StreamName, int]:
     """The streams that a process gives calls to, with their devices."""
-    mine = {device for device in plan.placement.ordinals if plan.placement.process(device) == process}
+    mine = plan.placement.driven(process)
     return {s.name: s.device for s in plan.streams if s.device in mine and (called or s.name.kind != "caller")}
 
 
@@ -301,7 +301,7 @@ def run_end_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
 def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, process: int = 0) -> RunPlan:
     """The run plan of a run that waits for no other executor, for a vendor's usual contexts, without devices."""
     streams = process_streams(plan, process, manner.called)
-    mine = tuple(d for d in plan.placement.ordinals if plan.placement.process(d) == process)
+    mine = plan.placement.driven(process)
 
     def marks(launch: int) -> bool:
         return plan.marks(plan.launches[launch])
@@ -406,12 +406,8 @@ def _text(call: Call, number: int) -> str:
         case AwaitEvent(event=event):
             return f"wait for {event}"
         case StreamMemOps(changes=changes):
-            said = [
-                f"{'signal' if c.signals else 'acquire' if c.acquires else 'wait for'} semaphore {c.semaphore}"
-                for c in changes
-            ]
             together = "batch: " if len(changes) > 1 or changes[0].acquires else ""
-            return f"{together}{', '.join(said)} of set {number}"
+            return f"{together}{', '.join(map(str, changes))} of set {number}"
         case CopyRun() | CopyRows():
             return _copy(call, number)
         case CopySignal(semaphore=semaphore):

@@ -160,11 +160,7 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
             case AwaitEvent():
                 yield f"  wait for {a.event}"
             case StreamMemOps():
-                changes = [
-                    f"{'signal' if c.signals else 'acquire' if c.acquires else 'wait for'} semaphore {c.semaphore}"
-                    for c in a.changes
-                ]
-                yield f"  {', '.join(changes)}"
+                yield f"  {', '.join(map(str, a.changes))}"
             case CopyMemory():
                 members = [f"signal semaphore {semaphore} by a copy" for semaphore in a.semaphores]
                 members += [f"{m.dst} <- {m.src}{' in rows' if m.pitched else ''}  :{m.origin.line}" for m in a.moves]
