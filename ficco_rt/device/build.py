@@ -298,9 +298,9 @@ class _Builder:
     def _launch(self, s: int, p: int, cause: Cause) -> Sequence[Action]:
         name, numbers = self.names[s], self.launches[s, p]
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in numbers]
-        flags = {flag for number in numbers for work in self.layout.launches[number].works for flag in work.waits}
-        if flags:
-            awaited = {self.semaphores.flags[flag] for flag in flags} - {-1}
+        waits = {flag for number in numbers for work in self.layout.launches[number].works for flag in work.waits}
+        if waits:
+            awaited = {self.semaphores.flags[flag] for flag in waits if flag in self.semaphores.flags}
             actions += self._resets(name, [w for w in awaited if self.semaphores.table[w].reset == "behind"], cause)
         return actions
 

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import product
 
-from ficco_dsl.diagnostics import Diagnostic, Note, Span
+from ficco_dsl.diagnostics import Diagnostic, Note
 
 from ..geometry.cells import cells
 from ..geometry.region import Region
@@ -24,7 +24,7 @@ from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..plan.kernel_works import kernel_work, symbolic
 from ..plan.plan_rules import inside
-from .ir import PLACELESS, CallCollective, DeviceLaunch, DevicePlan, EventName, Move, Semaphore, StreamName
+from .ir import PLACELESS, CallCollective, DeviceLaunch, DevicePlan, EventName, Move, RunEnds, Semaphore, StreamName
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
 
@@ -206,13 +206,13 @@ def _of_parts(found: Sequence[KernelConfig]) -> tuple[KernelConfig, ...]:
 def differences(found: DevicePlan, wanted: DevicePlan) -> Iterator[Diagnostic]:
     """Where a device plan differs from the one that its plan gives: in each list the first member, and each other
     field."""
-    for side in ("own", "called", "between"):
-        a, b = getattr(found, side), getattr(wanted, side)
-        for part in ("prologue", "epilogue"):
-            yield from _listed(f"{side} {part}", getattr(a, part), getattr(b, part))
-    for name in (field.name for field in fields(DevicePlan) if field.name not in ("own", "called", "between")):
+    ends = ("own", "called", "between")
+    for name in (*ends, *(field.name for field in fields(DevicePlan) if field.name not in ends)):
         a, b = getattr(found, name), getattr(wanted, name)
-        if isinstance(a, tuple):
+        if isinstance(a, RunEnds):
+            yield from _listed(f"{name} prologue", a.prologue, b.prologue)
+            yield from _listed(f"{name} epilogue", a.epilogue, b.epilogue)
+        elif isinstance(a, tuple):
             yield from _listed(name, a, b)
         elif a != b:
             yield _wrong(f"its {name} is {a}; that of its plan is {b}")
@@ -221,7 +221,7 @@ def differences(found: DevicePlan, wanted: DevicePlan) -> Iterator[Diagnostic]:
 def _listed(name: str, found: Sequence[object], wanted: Sequence[object]) -> Iterator[Diagnostic]:
     for i, (a, b) in enumerate(zip(found, wanted, strict=False)):
         if a != b:
-            place = _place(a) if hasattr(a, "cause") else getattr(a, "origin", PLACELESS)
+            place = getattr(a, "origin", PLACELESS)
             note = Note(f"its plan gives {_short(b)}", getattr(b, "origin", place))
             yield Diagnostic(place, f"{name} {i} is not what its plan gives: {_short(a)}; {COMPILE}", (note,))
             return
@@ -241,11 +241,6 @@ def _short(value: object) -> str:
         rest = [f"{getattr(value, f)}" for f in ("event", "launch", "device", "when") if hasattr(value, f)]
         return f"{text} on {value.stream}" + (f" ({', '.join(rest)})" if rest else "")
     return str(value)[:200]
-
-
-def _place(action: object) -> Span:
-    cause = getattr(action, "cause", None)
-    return getattr(cause, "origin", None) or PLACELESS
 
 
 def _wrong(message: str) -> Diagnostic:

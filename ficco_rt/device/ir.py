@@ -23,7 +23,7 @@ Ordering rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import compress, product
@@ -246,13 +246,9 @@ class Semaphore:
     used: Literal["always", "graph", "embedded", "traced", "embedded or traced", "gated"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
-        if self.used == "gated":
-            return mode in GATED
-        if self.used == "traced":
-            return mode == "traced"
-        if self.used == "embedded or traced":
-            return mode in ("embedded", "traced")
-        return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
+        if self.used in ("always", "gated"):
+            return self.used == "always" or mode in GATED
+        return mode in self.used.split(" or ") or (self.used == "graph" and mode == "embedded")
 
     @property
     def tells_runs(self) -> bool:
@@ -522,6 +518,11 @@ class DeviceLaunch:
     stages: tuple[str, ...]
     origin: Span = field(compare=False)
     leave: Leave | None = None  # what its blocks leave room for
+
+    @property
+    def made_as_one(self) -> Sequence[tuple[int, ...]]:
+        """The works as the kernel makes them, in order: each alone, or several that are merged."""
+        return self.config.merged or tuple((i,) for i in range(len(self.works)))
 
     def early_reads(self, work: Work) -> tuple[Region, ...]:
         """What a work reads before the semaphores that it waits for are up: read-only operands."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from ..errors import InternalError
@@ -291,11 +292,12 @@ def process_streams(plan: DevicePlan, process: int, called: bool) -> dict[Stream
 
 def run_end_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
     """What a run issues itself; the body of a graph is captured before."""
-    run_ends = plan.called if manner.called else plan.own
-    yield from manner.of(run_ends.prologue)
-    if plan.mode not in GRAPHS:
-        yield from plan.body
-    yield from manner.of(run_ends.epilogue)
+    return chain.from_iterable(_issued(plan, manner))
+
+
+def _issued(plan: DevicePlan, manner: Manner) -> tuple[Sequence[Action], ...]:
+    run_ends = plan.run_ends(manner)
+    return run_ends.prologue, () if plan.mode in GRAPHS else plan.body, run_ends.epilogue
 
 
 def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, process: int = 0) -> RunPlan:
@@ -317,13 +319,10 @@ def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, pro
                     yield Enter(device)
                 yield Issued(device, call, number, needs)
 
-    run_ends = plan.called if manner.called else plan.own
-    begin, end = map(manner.of, (run_ends.prologue, run_ends.epilogue))
-    graphs = plan.mode in GRAPHS
     return RunPlan(
         plan, process, run, number, manner, (), (),
-        tuple(steps([begin, () if graphs else plan.body, end], captured=False)),
-        tuple(steps([plan.body], captured=True)) if graphs else (),
+        tuple(steps(_issued(plan, manner), captured=False)),
+        tuple(steps([plan.body], captured=True)) if plan.mode in GRAPHS else (),
         mine if uploads(plan) else (),
         tuple(device for device in mine if any(semaphore.device == device for semaphore in plan.semaphores)),
     )  # fmt: skip

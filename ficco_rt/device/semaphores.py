@@ -34,7 +34,7 @@ class SemaphoreLayout:
     """The semaphores of a plan on a placement, and their indices in memory."""
 
     table: tuple[Semaphore, ...]
-    flags: tuple[int, ...]  # flag → semaphore; -1: it has none
+    flags: Mapping[int, int]  # flag → semaphore, where it has one
     places: Mapping[int, range]  # device → its semaphores in the table, without the start gate
     counts: Mapping[int, int]  # device → its count of runs, where it has one
     start_gate: int | None  # the last semaphore; none where the first device shares no events with some other one
@@ -100,23 +100,19 @@ def semaphores_of(
     ):
         wanted[semaphore.device].append(semaphore)
     table: list[Semaphore] = []
-    flags = [-1] * len(plan.flag_homes)
     places: dict[int, range] = {}
-    counts: dict[int, int] = {}
     for device in placement.ordinals:
         places[device] = range(len(table), len(table) + len(wanted[device]))
-        for index, semaphore in enumerate(sorted(wanted[device], key=_place)):
-            if semaphore.flag is not None:
-                flags[semaphore.flag] = len(table)
-            if semaphore.counts_runs:
-                counts[device] = len(table)
-            table.append(replace(semaphore, index=index))
+        here = sorted(wanted[device], key=_place)
+        table += [replace(semaphore, index=index) for index, semaphore in enumerate(here)]
+    flags = {semaphore.flag: i for i, semaphore in enumerate(table) if semaphore.flag is not None}
+    counts = {semaphore.device: i for i, semaphore in enumerate(table) if semaphore.counts_runs}
     first, *_ = placement.ordinals
     start_gate = None
     if not placement.others(first):
         start_gate = len(table)
         table.append(Semaphore(first, len(wanted[first]), None, None, "completion", "gated"))
-    return SemaphoreLayout(tuple(table), tuple(flags), places, counts, start_gate)
+    return SemaphoreLayout(tuple(table), flags, places, counts, start_gate)
 
 
 def _place(semaphore: Semaphore) -> tuple[int, int]:

@@ -537,7 +537,7 @@ class Group:
 def groups_of(launch: DeviceLaunch) -> list[Group]:
     """A launch's works as its kernel executes them, in order."""
     found = []
-    for members in launch.config.merged or tuple((i,) for i in range(len(launch.works))):
+    for members in launch.made_as_one:
         works = tuple(launch.works[i] for i in members)
         waits = dict.fromkeys(flag for work in works for flag in work.waits if flag not in launch.config.unraised)
         found.append(Group(works, tuple(waits), works[-1].signals))

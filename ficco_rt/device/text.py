@@ -135,8 +135,7 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
     if any(n > 1 for n in c.split_k.works):
         facts.append(f"K of the works in {' '.join(map(str, c.split_k.works))} parts")
     yield f"  {', '.join(facts)}"
-    groups: Sequence[tuple[int, ...]] = c.merged or tuple((i,) for i in range(len(launch.works)))
-    for group in groups:
+    for group in launch.made_as_one:
         for place, i in enumerate(group):
             work = launch.works[i]
             yield f"  {'+ ' if place else ''}{work_text(work)}{flags_text(work)}"

@@ -40,7 +40,7 @@ class LaunchRun:
         self, clock: VirtualClock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
     ) -> None:
         self.clock, self.stream, self.launch, self.done = clock, stream, launch, done
-        merged = launch.config.merged or tuple((i,) for i in range(len(launch.works)))
+        merged = launch.made_as_one
         splits = launch.config.split_k.works or (1,) * len(merged)
         parts = {i: n for works, n in zip(merged, splits, strict=True) for i in works}
         self.prices = [clock.prices.work(w, launch, stream.rank, parts[i]) for i, w in enumerate(launch.works)]

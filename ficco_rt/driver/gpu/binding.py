@@ -258,11 +258,7 @@ class Binder:
     def _flags(self, binding: BoundPlan) -> Mapping[int, int]:
         """The addresses of flags. Those between works that one kernel makes as one have none."""
         addresses = self._resources.addresses[binding.number]
-        return {
-            flag: addresses[semaphore]
-            for flag, semaphore in enumerate(binding.plans.layout.semaphores.flags)
-            if semaphore >= 0
-        }
+        return {flag: addresses[semaphore] for flag, semaphore in binding.plans.layout.semaphores.flags.items()}
 
     # ---- the calls of a run
 
