@@ -55,7 +55,7 @@ from .ir import (
 )
 from .layout import Layout
 from .semaphores import eventless_peers
-from .start_gate import StartGate
+from .start_gate import START_GATE
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
 
@@ -70,8 +70,7 @@ class RunEndsBuilder:
         self.layout, self.mode, self.streams, self.budget = layout, mode, streams, budget
         self.plan, self.placement = layout.plan, layout.placement
         self.semaphores, self.points = layout.semaphores, layout.semaphores.of_points(mode)
-        gate = self.semaphores.start_gate if gated else None
-        self.start_gate = None if gate is None else StartGate(gate, self.semaphores.table[gate])
+        self.start_gate = self.semaphores.start_gate if gated else None
         self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
             self.on[stream.device].append(stream)
@@ -124,8 +123,9 @@ class RunEndsBuilder:
             yield from self._await(control, [EventName("caller", rank) for rank in ranks])
             yield from self._await(control, self._completions(first), "behind")
             yield from self._await(control, self._replays(first), "behind replays")
-            if self.start_gate is not None:
-                yield from self.start_gate.awaited()
+            if self.start_gate is not None:  # which cannot open before the previous run has reset it
+                yield AwaitEvent(StreamName("gate", first), EventName("completion", first), START_GATE, "behind")
+                yield StreamMemOps(control, (SemaphoreOp(self.start_gate, False),), START_GATE)
             yield RecordEvent(control, EventName("start", 0), BEGIN)
         for device in devices:
             begin, control = EventName("begin", device), StreamName("control", device)
@@ -159,6 +159,7 @@ class RunEndsBuilder:
                     yield AwaitEvent(stream.name, behind or begin, BEGIN, "behind")
 
     def _end(self, called: bool) -> Iterator[Action]:
+        first, *_ = self.placement.ordinals
         for device in self.placement.ordinals:
             for stream in self._ends(device):
                 yield RecordEvent(stream.name, _tail(stream), END)
@@ -169,8 +170,8 @@ class RunEndsBuilder:
             control = StreamName("control", device)
             yield from self._await(control, [_tail(stream) for stream in self._ends(device)], cause=END)
             yield RecordEvent(control, EventName("end", device), END, "timed")
-            if self.start_gate is not None and self.start_gate.control == control:
-                yield self.start_gate.reset()
+            if self.start_gate is not None and device == first:
+                yield ResetSemaphores(control, self.semaphores.table[self.start_gate].index, 1, START_GATE)
             yield from self._reset(device)
             yield RecordEvent(control, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
@@ -180,8 +181,8 @@ class RunEndsBuilder:
             if apart:
                 yield AwaitEvent(StreamName("caller", rank), mine, END)
             yield from (a for a in self._before_replays(rank) if not apart or a.event != mine)
-        if self.start_gate is not None:
-            yield self.start_gate.opened()
+        if self.start_gate is not None:  # the last action of the run
+            yield StreamMemOps(StreamName("gate", first), (SemaphoreOp(self.start_gate, True),), START_GATE)
 
     def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
         """Where the semaphores of all devices, but for one, are reset; those of a device's process."""

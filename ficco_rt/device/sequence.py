@@ -280,14 +280,17 @@ class RunSequence:
         if isinstance(action, CallCollective):
             ranks, rank = len(self.plan.placement.devices), action.dst.rank
             node.call = Call((node.run, action.group), rank, ranks, heard(action, rank, ranks))
-        key = (id(action), node.buffer_set)
-        found = self._does.get(key)
-        if found is None:
-            found = self._does[key] = self._parts(action, node.buffer_set)
-        node.parts, node.needs, node.holds = found
+        node.parts, node.needs, node.holds = self._parts(action, node.buffer_set)
 
     def _parts(self, action: Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
         """The parts of an action, the multiprocessors that it needs, and those that it may hold."""
+        key = (id(action), buffer_set)
+        found = self._does.get(key)
+        if found is None:
+            found = self._does[key] = self._made(action, buffer_set)
+        return found
+
+    def _made(self, action: Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
         match action:
             case StreamMemOps(changes=changes):
                 return [self._change(self._in_set(buffer_set, (c.semaphore,)), c) for c in changes], 0, 0

@@ -121,20 +121,16 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
         f"{f', priority {launch.priority}' if launch.priority is not None else ''}"
         f"{f', leaves {launch.leave}' if launch.leave is not None else ''}  :{launch.origin.line}"
     )
-    facts = []
-    if c.stages:
-        facts.append(f"{c.stages} stages")
-    if c.tiles:
-        facts.append(f"{c.tiles} tiles")
-    if any(c.read_only):
-        facts.append("read-only " + " and ".join(n for n, y in zip(("left", "right"), c.read_only, strict=True) if y))
-    if c.resets:
-        facts.append(f"resets flags {' '.join(map(str, c.resets))}")
-    if c.split_k.tail > 1:
-        facts.append(f"K of the last wave's tiles in {c.split_k.tail} parts")
-    if any(n > 1 for n in c.split_k.works):
-        facts.append(f"K of the works in {' '.join(map(str, c.split_k.works))} parts")
-    yield f"  {', '.join(facts)}"
+    unwritten = [name for name, read_only in zip(("left", "right"), c.read_only, strict=True) if read_only]
+    facts = {
+        f"{c.stages} stages": c.stages,
+        f"{c.tiles} tiles": c.tiles,
+        f"read-only {' and '.join(unwritten)}": unwritten,
+        f"resets flags {' '.join(map(str, c.resets))}": c.resets,
+        f"K of the last wave's tiles in {c.split_k.tail} parts": c.split_k.tail > 1,
+        f"K of the works in {' '.join(map(str, c.split_k.works))} parts": any(n > 1 for n in c.split_k.works),
+    }
+    yield f"  {', '.join(fact for fact, holds in facts.items() if holds)}"
     for group in launch.made_as_one:
         for place, i in enumerate(group):
             work = launch.works[i]
