@@ -224,7 +224,7 @@ def idle(launch: DeviceLaunch) -> float:
     """The share of a GEMM launch's time in which groups of blocks have no tile, because the last wave is not full.
     Works that are merged along K count their tiles once; the tiles of the last wave may be split along K."""
     config, tiles = launch.config, 0
-    for first, *_ in config.merged or tuple((i,) for i in range(len(launch.works))):
+    for first, *_ in launch.made_as_one:
         rows, columns = launch.works[first].tiles or (0, 0)
         tiles += ceil(rows / max(1, config.cluster)) * columns
     # `wave` of the plain kernels has no more groups than there are tiles

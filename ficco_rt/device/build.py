@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal
 
 from ..errors import PlanError
 from ..geometry.cells import cells
 from ..geometry.region import Region
 from ..graph.budget import ACTIONS, Budget
+from ..graph.ir import Copy
 from ..machine.model import Device
 from ..plan.ir import (
     CollectiveCall,
@@ -27,7 +30,7 @@ from ..plan.issue import issue_order
 from .chain import chained, parted, postponed
 from .collectives import alone_reaches_other_nodes, barrier_peers, calls_of, communicators_of, own_way, part_of
 from .double_buffering import double_buffered
-from .early_begin import EarlyBegin, early_begin_of
+from .early_begin import early_begin_of
 from .ir import (
     GATED,
     GRAPHS,
@@ -37,9 +40,7 @@ from .ir import (
     AwaitEvent,
     CallCollective,
     Cause,
-    Communicator,
     CopyMemory,
-    DeviceLaunch,
     DevicePlan,
     DeviceStream,
     EventName,
@@ -57,38 +58,10 @@ from .ir import (
     crowded,
 )
 from .launches import LaunchPlanner
+from .layout import Layout
 from .run_ends import RunEndsBuilder, touched
-from .semaphores import SemaphoreLayout, semaphores_of
-from .start_gate import StartGate, short
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What the device plans of all modes share: semaphores, and launches by the place of their commands in the plan.
-    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `early_begin`: the streams
-    that begin before other devices have ended the previous run; None: no stream does. `sets`: number of sets of
-    semaphores and scratch between which runs alternate; with several, runs in callers' graphs have one of their own.
-    `communicators`: those that the vendor's library of collectives opens; `own_way`: why the library makes none of the
-    collectives."""
-
-    plan: Plan
-    plan_hash: str
-    device: Device
-    placement: Placement
-    features: Features
-    touched: tuple[frozenset[int], ...]
-    semaphores: SemaphoreLayout
-    early_begin: EarlyBegin | None
-    sets: int
-    launches: tuple[DeviceLaunch, ...]
-    communicators: tuple[Communicator, ...]
-    own_way: str
-
-    @property
-    def kept_sets(self) -> int:
-        """Number of sets of semaphores and scratch in all modes: those between which runs alternate and, if there are
-        several, one more for runs in callers' graphs, if the plan may have such runs."""
-        return self.sets + (self.sets > 1 and self.features.embeds)
+from .semaphores import semaphores_of
+from .start_gate import short
 
 
 def layout_of(
@@ -170,15 +143,16 @@ class _Builder:
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
         self.names = [StreamName("plan", s) for s in range(len(self.plan.streams))]
         self.causes: dict[tuple[int, type], Cause] = {}  # by stream of the plan and kind of its commands: the last one
-        self.side_streams = _SideStreams(self) if mode in PLAIN else None
         self.gated = False
-        self.crowded = crowded(layout.placement, self._streams(), self.features)
-        if self.crowded and self.side_streams is not None:
-            self.side_streams = None
-            self.crowded = crowded(layout.placement, self._streams(), self.features)
+        self.side_streams = _SideStreams()
+        for stream in self.plan.streams if mode in PLAIN else ():
+            if stream.engine == "copy":
+                self._side_streams_of(stream)
+        if self._crowded():
+            self.side_streams = _SideStreams()
+        self.crowded = self._crowded()
         self.gated = mode in GATED and self.semaphores.start_gate is not None and not self.crowded
-        if self.gated and crowded(layout.placement, self._streams(), self.features):
-            self.gated = False
+        self.gated = self.gated and not self._crowded()
         self.timestamps = [0] * len(self.plan.streams)
 
     def made(self, with_ends: bool = True) -> DevicePlan:
@@ -190,13 +164,7 @@ class _Builder:
             body += actions
         self.gated = self.gated and short(body)
         streams = self._streams()
-        start_gate = None
-        if self.gated and self.semaphores.start_gate is not None:
-            start_gate = StartGate(self.semaphores.start_gate, self.semaphores.table[self.semaphores.start_gate])
-        run_ends = RunEndsBuilder(
-            self.plan, self.layout.placement, self.mode, streams, self.layout.touched, self.semaphores, budget,
-            start_gate, self.layout.early_begin, self.layout.sets,
-        )  # fmt: skip
+        run_ends = RunEndsBuilder(self.layout, self.mode, streams, budget, gated=self.gated)
         if self.mode in GRAPHS:
             inside = run_ends.inside()
             body = [*inside.prologue, *(body if self.crowded else _together(body)), *inside.epilogue]
@@ -231,8 +199,7 @@ class _Builder:
         for stream, command in self.plan.commands():
             if isinstance(command, CollectiveCall) and not self.communicator:
                 part = part_of(stream.rank, self.calls[command.group])
-                sums = [] if part.sum is None else [part.sum.out]
-                written[command.op] += sum(region.elements for region in (*sums, *(pair.dst for pair in part.copies)))
+                written[command.op] += sum(region.elements for done in part for region in done.writes)
                 continue
             for done in command.parts:
                 written[done.op] += sum(region.elements for region in done.writes)
@@ -240,6 +207,9 @@ class _Builder:
 
     def _streams(self) -> tuple[DeviceStream, ...]:
         return tuple(streams_of(self.plan, self.layout.placement, self.side_streams, gated=self.gated))
+
+    def _crowded(self) -> dict[int, int]:
+        return crowded(self.layout.placement, self._streams(), self.features)
 
     # ---- commands
 
@@ -273,8 +243,7 @@ class _Builder:
             case Launch():
                 return self._launch(s, p, cause)
             case Record(event=event):
-                point = EventName("plan", event)
-                return [RecordEvent(self.names[s], point, cause), *self._signal_point(s, point, cause)]
+                return self._record(s, EventName("plan", event), cause)
             case WaitEvent(event=event):
                 return (self._await(s, EventName("plan", event), cause),)
             case SignalFlag(flag=flag):
@@ -301,7 +270,7 @@ class _Builder:
         moves = [Move(t.dst, t.src, t.op, t.origin, self._pitched(t.dst, t.src), stage) for t in command.transfers]
         alone: list[tuple[Action, ...]] = [(self._copy(name, move, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
-        semaphores = self.side_streams.with_copy(s, p) if self.side_streams is not None else ()
+        semaphores = self.side_streams.copied.get((s, p), ())
         together = self.mode in PLAIN and self.features.copy_batches and len(runs) + len(semaphores) > 1
         if not together or not runs:
             return alone
@@ -329,39 +298,31 @@ class _Builder:
     def _launch(self, s: int, p: int, cause: Cause) -> Sequence[Action]:
         name, numbers = self.names[s], self.launches[s, p]
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in numbers]
-        flags = {flag for number in numbers for work in self.layout.launches[number].works for flag in work.waits}
-        if flags:
-            awaited = {self.semaphores.flags[flag] for flag in flags} - {-1}
+        waits = {flag for number in numbers for work in self.layout.launches[number].works for flag in work.waits}
+        if waits:
+            awaited = {self.semaphores.flags[flag] for flag in waits if flag in self.semaphores.flags}
             actions += self._resets(name, [w for w in awaited if self.semaphores.table[w].reset == "behind"], cause)
         return actions
 
     def _resets(self, name: StreamName, numbers: Sequence[int], cause: Cause) -> Iterator[Action]:
         """Of semaphores of one device; semaphores side by side in one call."""
-        first = count = -1
-        for index in sorted(self.semaphores.table[number].index for number in numbers):
-            if index == first + count:
-                count += 1
-                continue
-            if count > 0:
-                yield ResetSemaphores(name, first, count, cause)
-            first, count = index, 1
-        if count > 0:
-            yield ResetSemaphores(name, first, count, cause)
+        indices = enumerate(sorted(self.semaphores.table[number].index for number in numbers))
+        for _, adjacent in groupby(indices, lambda pair: pair[1] - pair[0]):
+            _, (first, *rest) = zip(*adjacent, strict=True)
+            yield ResetSemaphores(name, first, 1 + len(rest), cause)
 
     # ---- events, flags, semaphores
 
-    def _signal_point(self, s: int, point: EventName, cause: Cause) -> Sequence[Action]:
-        signalled = self.points.signalled(point)
-        return (
-            [StreamMemOps(self.names[s], tuple(SemaphoreOp(semaphore, True) for semaphore in signalled), cause)]
-            if signalled
-            else ()
-        )
+    def _record(self, s: int, point: EventName, cause: Cause) -> Sequence[Action]:
+        """An event, and the semaphores of the devices that no event reaches."""
+        told = tuple(SemaphoreOp(semaphore, True) for semaphore in self.points.get(point, {}).values())
+        signals = (StreamMemOps(self.names[s], told, cause),) if told else ()
+        return (RecordEvent(self.names[s], point, cause), *signals)
 
     def _await(self, s: int, point: EventName, cause: Cause) -> Action:
         """By an event, or by a semaphore where the point is in another device's graph, or in another process."""
         device = self.layout.placement.devices[self.plan.streams[s].rank]
-        semaphore = self.points.awaited(point, device)
+        semaphore = self.points.get(point, {}).get(device)
         if semaphore is None:
             return AwaitEvent(self.names[s], point, cause)
         return StreamMemOps(self.names[s], (SemaphoreOp(semaphore, False),), cause)
@@ -369,25 +330,51 @@ class _Builder:
     def _signal(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
         """A flag of a stream. What carries it is told by `_SideStreams`."""
         name, signalled = self.names[s], (SemaphoreOp(semaphore, True),)
-        signal_path = self.side_streams.signal_path(s, p) if self.side_streams is not None else "stream"
-        if signal_path == "side":
-            side, event = StreamName("signal", s), EventName("signal", s)
-            return (
-                RecordEvent(name, event, cause),
-                AwaitEvent(side, event, cause),
-                StreamMemOps(side, signalled, cause),
-            )
-        if signal_path == "batch":
-            assert self.side_streams is not None
-            return (CopyMemory(name, (), self.side_streams.batch_at(s, p), True, cause),)
-        return (StreamMemOps(name, signalled, cause),) if signal_path == "stream" else ()
+        match self.side_streams.signal_paths.get((s, p)):
+            case "side":
+                side, event = StreamName("signal", s), EventName("signal", s)
+                there = StreamMemOps(side, signalled, cause)
+                return (RecordEvent(name, event, cause), AwaitEvent(side, event, cause), there)
+            case "batch":
+                return (CopyMemory(name, (), self.side_streams.copied[s, p], True, cause),)
+            case "copied":
+                return ()
+            case None:
+                return (StreamMemOps(name, signalled, cause),)
 
     def _wait(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
         name, awaited = self.names[s], (SemaphoreOp(semaphore, False),)
-        if self.side_streams is not None and self.side_streams.waits_on_side(s, p):
+        if (s, p) in self.side_streams.waits:
             side, event = StreamName("wait", s), EventName("wait", s)
             return (StreamMemOps(side, awaited, cause), RecordEvent(side, event, cause), AwaitEvent(name, event, cause))
         return (StreamMemOps(name, awaited, cause),)
+
+    # ---- side streams
+
+    def _side_streams_of(self, stream: Stream) -> None:
+        found = self.side_streams
+        places = [p for p, c in enumerate(stream.commands) if isinstance(c, CopyAsync)]
+        first, last = (places[0], places[-1]) if places else (len(stream.commands), -1)
+        pending: list[tuple[int, int]] = []  # flags right before: their places, and their semaphores
+        for p, command in enumerate(stream.commands):
+            if isinstance(command, WaitFlag) and p > first and self.features.side_waits:
+                found.waits.add((stream.id, p))
+            if isinstance(command, SignalFlag) and p < last:
+                found.signal_paths[stream.id, p] = "side"
+                if self._copyable(stream, command.flag):
+                    pending.append((p, self.semaphores.flags[command.flag]))
+                    continue
+            if isinstance(command, CopyAsync) and pending and self.features.copy_batches:
+                whole = not any(self._pitched(t.dst, t.src) for t in command.transfers)
+                batch = p if whole else pending[-1][0]
+                found.copied[stream.id, batch] = tuple(semaphore for _, semaphore in pending)
+                for place, _ in pending:
+                    found.signal_paths[stream.id, place] = "batch" if place == batch else "copied"
+            pending.clear()
+
+    def _copyable(self, stream: Stream, flag: int) -> bool:
+        here = self.layout.placement.share_gpu(self.plan.flag_homes[flag], stream.rank)
+        return not here and self.semaphores.table[self.semaphores.flags[flag]].reset != "completion"
 
     # ---- collectives
 
@@ -425,9 +412,7 @@ class _Builder:
         awaited = {rank for others in barriers.values() for rank in others}
         for stream in streams:
             if stream.rank in awaited:
-                point = points[stream.rank]
-                yield RecordEvent(self.names[stream.id], point, cause)
-                yield from self._signal_point(stream.id, point, cause)
+                yield from self._record(stream.id, points[stream.rank], cause)
         for stream in streams:
             others = barriers[stream.rank]
             for other in others if len(others) < 2 else [s.rank for s in streams if s.rank in others]:
@@ -437,32 +422,16 @@ class _Builder:
         stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
         assert isinstance(command, CollectiveCall)
         cause, name = self._cause(s, command), self.names[s]
-        part = part_of(stream.rank, self.calls[command.group])
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
-        for pair in part.copies:
-            pitched = self._pitched(pair.dst, pair.src)
-            move = Move(pair.dst, pair.src, command.op, command.origin, pitched, command.stage)
-            actions.append(self._copy(name, move, cause))
+        for copy in part_of(stream.rank, self.calls[command.group]):
+            if isinstance(copy, Copy):
+                pitched = self._pitched(copy.dst, copy.src)
+                move = Move(copy.dst, copy.src, command.op, command.origin, pitched, command.stage)
+                actions.append(self._copy(name, move, cause))
         yield from self._timed(s, [tuple(actions)], cause)
 
 
-def streams_of(
-    plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, gated: bool = False
-) -> Iterator[DeviceStream]:
-    """All streams of the devices, including the callers'."""
-    for stream in plan.streams:
-        device = placement.devices[stream.rank]
-        for kind in ("plan", *(side_streams.of(stream.id) if side_streams is not None else ())):
-            yield DeviceStream(StreamName(kind, stream.id), device, stream.priority, stream.rank, stream.name)
-    for device in placement.ordinals:
-        yield DeviceStream(StreamName("control", device), device, "normal")
-    if gated:
-        first, *_ = placement.ordinals
-        yield DeviceStream(StreamName("gate", first), first, "normal")
-    for rank, device in enumerate(placement.devices):
-        yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
-
-
+@dataclass(slots=True)
 class _SideStreams:
     """Which flags of copy streams are carried by something other than the copy stream itself, in runs on streams.
 
@@ -475,65 +444,40 @@ class _SideStreams:
     to other GPUs only: a copy inside a GPU may be a kernel, which may find no free multiprocessor.
 
     Where a copy stream waits for a flag behind a copy, a side stream waits in its place (`side_waits`).
+
+    `signal_paths`: by stream and place, what carries a flag other than its stream: a `side` stream, `copied` with the
+    next copy, or a `batch` of semaphores that begins here. `copied`: the semaphores that go out with a copy, or with
+    the last flag, of their batch. `waits`: the places where a side stream waits.
     """
 
-    def __init__(self, builder: _Builder) -> None:
-        self.plan, self.semaphores, self.features = builder.plan, builder.semaphores, builder.features
-        self.placement = builder.layout.placement
-        self.signal_paths: dict[tuple[int, int], str] = {}
-        self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, of their batch
-        self.side_waits: set[tuple[int, int]] = set()
-        for stream in self.plan.streams:
-            if stream.engine == "copy":
-                self._stream(stream, builder)
-        self.signalling = {s for (s, _), signal_path in self.signal_paths.items() if signal_path == "side"}
-        self.waiting = {s for s, _ in self.side_waits}
+    signal_paths: dict[tuple[int, int], Literal["side", "copied", "batch"]] = field(default_factory=dict)
+    copied: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    waits: set[tuple[int, int]] = field(default_factory=set)
 
-    def _stream(self, stream: Stream, builder: _Builder) -> None:
-        places = [p for p, c in enumerate(stream.commands) if isinstance(c, CopyAsync)]
-        first, last = (places[0], places[-1]) if places else (len(stream.commands), -1)
-        pending: list[int] = []  # flags right before
-        for p, command in enumerate(stream.commands):
-            if isinstance(command, WaitFlag) and p > first and self.features.side_waits:
-                self.side_waits.add((stream.id, p))
-            if isinstance(command, SignalFlag) and p < last:
-                self.signal_paths[stream.id, p] = "side"
-                if self._copyable(stream, command.flag):
-                    pending.append(p)
-                    continue
-            if isinstance(command, CopyAsync) and pending and self.features.copy_batches:
-                whole = not any(builder._pitched(t.dst, t.src) for t in command.transfers)
-                self._take_along(stream, pending, p if whole else pending[-1])
-            pending.clear()
+    @property
+    def kinds(self) -> dict[int, list[str]]:
+        """The side streams of each stream that has some."""
+        signalling = {s for (s, _), path in self.signal_paths.items() if path == "side"}
+        waiting = {s for s, _ in self.waits}
+        return {s: ["signal"] * (s in signalling) + ["wait"] * (s in waiting) for s in signalling | waiting}
 
-    def _take_along(self, stream: Stream, pending: Sequence[int], place: int) -> None:
-        flags = [c.flag for p in pending if isinstance(c := stream.commands[p], SignalFlag)]
-        self.copied[stream.id, place] = tuple(self.semaphores.flags[flag] for flag in flags)
-        for p in pending:
-            self.signal_paths[stream.id, p] = "batch" if p == place else "copied"
 
-    def _copyable(self, stream: Stream, flag: int) -> bool:
-        elsewhere = not self.placement.share_gpu(self.plan.flag_homes[flag], stream.rank)
-        private = self.semaphores.table[self.semaphores.flags[flag]].reset != "completion"
-        return elsewhere and private
-
-    def of(self, stream: int) -> list[str]:
-        """The side streams of a stream."""
-        return ["signal"] * (stream in self.signalling) + ["wait"] * (stream in self.waiting)
-
-    def signal_path(self, stream: int, place: int) -> str:
-        """`stream`, `side`, `copied` with the next copy, or `batch`: a batch of semaphores that begins here."""
-        return self.signal_paths.get((stream, place), "stream")
-
-    def with_copy(self, stream: int, place: int) -> tuple[int, ...]:
-        """The semaphores that go out with a copy."""
-        return self.copied.get((stream, place), ())
-
-    def batch_at(self, stream: int, place: int) -> tuple[int, ...]:
-        return self.copied[stream, place]
-
-    def waits_on_side(self, stream: int, place: int) -> bool:
-        return (stream, place) in self.side_waits
+def streams_of(
+    plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, gated: bool = False
+) -> Iterator[DeviceStream]:
+    """All streams of the devices, including the callers'."""
+    sides = side_streams.kinds if side_streams is not None else {}
+    for stream in plan.streams:
+        for kind in ("plan", *sides.get(stream.id, ())):
+            name, device = StreamName(kind, stream.id), placement.devices[stream.rank]
+            yield DeviceStream(name, device, stream.priority, stream.rank, stream.name)
+    for device in placement.ordinals:
+        yield DeviceStream(StreamName("control", device), device, "normal")
+    if gated:
+        first, *_ = placement.ordinals
+        yield DeviceStream(StreamName("gate", first), first, "normal")
+    for rank, device in enumerate(placement.devices):
+        yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
 
 
 def _together(body: Sequence[Action]) -> Iterator[Action]:

@@ -150,6 +150,8 @@ class _Walk(Walk[Node]):
         self.left = dict.fromkeys(crowded, 0)  # nodes that have left the device's hardware queue
 
     def hindrance(self, node: Node) -> object | None:
+        if not self.left:
+            return super().hindrance(node)
         device = self.places[node.queue]
         first = node.awaits is None or self.over(node.awaits)
         if first and node.place_of_issue > self.left.get(device, node.place_of_issue):

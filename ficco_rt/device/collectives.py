@@ -4,34 +4,19 @@ even for ranks that share a GPU."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from ficco_dsl.diagnostics import Diagnostic
 
 from ..errors import DeviceError
-from ..geometry.cells import cells, part
+from ..geometry.cells import part
 from ..geometry.region import Region
-from ..graph.ir import CollectiveSettings, Reduce
+from ..graph.ir import CollectiveSettings, Copy, Reduce
+from ..graph.op_rules import pairs_fit
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
 from .ir import CallCollective, Communicator, DevicePlan, Features, Placement
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A copy: dst <- src."""
-
-    dst: Region
-    src: Region
-
-
-@dataclass(frozen=True, slots=True)
-class CollectivePart:
-    """The part of a rank: the sum, if any, then the copies in order."""
-
-    sum: Reduce | None
-    copies: tuple[Pair, ...] = ()
 
 
 def calls_of(plan: Plan) -> dict[int, list[CollectiveCall]]:
@@ -101,32 +86,30 @@ def barrier_peers(calls: Sequence[CollectiveCall], rank: int, *, behind: bool) -
     return frozenset({wanted}) - {rank}
 
 
-def part_of(rank: int, calls: Sequence[CollectiveCall]) -> CollectivePart:
-    """A rank's part of a collective; `calls` are those of all ranks."""
+def part_of(rank: int, calls: Sequence[CollectiveCall]) -> tuple[Reduce | Copy, ...]:
+    """A rank's part of a collective: the sum, if any, then the copies in order. `calls` are those of all ranks."""
     command, ranks = calls[rank], len(calls)
     peers = [(rank + i) % ranks for i in range(1, ranks)]
     match command.kind:
         case "all_gather":
             starts = _starts([c.src.shape[0] for c in calls])
             dsts = _parts([calls[p].dst for p in (*peers, rank)], starts[rank], starts[rank + 1])
-            return CollectivePart(None, tuple(Pair(dst, command.src) for dst in dsts if dst != command.src))
+            return tuple(Copy(dst, command.src) for dst in dsts if dst != command.src)
         case "all_to_all":
-            return CollectivePart(None, tuple(_exchange(rank, calls)))
+            return tuple(_exchange(rank, calls))
         case "send_recv":
-            return CollectivePart(None, (Pair(calls[command.to].dst, command.src),) if command.reads else ())
+            return (Copy(calls[command.to].dst, command.src),) if command.reads else ()
         case "reduce_scatter":
             starts = _starts([c.dst.shape[0] for c in calls])
-            a, b = starts[rank], starts[rank + 1]
-            return CollectivePart(Reduce(command.dst, _parts([calls[p].src for p in (rank, *peers)], a, b)))
+            return (Reduce(command.dst, _parts([calls[p].src for p in (rank, *peers)], *starts[rank : rank + 2])),)
         case "all_reduce":  # every rank sums a share of the rows and pushes it to all
             rows = command.src.shape[0]
             a, b = rank * rows // ranks, (rank + 1) * rows // ranks
             if a == b:
-                return CollectivePart(None)
+                return ()
             mine = part(command.dst, a, b)
             terms = _parts([calls[p].src for p in (rank, *peers)], a, b)
-            dsts = _parts([calls[p].dst for p in peers], a, b)
-            return CollectivePart(Reduce(mine, terms), tuple(Pair(dst, mine) for dst in dsts))
+            return (Reduce(mine, terms), *(Copy(dst, mine) for dst in _parts([calls[p].dst for p in peers], a, b)))
 
 
 def _parts(regions: Sequence[Region], start: int, stop: int) -> tuple[Region, ...]:
@@ -138,20 +121,17 @@ def _parts(regions: Sequence[Region], start: int, stop: int) -> tuple[Region, ..
     return tuple(found)
 
 
-def _exchange(rank: int, calls: Sequence[CollectiveCall]) -> Iterator[Pair]:
+def _exchange(rank: int, calls: Sequence[CollectiveCall]) -> Iterator[Copy]:
     ranks, rows = len(calls), calls[rank].src.shape[0]
     for p in (*((rank + i) % ranks for i in range(1, ranks)), rank):  # staggered pushes
         a, b = p * rows // ranks, (p + 1) * rows // ranks
         before = sum((p + 1) * c.src.shape[0] // ranks - p * c.src.shape[0] // ranks for c in calls[:rank])
         if a < b:
-            yield Pair(part(calls[p].dst, before, before + b - a), part(calls[rank].src, a, b))
+            yield Copy(part(calls[p].dst, before, before + b - a), part(calls[rank].src, a, b))
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    starts = [0]
-    for n in sizes:
-        starts.append(starts[-1] + n)
-    return starts
+def _starts(sizes: Iterable[int]) -> list[int]:
+    return list(accumulate(sizes, initial=0))
 
 
 # ---------------------------------------------------------------- a rule of device plans
@@ -179,16 +159,14 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
         if isinstance(action, CallCollective):
             places[action.group].append(place)
     owners = {stream.name: stream.rank for stream in plan.streams}
-    shapes = {t.name: t.shapes for t in plan.tensors}
     for group, at in places.items():
         members = [action for i in at if isinstance(action := plan.body[i], CallCollective)]
-        head = members[0]
+        head, pairs = members[0], members[0].kind == "send_recv"
         callers = [rank for m in members if (rank := owners[m.stream]) is not None]
         if callers != list(range(ranks)) or at[-1] - at[0] != ranks - 1:
             yield head.mistake(f"collective {group} is called by ranks {callers}; all call it in order, side by side")
-        pairs = head.kind == "send_recv"
-        if pairs and callers == list(range(ranks)):
-            yield from _pairs(members)
+        elif pairs and (message := pairs_fit(members, {t.name: t for t in plan.tensors})):
+            yield head.mistake(message)
         for m in members:
             alike = pairs or m.src.shape == head.src.shape
             if (m.kind, m.communicator) != (head.kind, head.communicator) or not alike:
@@ -197,23 +175,3 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
                 yield m.mistake(f"there is no communicator {m.communicator}")
             if m.stream.kind != "plan" or not owners[m.stream] == m.dst.rank == m.src.rank:
                 yield m.mistake(f"{m.stream} calls it on another rank's memory")
-            given, made = _SIZES.get(m.kind, (1, 1))
-            sizes = m.src.elements * (ranks if made > given else 1), m.dst.elements * (ranks if given > made else 1)
-            if not pairs and sizes[0] != sizes[1]:
-                yield m.mistake(f"{m.kind} of {m.src.elements} elements gives {m.dst.elements}")
-            for region in (*m.writes, *m.reads):
-                found = list(cells([region], [shapes[region.tensor][region.rank]]))
-                if len(found) != 1 or found[0].rows != 1:
-                    yield m.mistake(f"{region} is not one run of memory")
-
-
-def _pairs(calls: Sequence[CallCollective]) -> Iterator[Diagnostic]:
-    """`calls` are those of all ranks, in order."""
-    for rank, m in enumerate(calls):
-        if not (0 <= m.to < len(calls) and calls[m.to].by == rank and 0 <= m.by < len(calls)):
-            yield m.mistake(f"rank {rank} sends to rank {m.to}, which does not receive from it")
-        elif m.src.elements != calls[m.to].dst.elements:
-            yield m.mistake(f"{m.src.elements} elements are sent, and {calls[m.to].dst.elements} received")
-
-
-_SIZES = {"all_gather": (1, 2), "reduce_scatter": (2, 1)}  # which side has the parts of all ranks: the one with 2

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import product
 
-from ficco_dsl.diagnostics import Diagnostic, Note, Span
+from ficco_dsl.diagnostics import Diagnostic, Note
 
 from ..geometry.cells import cells
 from ..geometry.region import Region
@@ -23,7 +23,7 @@ from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..kernels.works import Look, kernel_work, symbolic
 from ..plan.plan_rules import inside
-from .ir import PLACELESS, CallCollective, CopyMemory, DeviceLaunch, DevicePlan, EventName, Semaphore, StreamName
+from .ir import PLACELESS, CallCollective, DeviceLaunch, DevicePlan, EventName, Move, RunEnds, Semaphore, StreamName
 
 COMPILE = "compile the schedule again (ficco-run --emit device-plan-json)"
 
@@ -99,8 +99,8 @@ def regions_lie_inside(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A work is a legal product, sum, copy or user kernel of its stream's rank. A copy has two sides of one shape and
-    type, and is said to be of rows where it is no run of bytes."""
+    """A work is a legal product, sum, copy or user kernel of its stream's rank, and a call a legal collective. A copy
+    has two sides of one shape and type, and is said to be of rows where it is no run of bytes."""
     tensors = {t.name: t for t in plan.tensors}
     ranks = {stream.name: stream.rank for stream in plan.streams}
     for launch in plan.launches:
@@ -117,21 +117,19 @@ def works_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
                 yield Diagnostic(work.origin, message)
     rows: dict[tuple[object, ...], bool] = {}
     for action in plan.body:
-        for move in action.moves if isinstance(action, CopyMemory) else ():
-            rank = ranks[action.stream]
-            message = None
-            if rank is not None:
-                message = fits(move, rank, tensors)
+        rank = ranks[action.stream]
+        for part in action.parts:
+            message = None if rank is None else fits(part, rank, tensors)
             if message is not None:
-                yield Diagnostic(move.origin, message)
-                continue
-            shapes = [tensors[side.tensor].shapes[side.rank] for side in (move.dst, move.src)]
-            key = (id(move.dst.axes), id(move.src.axes), *shapes)
-            if key not in rows:
-                rows[key] = any(cell.rows > 1 for cell in cells((move.dst, move.src), shapes))
-            if rows[key] != move.pitched:
-                said = "a run of bytes" if rows[key] else "rows"
-                yield Diagnostic(move.origin, f"the copy {move.dst} <- {move.src} is not {said}; {COMPILE}")
+                yield Diagnostic(part.origin, message)
+            elif isinstance(part, Move):
+                shapes = [tensors[side.tensor].shapes[side.rank] for side in (part.dst, part.src)]
+                key = (id(part.dst.axes), id(part.src.axes), *shapes)
+                if key not in rows:
+                    rows[key] = any(cell.rows > 1 for cell in cells((part.dst, part.src), shapes))
+                if rows[key] != part.pitched:
+                    said = "a run of bytes" if rows[key] else "rows"
+                    yield Diagnostic(part.origin, f"the copy {part.dst} <- {part.src} is not {said}; {COMPILE}")
 
 
 def _as_said(argument: object) -> bool:
@@ -207,13 +205,13 @@ def _of_parts(found: Sequence[KernelConfig]) -> tuple[KernelConfig, ...]:
 def differences(found: DevicePlan, wanted: DevicePlan) -> Iterator[Diagnostic]:
     """Where a device plan differs from the one that its plan gives: in each list the first member, and each other
     field."""
-    for side in ("own", "called", "between"):
-        a, b = getattr(found, side), getattr(wanted, side)
-        for part in ("prologue", "epilogue"):
-            yield from _listed(f"{side} {part}", getattr(a, part), getattr(b, part))
-    for name in (field.name for field in fields(DevicePlan) if field.name not in ("own", "called", "between")):
+    ends = ("own", "called", "between")
+    for name in (*ends, *(field.name for field in fields(DevicePlan) if field.name not in ends)):
         a, b = getattr(found, name), getattr(wanted, name)
-        if isinstance(a, tuple):
+        if isinstance(a, RunEnds):
+            yield from _listed(f"{name} prologue", a.prologue, b.prologue)
+            yield from _listed(f"{name} epilogue", a.epilogue, b.epilogue)
+        elif isinstance(a, tuple):
             yield from _listed(name, a, b)
         elif a != b:
             yield _wrong(f"its {name} is {a}; that of its plan is {b}")
@@ -222,7 +220,7 @@ def differences(found: DevicePlan, wanted: DevicePlan) -> Iterator[Diagnostic]:
 def _listed(name: str, found: Sequence[object], wanted: Sequence[object]) -> Iterator[Diagnostic]:
     for i, (a, b) in enumerate(zip(found, wanted, strict=False)):
         if a != b:
-            place = _place(a) if hasattr(a, "cause") else getattr(a, "origin", PLACELESS)
+            place = getattr(a, "origin", PLACELESS)
             note = Note(f"its plan gives {_short(b)}", getattr(b, "origin", place))
             yield Diagnostic(place, f"{name} {i} is not what its plan gives: {_short(a)}; {COMPILE}", (note,))
             return
@@ -242,11 +240,6 @@ def _short(value: object) -> str:
         rest = [f"{getattr(value, f)}" for f in ("event", "launch", "device", "when") if hasattr(value, f)]
         return f"{text} on {value.stream}" + (f" ({', '.join(rest)})" if rest else "")
     return str(value)[:200]
-
-
-def _place(action: object) -> Span:
-    cause = getattr(action, "cause", None)
-    return getattr(cause, "origin", None) or PLACELESS
 
 
 def _wrong(message: str) -> Diagnostic:

@@ -100,34 +100,30 @@ def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
         for number in (*action.signals, *action.awaits):
             if not 0 <= number < len(plan.semaphores):
                 yield action.mistake(f"there is no semaphore {number}")
+        device = devices[action.stream]
         if isinstance(action, StreamMemOps):
             for change in action.changes:
+                number = change.semaphore
                 if change.signals and change.acquires:
-                    yield action.mistake(
-                        f"semaphore {change.semaphore} is signalled, and acquired by the stream that signals it"
-                    )
-            device = devices[action.stream]
-            for number in action.awaits:
-                if 0 <= number < len(plan.semaphores) and plan.semaphores[number].device != device:
-                    yield action.mistake(
-                        f"{action.stream} of device {device} waits for semaphore {number} of another device"
-                    )
+                    yield action.mistake(f"semaphore {number} is signalled, and acquired by the stream that signals it")
+                apart = 0 <= number < len(plan.semaphores) and plan.semaphores[number].device != device
+                if apart and not change.signals:
+                    text = f"{action.stream} of device {device} waits for semaphore {number} of another device"
+                    yield action.mistake(text)
         if isinstance(action, ResetSemaphores):
-            size = sizes[devices[action.stream]]
-            if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:
-                yield action.mistake(
-                    f"semaphores {action.first} to {action.first + action.count - 1} of {size} are reset"
-                )
+            size, end = sizes[device], action.first + action.count
+            if action.count < 1 or not 0 <= action.first <= end <= size:
+                yield action.mistake(f"semaphores {action.first} to {end - 1} of {size} are reset")
         for step in action.steps if isinstance(action, Barrier) else ():
-            if step.count < 1 or not 0 <= step.first <= step.first + step.count <= len(plan.semaphores):
-                yield action.mistake(f"a barrier over semaphores {step.first} to {step.first + step.count - 1}")
+            end = step.first + step.count
+            several = f"semaphores {step.first} to {end - 1}"
+            if step.count < 1 or not 0 <= step.first <= end <= len(plan.semaphores):
+                yield action.mistake(f"a barrier over {several}")
                 continue
             found = [plan.semaphores[i] for i in step.semaphores]
             if any(b.device != a.device or b.index != a.index + 1 for a, b in pairwise(found)):
-                yield action.mistake(
-                    f"semaphores {step.first} to {step.first + step.count - 1} do not lie side by side"
-                )
-            if step.does != "signal" and found[0].device != devices[action.stream]:
+                yield action.mistake(f"{several} do not lie side by side")
+            if step.does != "signal" and found[0].device != device:
                 yield action.mistake(f"{action.stream} does not own semaphore {step.first}, which it does not signal")
 
 
@@ -385,20 +381,15 @@ def semaphores_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         waiters = awaited | {semaphore for action in actions for semaphore in action.awaits}
         downs = resets + Counter(semaphore for action in actions for semaphore in _reset(action, places, devices))
         for i, semaphore in enumerate(plan.semaphores):
-            used = semaphore.used_in(plan.mode)
             if semaphore.counts_runs:
                 continue
+            used, said = semaphore.used_in(plan.mode), f"semaphore {i} ({semaphore.purpose})"
             if (ups[i] != used or (i in waiters) != used) and (i, "signalled") not in wrong:
                 wrong.add((i, "signalled"))
-                yield Diagnostic(
-                    PLACELESS,
-                    f"semaphore {i} ({semaphore.purpose}) is signalled {ups[i]} times in a run ({manner})",
-                )
+                yield Diagnostic(PLACELESS, f"{said} is signalled {ups[i]} times in a run ({manner})")
             if downs[i] != (used and not semaphore.tells_runs) and (i, "reset") not in wrong:
                 wrong.add((i, "reset"))
-                yield Diagnostic(
-                    PLACELESS, f"semaphore {i} ({semaphore.purpose}) is reset {downs[i]} times in a run ({manner})"
-                )
+                yield Diagnostic(PLACELESS, f"{said} is reset {downs[i]} times in a run ({manner})")
 
 
 def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:

@@ -16,18 +16,16 @@ runs to each other. So a run is in callers' graphs of all processes, or of none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 
-from ..geometry.region import BoxMap
-from ..plan.ir import Access, CollectiveCall, Plan
+from ..plan.ir import CollectiveCall, Plan
 from ..types import TYPES
+from .early_begin import Writers, accesses_of
 from .ir import Features, Placement
 
 # bytes of a device's scratch. Two sets are kept beside it: that is worth the microseconds that an end of a run costs
 # where runs are short
 LARGEST = 16 << 20
-_NOBODY = -1
 
 
 def double_buffered(plan: Plan, placement: Placement, features: Features) -> bool:
@@ -39,40 +37,19 @@ def double_buffered(plan: Plan, placement: Placement, features: Features) -> boo
         return False
     if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
         return False
-    accesses = list(_accesses(plan, placement))
+    accesses = accesses_of(plan, placement)
     scratch = {tensor.name: tensor.shapes for tensor in plan.tensors if tensor.kind == "scratch"}
     owners = placement.devices
     if any(a.region.tensor not in scratch and owners[a.region.rank] != here for here, a in accesses):
         return False
-    made = {(name, rank): BoxMap(shape, _NOBODY) for name, shapes in scratch.items() for rank, shape in _full(shapes)}
-    for here, access in accesses:
-        if access.written and (access.region.tensor, access.region.rank) in made:
-            cells = made[access.region.tensor, access.region.rank]
-            for box in access.region.boxes:
-                if any(by not in (_NOBODY, here) for _, by in cells.items(box)):
-                    return False
-                cells.update(box, lambda _, here=here: here)  # type: ignore[misc]
-    shares: set[tuple[int, int]] = set()
-    hears: set[tuple[int, int]] = set()
-    for here, access in accesses:
-        region, place = access.region, (access.region.tensor, access.region.rank)
-        shares.add((here, owners[region.rank]))
-        if not access.written and place in made:
-            hears |= {(here, by) for box in region.boxes for _, by in made[place].items(box)}
+    exchanged = [(here, access) for here, access in accesses if access.region.tensor in scratch]
+    writers = Writers(scratch, (access.region for _, access in exchanged))
+    if not all(writers.add(access.region, here) for here, access in exchanged if access.written):
+        return False
+    shares = {(here, owners[access.region.rank]) for here, access in exchanged}
+    hears = {(here, by) for here, access in exchanged if not access.written for by in writers.of(access.region)}
     linked = {(a, b) for pair in (shares | hears) for a, b in (pair, pair[::-1]) if a != b}
     return bool(linked) and linked <= hears
-
-
-def _accesses(plan: Plan, placement: Placement) -> Iterator[tuple[int, Access]]:
-    """All of the plan's, and the device that makes each."""
-    for stream, command in plan.commands():
-        for access in command.accesses():
-            yield placement.devices[stream.rank], access
-
-
-def _full(shapes: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """A rank may hold nothing of a tensor."""
-    return ((rank, shape) for rank, shape in enumerate(shapes) if prod(shape))
 
 
 def _most_scratch(plan: Plan, placement: Placement) -> int:

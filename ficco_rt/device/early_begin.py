@@ -14,15 +14,14 @@ it has received what the other one sent, and the other one sends nothing before 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..geometry.region import BoxMap, Region
 from ..plan.ir import Access, CollectiveCall, Launch, Plan, Stream
 from .ir import Features, Placement
 
-_NOBODY = -1
-_Place = tuple[str, int]  # a tensor and a rank
+NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def early_begin_of(plan: Plan, placement: Placement, features: Features) -> Earl
     local_streams = set()
     for stream in plan.streams:
         here = placement.devices[stream.rank]
-        reached = {placement.devices[access.region.rank] for access in _accesses(stream)}
+        reached = {placement.devices[a.region.rank] for command in stream.commands for a in command.accesses()}
         sends[here] |= reached - {here}
         if reached <= {here}:
             local_streams.add(stream.id)
@@ -62,11 +61,6 @@ def early_begin_of(plan: Plan, placement: Placement, features: Features) -> Earl
     return EarlyBegin({device: frozenset(others) for device, others in sends.items()}, frozenset(local_streams))
 
 
-def _accesses(stream: Stream) -> Iterator[Access]:
-    for command in stream.commands:
-        yield from command.accesses()
-
-
 def _multiplies(stream: Stream) -> bool:
     return stream.engine == "sm" and any(isinstance(command, Launch) for command in stream.commands)
 
@@ -74,47 +68,45 @@ def _multiplies(stream: Stream) -> bool:
 def _read_where_written(plan: Plan, placement: Placement) -> bool:
     """Whether all that devices do to others' memory is to write scratch which nobody else writes, and which the other
     device itself reads. So it reads behind the write: before it there would be nothing to read."""
+    accesses = accesses_of(plan, placement)
     scratch = {t.name: t.shapes for t in plan.tensors if t.kind == "scratch"}
-    sent: list[tuple[Region, int]] = []  # from one device to another, and its number
-    for stream in plan.streams:
-        here = placement.devices[stream.rank]
-        for access in _accesses(stream):
-            region = access.region
-            if placement.devices[region.rank] == here:
-                continue
-            if not access.written or region.tensor not in scratch:
-                return False
-            sent.append((region, len(sent)))
-    written = {place: BoxMap(scratch[place[0]][place[1]], _NOBODY) for place in {_place(r) for r, _ in sent}}
-    if not all(_write(written, region, number) for region, number in sent):
+    away = [access for here, access in accesses if placement.devices[access.region.rank] != here]
+    if not all(access.written and access.region.tensor in scratch for access in away):
+        return False
+    writers = Writers(scratch, (access.region for access in away))
+    if not all(writers.add(access.region, number) for number, access in enumerate(away)):
         return False
     read: set[int] = set()
-    for stream in plan.streams:
-        here = placement.devices[stream.rank]
-        for access in _accesses(stream):
-            region = access.region
-            if _place(region) not in written or placement.devices[region.rank] != here:
-                continue
-            found = _found(written, region)
-            if access.written and found != {_NOBODY}:
+    for here, (region, written, _) in accesses:
+        if placement.devices[region.rank] == here:
+            found = writers.of(region)
+            if written and found != {NOBODY}:
                 return False
             read |= found
-    return read >= {number for _, number in sent}
+    return read >= set(range(len(away)))
 
 
-def _place(region: Region) -> _Place:
-    return region.tensor, region.rank
+def accesses_of(plan: Plan, placement: Placement) -> list[tuple[int, Access]]:
+    """All accesses of a plan, each with the device that makes it."""
+    return [(placement.devices[stream.rank], a) for stream, command in plan.commands() for a in command.accesses()]
 
 
-def _found(written: Mapping[_Place, BoxMap[int]], region: Region) -> set[int]:
-    """Who writes the region's elements."""
-    return {number for box in region.boxes for _, number in written[_place(region)].items(box)}
+class Writers:
+    """Who writes the elements of scratch, by number, where these `regions` lie."""
 
+    def __init__(self, scratch: Mapping[str, tuple[tuple[int, ...], ...]], regions: Iterable[Region]) -> None:
+        places = {(region.tensor, region.rank) for region in regions}
+        self._written = {place: BoxMap(scratch[place[0]][place[1]], NOBODY) for place in places}
 
-def _write(written: Mapping[_Place, BoxMap[int]], region: Region, number: int) -> bool:
-    """Whether nobody has written the region before."""
-    if _found(written, region) - {_NOBODY, number}:
-        return False
-    for box in region.boxes:
-        written[_place(region)].update(box, lambda _, number=number: number)  # type: ignore[misc]
-    return True
+    def of(self, region: Region) -> set[int]:
+        """The writers of a region's elements, NOBODY among them where some are not written."""
+        cells = self._written.get((region.tensor, region.rank))
+        return {NOBODY} if cells is None else {by for box in region.boxes for _, by in cells.items(box)}
+
+    def add(self, region: Region, writer: int) -> bool:
+        """Adds a writer of a region, unless somebody else has written there before: then it says no."""
+        if self.of(region) - {NOBODY, writer}:
+            return False
+        for box in region.boxes:
+            self._written[region.tensor, region.rank].update(box, lambda _: writer)
+        return True

@@ -103,32 +103,33 @@ def fit_table(
     return FitTable(device.name, limits, free, kernels, tuple(pairs))
 
 
-def _tenant(queue: str, name: str, block: Footprint | None, blocks: int | None, *told: Any) -> ResidentKernel:
+def _resident(queue: str, name: str, block: Footprint | None, blocks: int | None, *said: Any) -> ResidentKernel:
     names = ("threads", "registers", "static_smem", "dynamic_smem", "cluster")
     sizes: list[Any] = [block and getattr(block, n) for n in names]
-    return ResidentKernel(queue, name, block, *[*sizes, blocks, *told])
+    return ResidentKernel(queue, name, block, *[*sizes, blocks, *said])
 
 
 def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limits) -> Iterator[ResidentKernel]:
     streams = {stream.id: stream for stream in plan.streams}
     for launch in launches:
         stream, config = streams[launch.stream], launch.config
-        command = stream.commands[launch.command]
-        if stream.rank != rank or isinstance(command, CollectiveCall):  # whose sums run where the library does not
+        # the sums of collectives run where the library does not
+        if stream.rank != rank or isinstance(stream.commands[launch.command], CollectiveCall):
             continue
-        asked = getattr(getattr(command, "attributes", None), "leave", None)
-        said = None if asked is None else str(asked)
-        if not config.registers:  # a user's, or the vendor's
-            source = UNKNOWN if asked is None else f"leave = {said}: {ASKED}"
-            name = config.kernel
-            if config.matmuls and config.matmuls[0].sms:
-                name += f", asked for {config.matmuls[0].sms} multiprocessors"
-            yield _tenant(stream.queue, name, None, None, (), source, False, said)
+        said = None if launch.leave is None else str(launch.leave)
+        if config.registers:
+            alone = fit(footprint_of(config), (), limits)
+            blocks = min(alone.blocks, -(-config.blocks // limits.sms))
+            source = "registers at most, as compiled"
+            block = footprint_of(config)
+            yield _resident(stream.queue, config.kernel, block, blocks, alone.limited_by, source, True, said)
             continue
-        alone = fit(footprint_of(config), (), limits)
-        blocks = min(alone.blocks, -(-config.blocks // limits.sms))
-        source = "registers at most, as compiled"
-        yield _tenant(stream.queue, config.kernel, footprint_of(config), blocks, alone.limited_by, source, True, said)
+        # a user's kernel, or the vendor's
+        name = config.kernel
+        if config.matmuls and config.matmuls[0].sms:
+            name += f", asked for {config.matmuls[0].sms} multiprocessors"
+        source = UNKNOWN if said is None else f"leave = {said}: {ASKED}"
+        yield _resident(stream.queue, name, None, None, (), source, False, said)
 
 
 def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterator[ResidentKernel]:
@@ -139,9 +140,8 @@ def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterato
         threads = (stream.collectives or CollectiveSettings()).threads
         for b in blocks_of(kinds, threads, limits.arch, version):
             alone = fit(b.footprint, (), limits)
-            name = f"{b.footprint.kernel}, {b.when}"
-            held = min(1, alone.blocks)
-            yield _tenant(stream.queue, name, b.footprint, held, alone.limited_by, b.source, b.measured)
+            name, held = f"{b.footprint.kernel}, {b.when}", min(1, alone.blocks)
+            yield _resident(stream.queue, name, b.footprint, held, alone.limited_by, b.source, b.measured)
 
 
 def blocks_left(plan: Plan, leave: Leave, arch: str, library: str = "") -> tuple[Footprint, ...]:

@@ -7,23 +7,21 @@ Ordering rules:
 - actions of one stream happen one after another; the launch of a kernel with `early` may begin while the kernel before
   it on its stream still runs, and waits itself for that kernel's end before it touches what is not read-only;
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
-- a semaphore is 0 when a run begins; a stream or kernel that waits for it continues once it is 1; it is reset once a
-  run;
+- a semaphore is 0 when a run begins; streams and kernels that wait for it continue once it is 1; it is reset once;
 - a stream that acquires a semaphore (`SemaphoreOp.acquires`) waits for it and resets it itself;
 - consecutive runs alternate between `sets` sets of semaphores and scratch: what a run leaves in a set is visible to no
   run before the next one that uses this set;
 - a semaphore that counts runs (`Semaphore.tells_runs`) is never reset: a device counts its runs in one of its
   semaphores, and writes the count to semaphores of other devices; a device that waits for such a semaphore continues
   once the semaphore has reached its own count;
-- the copies of a batch are not ordered among themselves; they begin when everything before the batch has ended;
+- the copies of a batch have no order among themselves; they begin when everything before the batch has ended;
 - a call of a collective (`CallCollective`) ends on any rank only after it has begun on all; a `send_recv` only after it
   has begun on the rank that it receives from;
-- the works of a kernel are taken in their order; `merged` works of a product are made as one, in registers.
-"""
+- the works of a kernel are taken in their order; `merged` works of a product are made as one, in registers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import compress, product
@@ -82,12 +80,10 @@ EventKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where ranks run: `devices[rank]` is the owner device of a rank, `processes[rank]` the process that drives this
-    device; without processes, one drives all. No event leads from one process to another: semaphores do. `nodes[rank]`
-    is the node of a rank, all of whose process is on it; without nodes, there is one. Neither events nor semaphores
-    lead from one node to another, and no device touches another node's memory: messages alone do, by the vendor's
-    library. `gpus[rank]` is the GPU of a rank; without GPUs, each device is one. Processes that share a GPU have a
-    device each."""
+    """Where ranks run: `devices[rank]` is the owner device of a rank; `processes[rank]` the process that drives this
+    device (default: one drives all); `nodes[rank]` the node of this process (default: one); `gpus[rank]` the rank's GPU
+    (default: each device is one), of which each process that shares it has a device. No events lead from one process
+    to another, but semaphores do; from one node to another only messages of the vendor's library do."""
 
     devices: tuple[int, ...]
     processes: tuple[int, ...] = ()
@@ -116,6 +112,14 @@ class Placement:
     def node(self, device: int) -> int:
         """The node of a device."""
         return self.nodes[self.devices.index(device)] if self.nodes else 0
+
+    def driven(self, process: int) -> tuple[int, ...]:
+        """The devices that a process drives."""
+        return tuple(device for device in self.ordinals if self.process(device) == process)
+
+    def mates(self, device: int) -> tuple[int, ...]:
+        """The devices that are driven by the process of a device, itself included."""
+        return self.driven(self.process(device))
 
     def others(self, device: int) -> tuple[int, ...]:
         """The devices that other processes drive."""
@@ -243,13 +247,9 @@ class Semaphore:
     used: Literal["always", "graph", "embedded", "traced", "embedded or traced", "gated"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
-        if self.used == "gated":
-            return mode in GATED
-        if self.used == "traced":
-            return mode == "traced"
-        if self.used == "embedded or traced":
-            return mode in ("embedded", "traced")
-        return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
+        if self.used in ("always", "gated"):
+            return self.used == "always" or mode in GATED
+        return mode in self.used.split(" or ") or (self.used == "graph" and mode == "embedded")
 
     @property
     def tells_runs(self) -> bool:
@@ -333,6 +333,10 @@ class SemaphoreOp:
     semaphore: int
     signals: bool
     acquires: bool = False
+
+    def __str__(self) -> str:
+        does = "signal" if self.signals else "acquire" if self.acquires else "wait for"
+        return f"{does} semaphore {self.semaphore}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,6 +520,11 @@ class DeviceLaunch:
     origin: Span = field(compare=False)
     leave: Leave | None = None  # what its blocks leave room for
 
+    @property
+    def made_as_one(self) -> Sequence[tuple[int, ...]]:
+        """The works as the kernel makes them, in order: each alone, or several that are merged."""
+        return self.config.merged or tuple((i,) for i in range(len(self.works)))
+
     def early_reads(self, work: Work) -> tuple[Region, ...]:
         """What a work reads before the semaphores that it waits for are up: read-only operands."""
         sides = (work.body.left, work.body.right) if isinstance(work.body, Gemm) else ()
@@ -567,9 +576,6 @@ class DevicePlan:
             f"<DevicePlan of {self.schedule}, mode {self.mode}: {len(self.placement.devices)} ranks on "
             f"{len(self.placement.ordinals)} devices, {len(self.launches)} launches, {len(self.body)} actions>"
         )
-
-    def stream(self, name: StreamName) -> DeviceStream:
-        return next(s for s in self.streams if s.name == name)
 
     def marks(self, launch: DeviceLaunch) -> bool:
         """Whether the launch uses the instrumented variant of its kernel, which records when tiles waited, began and
@@ -657,28 +663,22 @@ class Manner:
         }
         return ", ".join(text for text, holds in said.items() if holds)
 
-    def acquires(self, when: When) -> bool:
+    def takes(self, when: When) -> bool:
         """Whether an action of a prologue or epilogue takes part. `manners` lists the combinations that a driver
         makes."""
-        match when:
-            case "always":
-                return True
-            case "timed":
-                return self.timed
-            case "behind":
-                return self.behind
-            case "alone":
-                return not self.behind
-            case "timed or behind":
-                return self.timed or self.behind
-            case "behind others":
-                return self.behind and self.others
-            case "behind replays":
-                return self.replays
+        return {
+            "always": True,
+            "timed": self.timed,
+            "behind": self.behind,
+            "alone": not self.behind,
+            "timed or behind": self.timed or self.behind,
+            "behind others": self.behind and self.others,
+            "behind replays": self.replays,
+        }[when]
 
     def of(self, actions: Iterable[Action]) -> tuple[Action, ...]:
         """The actions of a prologue or epilogue that take part."""
-        return tuple(action for action in actions if action.when == "always" or self.acquires(action.when))
+        return tuple(action for action in actions if action.when == "always" or self.takes(action.when))
 
 
 def manners(plan: DevicePlan) -> tuple[Manner, ...]:

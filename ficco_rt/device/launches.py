@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ..errors import PlanError
 from ..graph.budget import COLLECTED, OPERANDS, WORKS, Budget
+from ..graph.ir import Reduce
 from ..graph.kinds import likeness
 from ..kernels.catalogue import CLUSTERS, REDUCE, TILES
 from ..kernels.families import configure, plain, tuned
@@ -48,7 +49,7 @@ class LaunchPlanner:
         self.known: dict[tuple[object, ...], tuple[KernelConfig, ...]] = {}
         self.works, self.operands = Budget(WORKS, PlanError), Budget(OPERANDS, PlanError)
         self.collected = Budget(COLLECTED, PlanError)
-        self.free: dict[int, _FreeMultiprocessors] = {}  # by device
+        self.free: dict[int, tuple[int, int]] = {}  # by device
         self.clusters: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by device and stream
         for stream in plan.streams:
             self.clusters[self._device(stream)][stream.id].update(
@@ -132,15 +133,15 @@ class LaunchPlanner:
         """The sum that is a rank's part of a collective."""
         parts = 1 if command.kind == "send_recv" else len(self.calls[command.group])
         self.collected.spend(parts, command.origin)  # for all who ask for its parts
-        total = part_of(stream.rank, self.calls[command.group]).sum
-        if total is None:
-            return
-        work = Work(total, (), (), command.op, command.origin)
-        request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
-        for config in configure(request, self.limits):
-            yield DeviceLaunch(
-                config, (work,), self.limits.sms, False, False, None, stream.id, p, (command.stage,), command.origin
-            )
+        for total in part_of(stream.rank, self.calls[command.group]):
+            if not isinstance(total, Reduce):
+                return
+            work = Work(total, (), (), command.op, command.origin)
+            request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
+            for config in configure(request, self.limits):
+                yield DeviceLaunch(
+                    config, (work,), self.limits.sms, False, False, None, stream.id, p, (command.stage,), command.origin
+                )
 
     # ---- multiprocessors
 
@@ -152,14 +153,13 @@ class LaunchPlanner:
         so all streamed launches of a device together never ask for more than the device has. They also leave enough
         free for other work that they may wait for: the launches of other ranks on the device, copies inside a GPU,
         which may run on multiprocessors, and launches that are not streamed."""
-        free = self.free.get(device)
-        if free is None:
-            free = self.free[device] = self._free_on(device)
-        if free.all_fit:
-            return sms
-        return max(1, free.left * sms // free.wanted)
+        if device not in self.free:
+            self.free[device] = self._free_on(device)
+        left, wanted = self.free[device]
+        return sms if wanted <= left else max(1, left * sms // wanted)
 
-    def _free_on(self, device: int) -> _FreeMultiprocessors:
+    def _free_on(self, device: int) -> tuple[int, int]:
+        """The multiprocessors that are left for streamed launches, and those that these want together."""
         here = [s for s in self.plan.streams if self._device(s) == device]
         wanted = [self._wanted(s) for s in here]
         needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the GPU
@@ -175,7 +175,7 @@ class LaunchPlanner:
         concurrent = sum(map(bool, wanted)) > 1
         alone = len(self.placement.ranks(device)) == 1 and not local and not (concurrent and needed)
         left = self.limits.sms - (0 if alone else max(1, needed))
-        return _FreeMultiprocessors(left, sum(wanted), sum(wanted) <= left or (alone and not concurrent))
+        return left, left if alone and not concurrent else sum(wanted)  # one launch alone gets what it wants
 
     def _side_by_side(self, command: Launch) -> int:
         """Blocks of a launch that begin together: a cluster of its kernel, or of one that the vendor's library has in
@@ -199,12 +199,3 @@ class LaunchPlanner:
 def _reset(launches: Iterable[DeviceLaunch]) -> frozenset[int]:
     """The flags that kernels reset, or that have no semaphore."""
     return frozenset(flag for launch in launches for flag in (*launch.config.resets, *launch.config.unraised))
-
-
-@dataclass(frozen=True, slots=True)
-class _FreeMultiprocessors:
-    """The multiprocessors of a device for streamed launches: those left for them, and those that they want together."""
-
-    left: int
-    wanted: int
-    all_fit: bool

@@ -55,17 +55,17 @@ class Races(Clocks[Node]):
         return known
 
     def _read(self, node: Node, region: Region, clock: Clock, me: Toucher) -> None:
-        self.ledger.read(self._region(region, self.runs.set_of(node)), clock, me)
+        self.ledger.read(self._region(region, node.buffer_set), clock, me)
 
     def _write(self, node: Node, region: Region, clock: Clock, me: Toucher) -> None:
-        self.ledger.write(self._region(region, self.runs.set_of(node)), clock, me)
+        self.ledger.write(self._region(region, node.buffer_set), clock, me)
 
     def begin(self, node: Node) -> None:
         if node.begins:  # a graph knows nothing of what its streams did before
             self.clocks[node.queue] = start(len(self.clocks))
         super().begin(node)
         if isinstance(node.action, LaunchKernel):
-            memory = self._memory(node.action.launch, self.runs.set_of(node))
+            memory = self._memory(node.action.launch, node.buffer_set)
             self.ledger.write_point(memory, self.clocks[node.queue], self._me(node, -1))
 
     def toucher(self, node: Node, number: int, bit: int) -> Toucher:
@@ -92,9 +92,9 @@ class Races(Clocks[Node]):
             case Barrier(runs=runs, steps=steps):
                 # NOTE semaphores that tell of runs cannot race: one device alone signals such a semaphore, always to a
                 # higher count, and whoever waits takes any count from its own on
-                self.ledger.read_point(self.semaphores[self.runs.semaphore(node, runs)], clock, me)
+                self.ledger.read_point(self.semaphores[self.runs.semaphore(node.buffer_set, runs)], clock, me)
                 for semaphore in steps[number].semaphores if steps[number].does == "count" else ():
-                    self.ledger.write_point(self.semaphores[self.runs.semaphore(node, semaphore)], clock, me)
+                    self.ledger.write_point(self.semaphores[self.runs.semaphore(node.buffer_set, semaphore)], clock, me)
             case CopyMemory(moves=moves):
                 for move in moves:
                     mine = self._me(node, -1, move.origin, (move.op, 1))
@@ -121,13 +121,13 @@ class Races(Clocks[Node]):
 
     def _touch(self, node: Node, touches: Footprint, clock: Clock, me: Toucher) -> None:
         """Nothing says which elements, nor in which order."""
-        buffer_set = self.runs.set_of(node)
+        buffer_set = node.buffer_set
         for tensor, rank in touches.tensors:
             name = _in_set(tensor, buffer_set) if tensor in self.scratch else tensor
             if (name, rank) in self.whole:
                 self.ledger.touch(self.whole[name, rank], clock, me, last=touches.last)
         for semaphore in touches.semaphores:
-            number = self.runs.semaphore(node, semaphore)
+            number = self.runs.semaphore(node.buffer_set, semaphore)
             self.ledger.touch_point(self.semaphores[number], clock, me, last=touches.last)
             if not touches.last and self.plan.semaphores[semaphore].device == self.runs.devices[node.queue]:
                 self.reset[number] = me

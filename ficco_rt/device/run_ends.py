@@ -34,7 +34,6 @@ from typing import Literal
 
 from ..graph.budget import Budget
 from ..plan.ir import Plan, Stream
-from .early_begin import EarlyBegin
 from .ir import (
     GATED,
     Action,
@@ -46,7 +45,6 @@ from .ir import (
     EventName,
     LaunchGraph,
     Mode,
-    Placement,
     RecordEvent,
     ResetSemaphores,
     RunEnds,
@@ -55,44 +53,31 @@ from .ir import (
     StreamName,
     When,
 )
-from .semaphores import SemaphoreLayout, eventless_peers
-from .start_gate import StartGate
+from .layout import Layout
+from .semaphores import eventless_peers
+from .start_gate import START_GATE
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
 
 
 class RunEndsBuilder:
-    """Makes the prologues and epilogues of one device plan. `streams` are those of the devices. `touched_by`: by stream
-    of the plan, the ranks whose inputs and outputs its commands touch."""
+    """Makes the prologues and epilogues of one device plan. `streams` are those of the devices. `gated`: the run has a
+    start gate."""
 
     def __init__(
-        self,
-        plan: Plan,
-        placement: Placement,
-        mode: Mode,
-        streams: Sequence[DeviceStream],
-        touched_by: Sequence[frozenset[int]],
-        semaphores: SemaphoreLayout,
-        budget: Budget,
-        start_gate: StartGate | None = None,
-        early_begin: EarlyBegin | None = None,
-        sets: int = 1,
+        self, layout: Layout, mode: Mode, streams: Sequence[DeviceStream], budget: Budget, *, gated: bool
     ) -> None:
-        self.plan = plan
-        self.placement = placement
-        self.mode = mode
-        self.streams = streams
-        self.semaphores, self.points = semaphores, semaphores.of_points(mode)
-        self.start_gate = start_gate
-        self.early_begin, self.sets = early_begin, sets
-        self.budget = budget
+        self.layout, self.mode, self.streams, self.budget = layout, mode, streams, budget
+        self.plan, self.placement = layout.plan, layout.placement
+        self.semaphores, self.points = layout.semaphores, layout.semaphores.of_points(mode)
+        self.start_gate = self.semaphores.start_gate if gated else None
         self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
             self.on[stream.device].append(stream)
         self.touches: dict[int, set[int]] = defaultdict(set)  # device → the ranks whose tensors it touches
         self.touching: dict[int, list[int]] = defaultdict(list)  # rank → the plan's streams that touch its tensors
-        for number, (owner, ranks) in enumerate(zip(plan.streams, touched_by, strict=True)):
-            self.touches[placement.devices[owner.rank]] |= ranks
+        for number, (owner, ranks) in enumerate(zip(self.plan.streams, layout.touched, strict=True)):
+            self.touches[self.placement.devices[owner.rank]] |= ranks
             for rank in ranks:
                 self.touching[rank].append(number)
 
@@ -138,8 +123,9 @@ class RunEndsBuilder:
             yield from self._await(control, [EventName("caller", rank) for rank in ranks])
             yield from self._await(control, self._completions(first), "behind")
             yield from self._await(control, self._replays(first), "behind replays")
-            if self.start_gate is not None:
-                yield from self.start_gate.awaited()
+            if self.start_gate is not None:  # which cannot open before the previous run has reset it
+                yield AwaitEvent(StreamName("gate", first), EventName("completion", first), START_GATE, "behind")
+                yield StreamMemOps(control, (SemaphoreOp(self.start_gate, False),), START_GATE)
             yield RecordEvent(control, EventName("start", 0), BEGIN)
         for device in devices:
             begin, control = EventName("begin", device), StreamName("control", device)
@@ -173,6 +159,7 @@ class RunEndsBuilder:
                     yield AwaitEvent(stream.name, behind or begin, BEGIN, "behind")
 
     def _end(self, called: bool) -> Iterator[Action]:
+        first, *_ = self.placement.ordinals
         for device in self.placement.ordinals:
             for stream in self._ends(device):
                 yield RecordEvent(stream.name, _tail(stream), END)
@@ -183,8 +170,8 @@ class RunEndsBuilder:
             control = StreamName("control", device)
             yield from self._await(control, [_tail(stream) for stream in self._ends(device)], cause=END)
             yield RecordEvent(control, EventName("end", device), END, "timed")
-            if self.start_gate is not None and self.start_gate.control == control:
-                yield self.start_gate.reset()
+            if self.start_gate is not None and device == first:
+                yield ResetSemaphores(control, self.semaphores.table[self.start_gate].index, 1, START_GATE)
             yield from self._reset(device)
             yield RecordEvent(control, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
@@ -194,18 +181,16 @@ class RunEndsBuilder:
             if apart:
                 yield AwaitEvent(StreamName("caller", rank), mine, END)
             yield from (a for a in self._before_replays(rank) if not apart or a.event != mine)
-        if self.start_gate is not None:
-            yield self.start_gate.opened()
+        if self.start_gate is not None:  # the last action of the run
+            yield StreamMemOps(StreamName("gate", first), (SemaphoreOp(self.start_gate, True),), START_GATE)
 
     def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
         """Where the semaphores of all devices, but for one, are reset; those of a device's process."""
-        away = (*self.placement.others(device), but)
-        return [EventName("completion", other) for other in self.placement.ordinals if other not in away]
+        return [EventName("completion", other) for other in self.placement.mates(device) if other != but]
 
     def _replays(self, device: int) -> list[EventName]:
         """Where graphs in callers' graphs have run, on the devices of a device's process."""
-        away = self.placement.others(device)
-        return [EventName("replayed", other) for other in self.placement.ordinals if other not in away]
+        return [EventName("replayed", other) for other in self.placement.mates(device)]
 
     def _before_replays(self, rank: int) -> Iterator[AwaitEvent]:
         """A replay on a caller's stream stands behind all of the run, its semaphores and its scratch too."""
@@ -219,7 +204,7 @@ class RunEndsBuilder:
     def _ends(self, device: int) -> list[DeviceStream]:
         """The streams whose ends make the end of a run. Where a run ends behind the others' ends, all side streams have
         signalled their semaphores by then: somebody has waited for these."""
-        return self._on(device, "plan", "signal") if self.sets > 1 else self._on(device, "plan")
+        return self._on(device, "plan", "signal") if self.layout.sets > 1 else self._on(device, "plan")
 
     @staticmethod
     def _await(
@@ -253,15 +238,17 @@ class RunEndsBuilder:
     def _open(self, device: int) -> Iterator[Action]:
         """A device tells those that write its memory that it is ready, and waits for those whose memory it writes."""
         others = eventless_peers(self.placement, device, self.mode)
-        taken = [self.points.awaited(EventName("ready", other), device) for other in others]
-        changes = [SemaphoreOp(semaphore, True) for semaphore in self.points.signalled(EventName("ready", device))]
+        ready = self.points.get(EventName("ready", device), {}).values()
+        taken = [self.points.get(EventName("ready", other), {}).get(device) for other in others]
+        changes = [SemaphoreOp(semaphore, True) for semaphore in ready]
         changes += [SemaphoreOp(semaphore, False, acquires=True) for semaphore in taken if semaphore is not None]
         if changes:
             yield StreamMemOps(StreamName("control", device), tuple(changes), BEGIN)
             yield RecordEvent(StreamName("control", device), EventName("open", device), BEGIN)
 
     def _is_local(self, stream: DeviceStream) -> bool:
-        return self.early_begin is not None and stream.name.number in self.early_begin.local_streams
+        early = self.layout.early_begin
+        return early is not None and stream.name.number in early.local_streams
 
     def _barrier(self, device: int, steps: Sequence[BarrierStep], cause: Cause) -> Barrier:
         return Barrier(StreamName("control", device), self.semaphores.counts[device], tuple(steps), cause)
@@ -270,11 +257,11 @@ class RunEndsBuilder:
         return BarrierStep("count", self.semaphores.counts[device])
 
     def _signalled(self, kind: Literal["entry", "exit"], device: int) -> list[BarrierStep]:
-        return [BarrierStep("signal", semaphore) for semaphore in self.points.signalled(EventName(kind, device))]
+        return [BarrierStep("signal", semaphore) for semaphore in self.points.get(EventName(kind, device), {}).values()]
 
     def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[BarrierStep]:
-        points = [EventName(kind, other) for other in eventless_peers(self.placement, device, self.mode)]
-        found = [self.points.awaited(point, device) for point in points]
+        peers = eventless_peers(self.placement, device, self.mode)
+        found = [self.points.get(EventName(kind, other), {}).get(device) for other in peers]
         return [BarrierStep("wait", semaphore) for semaphore in found if semaphore is not None]
 
     # ---- callers
@@ -321,40 +308,41 @@ class RunEndsBuilder:
         """Each device's graph stands on the stream of a caller of the device, where there is one: an event less before
         it and behind it."""
         hosts = self._hosts(called)
-        comes = {i: [rank for rank in self._needs(i) if rank != host] if called else [] for i, host in hosts.items()}
+        comes = {
+            device: [rank for rank in self._needs(device) if StreamName("caller", rank) != host] if called else []
+            for device, host in hosts.items()
+        }
         for rank in sorted({rank for ranks in comes.values() for rank in ranks}):
             yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
         for device, host in hosts.items():
-            on = _host_stream(device, host)
-            yield from self._await(on, [EventName("caller", rank) for rank in comes[device]])
-            yield from self._await(on, self._completions(device, but=device), "behind")
-            yield AwaitEvent(on, EventName("completion", device), BEGIN, "behind others")
-            yield from self._await(on, self._replays(device), "behind replays")
-            yield RecordEvent(on, EventName("begin", device), BEGIN, "timed")
-            yield LaunchGraph(on, device, GRAPH)
+            yield from self._await(host, [EventName("caller", rank) for rank in comes[device]])
+            yield from self._await(host, self._completions(device, but=device), "behind")
+            yield AwaitEvent(host, EventName("completion", device), BEGIN, "behind others")
+            yield from self._await(host, self._replays(device), "behind replays")
+            yield RecordEvent(host, EventName("begin", device), BEGIN, "timed")
+            yield LaunchGraph(host, device, GRAPH)
 
     def _behind_graphs(self, called: bool) -> Iterator[Action]:
         """NOTE not before all graphs are launched: what these wait for of the run before is recorded here again."""
         hosts = self._hosts(called)
         for device, host in hosts.items():
-            on = _host_stream(device, host)
-            yield RecordEvent(on, EventName("end", device), END, "timed")
-            yield RecordEvent(on, EventName("completion", device), END)
+            yield RecordEvent(host, EventName("end", device), END, "timed")
+            yield RecordEvent(host, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
+            caller, mine = StreamName("caller", rank), self.placement.devices[rank]
             owners = [self.placement.devices[self.plan.streams[n].rank] for n in self._frees(rank)]
-            if self.placement.others(self.placement.devices[rank]):
-                owners.append(self.placement.devices[rank])
+            owners += [mine] if self.placement.others(mine) else []
             for device in dict.fromkeys(owners):
-                if hosts[device] != rank:
-                    yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
+                if hosts[device] != caller:
+                    yield AwaitEvent(caller, EventName("completion", device), END)
             yield from self._before_replays(rank)
 
-    def _hosts(self, called: bool) -> dict[int, int | None]:
-        """Of each device the first rank on it whose caller its graph waits for."""
-        found: dict[int, int | None] = {}
+    def _hosts(self, called: bool) -> dict[int, StreamName]:
+        """The stream of each device's graph: of the first rank on the device whose caller the graph waits for."""
+        found: dict[int, StreamName] = {}
         for device in self.placement.ordinals:
             here = [rank for rank in self._needs(device) if self.placement.devices[rank] == device]
-            found[device] = here[0] if called and here else None
+            found[device] = StreamName("caller", here[0]) if called and here else StreamName("control", device)
         return found
 
     # ---- as parts of the callers' graphs
@@ -381,18 +369,10 @@ def _tail(stream: DeviceStream) -> EventName:
     return EventName("tail", stream.name.number, behind=stream.name.kind == "signal")
 
 
-def _host_stream(device: int, host: int | None) -> StreamName:
-    return StreamName("control", device) if host is None else StreamName("caller", host)
-
-
 def touched(stream: Stream, plan: Plan) -> frozenset[int]:
     """The ranks whose inputs and outputs the stream's commands touch, and its own. A collective touches those of all,
     but holds all ranks' streams together itself, so that it adds none."""
     bound = {t.name for t in plan.tensors if t.kind != "scratch"}
-    found = {stream.rank}
-    for command in stream.commands:
-        for part in command.parts:
-            for region in (*part.reads, *part.writes):
-                if region.tensor in bound:
-                    found.add(region.rank)
-    return frozenset(found)
+    parts = (part for command in stream.commands for part in command.parts)
+    regions = (region for part in parts for region in (*part.reads, *part.writes))
+    return frozenset((stream.rank, *(region.rank for region in regions if region.tensor in bound)))

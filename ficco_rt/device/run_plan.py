@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from ..errors import InternalError
@@ -285,23 +286,24 @@ class RunPlan:
 
 def process_streams(plan: DevicePlan, process: int, called: bool) -> dict[StreamName, int]:
     """The streams that a process gives calls to, with their devices."""
-    mine = {device for device in plan.placement.ordinals if plan.placement.process(device) == process}
+    mine = plan.placement.driven(process)
     return {s.name: s.device for s in plan.streams if s.device in mine and (called or s.name.kind != "caller")}
 
 
 def run_end_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
     """What a run issues itself; the body of a graph is captured before."""
-    run_ends = plan.called if manner.called else plan.own
-    yield from manner.of(run_ends.prologue)
-    if plan.mode not in GRAPHS:
-        yield from plan.body
-    yield from manner.of(run_ends.epilogue)
+    return chain.from_iterable(_issued(plan, manner))
+
+
+def _issued(plan: DevicePlan, manner: Manner) -> tuple[Sequence[Action], ...]:
+    run_ends = plan.run_ends(manner)
+    return run_ends.prologue, () if plan.mode in GRAPHS else plan.body, run_ends.epilogue
 
 
 def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, process: int = 0) -> RunPlan:
     """The run plan of a run that waits for no other executor, for a vendor's usual contexts, without devices."""
     streams = process_streams(plan, process, manner.called)
-    mine = tuple(d for d in plan.placement.ordinals if plan.placement.process(d) == process)
+    mine = plan.placement.driven(process)
 
     def marks(launch: int) -> bool:
         return plan.marks(plan.launches[launch])
@@ -317,13 +319,10 @@ def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, pro
                     yield Enter(device)
                 yield Issued(device, call, number, needs)
 
-    run_ends = plan.called if manner.called else plan.own
-    begin, end = map(manner.of, (run_ends.prologue, run_ends.epilogue))
-    graphs = plan.mode in GRAPHS
     return RunPlan(
         plan, process, run, number, manner, (), (),
-        tuple(steps([begin, () if graphs else plan.body, end], captured=False)),
-        tuple(steps([plan.body], captured=True)) if graphs else (),
+        tuple(steps(_issued(plan, manner), captured=False)),
+        tuple(steps([plan.body], captured=True)) if plan.mode in GRAPHS else (),
         mine if uploads(plan) else (),
         tuple(device for device in mine if any(semaphore.device == device for semaphore in plan.semaphores)),
     )  # fmt: skip
@@ -406,12 +405,8 @@ def _text(call: Call, number: int) -> str:
         case AwaitEvent(event=event):
             return f"wait for {event}"
         case StreamMemOps(changes=changes):
-            said = [
-                f"{'signal' if c.signals else 'acquire' if c.acquires else 'wait for'} semaphore {c.semaphore}"
-                for c in changes
-            ]
             together = "batch: " if len(changes) > 1 or changes[0].acquires else ""
-            return f"{together}{', '.join(said)} of set {number}"
+            return f"{together}{', '.join(map(str, changes))} of set {number}"
         case CopyRun() | CopyRows():
             return _copy(call, number)
         case CopySignal(semaphore=semaphore):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
@@ -24,6 +24,8 @@ from .early_begin import EarlyBegin
 from .ir import EventName, Mode, Placement, Semaphore
 
 _USES = ("always", "graph", "embedded", "traced", "embedded or traced")
+# point of a run → device that waits for it → the semaphore that is signalled there. Without one an event can be used
+PointSemaphores: TypeAlias = Mapping[EventName, Mapping[int, int]]
 _GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "acquired": 1, "never": 2}
 
 
@@ -32,7 +34,7 @@ class SemaphoreLayout:
     """The semaphores of a plan on a placement, and their indices in memory."""
 
     table: tuple[Semaphore, ...]
-    flags: tuple[int, ...]  # flag → semaphore; -1: it has none
+    flags: Mapping[int, int]  # flag → semaphore, where it has one
     places: Mapping[int, range]  # device → its semaphores in the table, without the start gate
     counts: Mapping[int, int]  # device → its count of runs, where it has one
     start_gate: int | None  # the last semaphore; none where the first device shares no events with some other one
@@ -48,28 +50,12 @@ class SemaphoreLayout:
         return min(mine, default=0), len(mine)
 
     def of_points(self, mode: Mode) -> PointSemaphores:
-        """The semaphores of points in a mode."""
+        """The semaphores that replace events between devices without common events, in a mode."""
         found: dict[EventName, dict[int, int]] = {}
         for number, semaphore in enumerate(self.table):
             if semaphore.point is not None and semaphore.used_in(mode):
                 found.setdefault(semaphore.point, {})[semaphore.device] = number
-        return PointSemaphores(found)
-
-
-class PointSemaphores:
-    """The semaphores that replace events between devices without common events, by the point of the run that they
-    signal."""
-
-    def __init__(self, semaphores: Mapping[EventName, Mapping[int, int]]) -> None:
-        self._semaphores = semaphores  # point → device that waits for it → semaphore
-
-    def signalled(self, point: EventName) -> list[int]:
-        """The semaphores that are signalled at a point."""
-        return list(self._semaphores.get(point, {}).values()) if self._semaphores else []
-
-    def awaited(self, point: EventName, device: int) -> int | None:
-        """The semaphore by which a device waits for a point; None: an event can be used."""
-        return self._semaphores.get(point, {}).get(device) if self._semaphores else None
+        return found
 
 
 def private_flags(plan: Plan) -> frozenset[int]:
@@ -103,10 +89,9 @@ def semaphores_of(
     wanted: dict[int, list[Semaphore]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):
         device = placement.devices[rank]
-        if flag in private and flag not in unraised:
-            wanted[device].append(Semaphore(device, -1, flag, None, "kernel" if flag in by_kernel else "behind"))
-        elif flag not in unraised:
-            wanted[device].append(Semaphore(device, -1, flag, None, "completion"))
+        alone: Literal["kernel", "behind"] = "kernel" if flag in by_kernel else "behind"
+        if flag not in unraised:
+            wanted[device].append(Semaphore(device, -1, flag, None, alone if flag in private else "completion"))
     budget = Budget(SEMAPHORES, PlanError)
     budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
     for semaphore in chain(
@@ -115,23 +100,19 @@ def semaphores_of(
     ):
         wanted[semaphore.device].append(semaphore)
     table: list[Semaphore] = []
-    flags = [-1] * len(plan.flag_homes)
     places: dict[int, range] = {}
-    counts: dict[int, int] = {}
     for device in placement.ordinals:
         places[device] = range(len(table), len(table) + len(wanted[device]))
-        for index, semaphore in enumerate(sorted(wanted[device], key=_place)):
-            if semaphore.flag is not None:
-                flags[semaphore.flag] = len(table)
-            if semaphore.counts_runs:
-                counts[device] = len(table)
-            table.append(Semaphore(device, index, semaphore.flag, semaphore.point, semaphore.reset, semaphore.used))
+        here = sorted(wanted[device], key=_place)
+        table += [replace(semaphore, index=index) for index, semaphore in enumerate(here)]
+    flags = {semaphore.flag: i for i, semaphore in enumerate(table) if semaphore.flag is not None}
+    counts = {semaphore.device: i for i, semaphore in enumerate(table) if semaphore.counts_runs}
     first, *_ = placement.ordinals
     start_gate = None
     if not placement.others(first):
         start_gate = len(table)
         table.append(Semaphore(first, len(wanted[first]), None, None, "completion", "gated"))
-    return SemaphoreLayout(tuple(table), tuple(flags), places, counts, start_gate)
+    return SemaphoreLayout(tuple(table), flags, places, counts, start_gate)
 
 
 def _place(semaphore: Semaphore) -> tuple[int, int]:

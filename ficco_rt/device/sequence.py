@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Span
@@ -99,6 +100,7 @@ class Node(walk.Node):
 
     place_of_issue: int  # on its device, from 0; -1: it takes no place in a hardware queue
     run: int
+    buffer_set: int  # number of the set that its run uses
     action: Action | None
     begins: bool = False
     uses: int | None = None
@@ -123,14 +125,15 @@ class Footprint:
 
 @dataclass(slots=True)
 class _Device:
-    """What a run may touch on behalf of a device. `feeds`: those whose writes it reads, or for whose semaphores it
-    waits."""
+    """What a run may touch on behalf of a device. `awaited`: semaphores that it does not reset itself. `feeds`: the
+    devices whose writes it reads, or for whose semaphores it waits."""
 
-    written: set[tuple[str, int]]
-    read: set[tuple[str, int]]
-    signalled: set[int]
-    launches: set[int]
-    feeds: set[int]
+    written: set[tuple[str, int]] = field(default_factory=set)
+    read: set[tuple[str, int]] = field(default_factory=set)
+    signalled: set[Signal] = field(default_factory=set)
+    awaited: set[Signal] = field(default_factory=set)
+    launches: set[int] = field(default_factory=set)
+    feeds: set[int] = field(default_factory=set)
 
 
 class RunSequence:
@@ -162,36 +165,28 @@ class RunSequence:
         self._budget = Budget(NODES, PlanError)
         self._seen: dict[int, Node] = {}  # by process, the host's last node
         self._behind_host: set[int] = set()  # queues of which something was issued since
-        self._others: dict[int, _Device] | None = None
-        self._run = 0
-        self._turns: list[int] = []  # by step: plain runs before it
-        runs = 0
+        self._runs = 0  # before this step: a replay is none
         for self._run, step in enumerate(steps):
-            self._turns.append(runs)
             if isinstance(step, RunCase):
                 self._add(step)
             elif isinstance(step, Other):
                 self._other(step)
             else:
                 self._see(step)
-            runs += isinstance(step, RunCase) or (isinstance(step, Other) and not step.replay)
+            self._runs += isinstance(step, RunCase) or (isinstance(step, Other) and not step.replay)
 
     # ---- semaphores: those of later sets are numbered behind those of the first
 
-    def set_of(self, node: Node) -> int:
-        """The number of the set that the node's run uses."""
-        return self._turns[node.run] % self.plan.sets
+    def semaphore(self, buffer_set: int, number: int) -> int:
+        """A semaphore of the plan, in a set."""
+        return number + buffer_set * len(self.plan.semaphores)
 
-    def semaphore(self, node: Node, number: int) -> int:
-        """A semaphore of the plan, in the set that the node's run uses."""
-        return number + self.set_of(node) * len(self.plan.semaphores)
+    def _in_set(self, buffer_set: int, numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(self.semaphore(buffer_set, number) for number in numbers)
 
-    def _in_set(self, node: Node, numbers: Iterable[int]) -> tuple[int, ...]:
-        return tuple(self.semaphore(node, number) for number in numbers)
-
-    def _semaphores(self, node: Node, flags: Sequence[int]) -> tuple[int, ...]:
+    def _semaphores(self, buffer_set: int, flags: Sequence[int]) -> tuple[int, ...]:
         """Of flags; those between works that are made as one have none."""
-        return self._in_set(node, (self._of_flags[flag] for flag in flags if flag in self._of_flags))
+        return self._in_set(buffer_set, (self._of_flags[flag] for flag in flags if flag in self._of_flags))
 
     def purpose(self, semaphore: int) -> str:
         """`semaphore 3 (flag 1)`, for people."""
@@ -222,7 +217,7 @@ class RunSequence:
 
     def _graphs(self, launched: Mapping[int, tuple[Node, Node]]) -> None:
         """The graphs' insides. Whoever launched a graph goes on when the graph's control stream is through."""
-        inside = _GRAPHS[self._turns[-1] % 2]
+        inside = _GRAPHS[self._runs % 2]
         for stream in self.plan.streams:
             if stream.name.kind != "caller" and stream.device in launched:
                 begin = self._append(self._queue((stream.name, inside), stream.device), None, PLACELESS)
@@ -245,13 +240,10 @@ class RunSequence:
         return self._queue((StreamName("caller", rank), callers), self.plan.placement.devices[rank])
 
     def _outside(self, action: Action, run: RunCase) -> Node:
-        return self._node(self._of(action, run), action)
-
-    def _of(self, action: Action, run: RunCase) -> int:
-        """The queue of an action outside of graphs."""
+        """The node of an action outside of graphs."""
         stream = self.of_streams[action.stream]
         among = run.callers if stream.name.kind == "caller" else _OUTSIDE
-        return self._queue((stream.name, among), stream.device)
+        return self._node(self._queue((stream.name, among), stream.device), action)
 
     def _node(self, queue: int, action: Action) -> Node:
         node = self._append(queue, action, action.origin)
@@ -267,11 +259,12 @@ class RunSequence:
         device, nodes = self.devices[queue], self.queues[queue]
         if self._seen and queue not in self._behind_host:
             self._behind_host.add(queue)
-            nodes.append(Node(queue, len(nodes) + 1, place, place_of_issue=-1, run=self._run, action=None))
-            nodes[-1].wait_for(self._seen[self.plan.placement.process(device)])
+            self._append(queue, None, place, apart=True).wait_for(self._seen[self.plan.placement.process(device)])
         issued = self.issued[device]
-        number = -1 if apart else len(issued)
-        node = Node(queue, len(nodes) + 1, place, TOUCHES, place_of_issue=number, run=self._run, action=action)
+        node = Node(
+            queue, len(nodes) + 1, place, TOUCHES, place_of_issue=-1 if apart else len(issued), run=self._run,
+            buffer_set=self._runs % self.plan.sets, action=action,
+        )  # fmt: skip
         nodes.append(node)
         if action is not None:
             self._act(node, action)
@@ -281,40 +274,44 @@ class RunSequence:
 
     def _act(self, node: Node, action: Action) -> None:
         """What the action of a node does."""
-        key = (id(action), self.set_of(node))
         if isinstance(action, Barrier):
-            node.parts, node.needs, node.holds = self._steps(node, action), 1, 1
+            node.parts, node.needs, node.holds = self._steps(node.buffer_set, action), 1, 1
             return
         if isinstance(action, CallCollective):
             ranks, rank = len(self.plan.placement.devices), action.dst.rank
             node.call = Call((node.run, action.group), rank, ranks, heard(action, rank, ranks))
-        if key not in self._does:
-            self._does[key] = self._parts(node, action)
-        node.parts, node.needs, node.holds = self._does[key]
+        node.parts, node.needs, node.holds = self._parts(action, node.buffer_set)
 
-    def _parts(self, node: Node, action: Action) -> tuple[Sequence[Part], int, int]:
+    def _parts(self, action: Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
         """The parts of an action, the multiprocessors that it needs, and those that it may hold."""
+        key = (id(action), buffer_set)
+        found = self._does.get(key)
+        if found is None:
+            found = self._does[key] = self._made(action, buffer_set)
+        return found
+
+    def _made(self, action: Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
         match action:
             case StreamMemOps(changes=changes):
-                return [self._change(self._in_set(node, (c.semaphore,)), c) for c in changes], 0, 0
+                return [self._change(self._in_set(buffer_set, (c.semaphore,)), c) for c in changes], 0, 0
             case CopyMemory(moves=moves, semaphores=semaphores):
                 local = any(self.plan.placement.share_gpu(move.dst.rank, move.src.rank) for move in moves)
-                return (Part(gives=self._in_set(node, semaphores), single=bool(semaphores)),), int(local), 0
+                return (Part(gives=self._in_set(buffer_set, semaphores), single=bool(semaphores)),), int(local), 0
             case ResetSemaphores(first=first, count=count):
-                numbers = self._in_order[self.devices[node.queue]][first : first + count]
-                return (Part(drops=self._in_set(node, numbers)),), 0, 0
+                numbers = self._in_order[self.of_streams[action.stream].device][first : first + count]
+                return (Part(drops=self._in_set(buffer_set, numbers)),), 0, 0
             case LaunchKernel(launch=number):
                 launch = self.plan.launches[number]
                 parts = [
                     Part(
-                        self._semaphores(node, group.waits),
-                        self._semaphores(node, group.signals),
+                        self._semaphores(buffer_set, group.waits),
+                        self._semaphores(buffer_set, group.signals),
                         apart=True,
                         single=True,
                     )
                     for group in self.groups[number]
                 ]
-                resets = self._semaphores(node, launch.config.resets)
+                resets = self._semaphores(buffer_set, launch.config.resets)
                 if resets:
                     parts.append(Part(drops=resets))
                 return parts, launch.config.together, launch.sms if launch.spins else 0
@@ -329,10 +326,10 @@ class RunSequence:
             return Part(gives=semaphore, single=True)
         return Part(semaphore, drops=semaphore if change.acquires else (), single=True)
 
-    def _steps(self, node: Node, barrier: Barrier) -> Sequence[Part]:
-        parts, runs = [], self.semaphore(node, barrier.runs)
+    def _steps(self, buffer_set: int, barrier: Barrier) -> Sequence[Part]:
+        parts, runs = [], self.semaphore(buffer_set, barrier.runs)
         for step in barrier.steps:
-            semaphores = self._in_set(node, step.semaphores)
+            semaphores = self._in_set(buffer_set, step.semaphores)
             counted = tuple((semaphore, self._counts[runs]) for semaphore in semaphores)
             match step.does:
                 case "signal":
@@ -371,8 +368,8 @@ class RunSequence:
         # NOTE elsewhere other processes may still touch what is no caller's (`double_buffering`, `early_begin`)
         frees = plan.sets == 1 and not any(w.reset == "acquired" for w in plan.semaphores)
         seen: dict[int, Node] = {}
-        for process, first in {placement.process(device): device for device in reversed(placement.ordinals)}.items():
-            mine = self._mine(first)
+        for process in dict.fromkeys(map(placement.process, reversed(placement.ordinals))):
+            mine = placement.driven(process)
             queue = self._queue((StreamName("control", mine[0]), _HOST), mine[0])
             events = [EventName("completion", device) for device in mine]
             events += [EventName("replayed", device) for device in mine if step.replays]
@@ -394,8 +391,6 @@ class RunSequence:
     def _other(self, step: Other) -> None:
         """NOTE it counts no runs, and tells no entries: it knows what these would tell it."""
         plan, placement = self.plan, self.plan.placement
-        if self._others is None:
-            self._others = self._footprints()
         mode: Mode = "embedded" if step.replay else "streams"
         made = {t.name for t in plan.tensors if t.kind != "input"}
         apart = self._apart and (step.replay or plan.mode == "embedded")
@@ -412,13 +407,15 @@ class RunSequence:
             return {(t, r) for t, r in tensors if t in shared and (placement.devices[r] == device) == at_home}
 
         for device, queue in queues.items():
+            before = [] if step.replay else list(self._known(step, device))
             ranks = self._needed(device, placement.others(device) if not step.replay else placement.ordinals)
-            before = [self._outsider(self._caller(rank, step.callers)) for rank in ranks if step.called]
-            for rank, node in zip(ranks, before, strict=False):
+            for rank in ranks if step.called else ():
+                node = self._outsider(self._caller(rank, step.callers))
                 node.uses = rank if step.replay else None  # a callers' graph makes its inputs itself
-            begun[device] = self._behind(queue, [*(() if step.replay else self._known(step, device)), *before])
+                before.append(node)
+            begun[device] = self._behind(queue, before)
         for device, queue in queues.items():  # entries
-            near = () if step.replay else self._mine(device)
+            near = () if step.replay else placement.mates(device)
             others = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
             self._behind(queue, (begun[e] for e in sorted(others)))
         for device, queue in queues.items():
@@ -448,8 +445,7 @@ class RunSequence:
             ends[device] = self._outsider(queue, Footprint(f"{step} on device {device}", there, mine[device]))
         for device, queue in queues.items():
             points = [w.point for w in plan.semaphores if w.device == device and w.used_in(mode)]
-            exits = [point.number for point in points if point is not None and point.kind == "exit"]
-            self._behind(queue, (ends[e] for e in exits))
+            self._behind(queue, (ends[p.number] for p in points if p is not None and p.kind == "exit"))
             counts = {i for i, w in enumerate(plan.semaphores) if w.counts_runs and w.device == device}
             through = self._outsider(queue, None if apart else Footprint(f"{step} on device {device}", (), counts))
             self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
@@ -464,7 +460,7 @@ class RunSequence:
                     yield self._recorded.get(action.event)
             return
         kinds: tuple[EventKind, ...] = ("completion", "replayed") if step.replays else ("completion",)
-        for other in self._mine(device):
+        for other in self.plan.placement.mates(device):
             yield from (self._recorded.get(EventName(kind, other)) for kind in kinds)
 
     def _freed(self, step: Other, rank: int, device: int, queues: Mapping[int, int]) -> Iterator[Node | None]:
@@ -476,14 +472,9 @@ class RunSequence:
             for action in self.plan.between.epilogue:
                 if isinstance(action, AwaitEvent) and action.stream == StreamName("caller", rank):
                     yield self._recorded.get(action.event)
-        for other in self._mine(device):
+        for other in self.plan.placement.mates(device):
             if other == device or self._touches(other, rank) or (step.replays and self.plan.mode != "embedded"):
                 yield self._last(queues[other])
-
-    def _mine(self, device: int) -> list[int]:
-        """The devices of a device's process."""
-        placement = self.plan.placement
-        return [other for other in placement.ordinals if placement.process(other) == placement.process(device)]
 
     def _needed(self, device: int, away: Collection[int] = ()) -> list[int]:
         """A device's ranks, and those whose callers' tensors it touches, but for ranks of devices that are `away`."""
@@ -493,7 +484,6 @@ class RunSequence:
 
     def _touches(self, device: int, rank: int) -> bool:
         """Whether a device touches the tensors of a rank's caller."""
-        assert self._others is not None
         does = self._others[device]
         return any(r == rank and t in self.bound for t, r in (*does.written, *does.read))
 
@@ -503,11 +493,11 @@ class RunSequence:
         signalled = [SemaphoreOp(i, True) for i, w in ready if w.point is not None and w.point.number == device]
         return (*signalled, *(SemaphoreOp(i, False, acquires=True) for i, w in ready if w.device == device))
 
-    def _footprints(self) -> dict[int, _Device]:
+    @cached_property
+    def _others(self) -> dict[int, _Device]:
         """By device, what its actions of a run may touch."""
         plan = self.plan
-        found = {device: _Device(set(), set(), set(), set(), set()) for device in plan.placement.ordinals}
-        waits: dict[int, set[int]] = {device: set() for device in found}
+        found = {device: _Device() for device in plan.placement.ordinals}
         for stream, part in plan.parts:
             does = found[self.of_streams[stream].device]
             does.written |= {(r.tensor, r.rank) for r in part.writes}
@@ -515,20 +505,16 @@ class RunSequence:
         for action in plan.body:
             device = self.of_streams[action.stream].device
             does = found[device]
-            does.signalled |= set(action.signals)
-            match action:
-                case CallCollective():
-                    does.feeds |= found.keys() - {device}
-                case LaunchKernel(launch=number):
-                    does.launches.add(number)
-                    for group in self.groups[number]:
-                        does.signalled |= {self._of_flags[f] for f in group.signals if f in self._of_flags}
-                        waits[device] |= {self._of_flags[f] for f in group.waits if f in self._of_flags}
-                case StreamMemOps(changes=changes):
-                    waits[device] |= {c.semaphore for c in changes if not c.signals and not c.acquires}
+            if isinstance(action, CallCollective):
+                does.feeds |= found.keys() - {device}
+            if isinstance(action, LaunchKernel):
+                does.launches.add(action.launch)
+            for step in self._parts(action, 0)[0]:
+                does.signalled.update(step.gives)
+                does.awaited.update(set(step.waits) - set(step.drops))
         for device, does in found.items():
             for other, theirs in found.items():
-                if other != device and (does.read & theirs.written or waits[device] & theirs.signalled):
+                if other != device and (does.read & theirs.written or does.awaited & theirs.signalled):
                     does.feeds.add(other)
         return found
 
@@ -553,7 +539,7 @@ class Group:
 def groups_of(launch: DeviceLaunch) -> list[Group]:
     """A launch's works as its kernel executes them, in order."""
     found = []
-    for members in launch.config.merged or tuple((i,) for i in range(len(launch.works))):
+    for members in launch.made_as_one:
         works = tuple(launch.works[i] for i in members)
         waits = dict.fromkeys(flag for work in works for flag in work.waits if flag not in launch.config.unraised)
         found.append(Group(works, tuple(waits), works[-1].signals))

@@ -28,11 +28,7 @@ from .ir import (
     DevicePlan,
     EventName,
     RecordEvent,
-    ResetSemaphores,
-    Semaphore,
-    SemaphoreOp,
     StreamMemOps,
-    StreamName,
     manners,
 )
 
@@ -44,27 +40,6 @@ START_GATE = Cause("the start gate of a run")
 def short(body: Iterable[Action]) -> bool:
     """Whether the host can issue a run without filling a queue."""
     return max(Counter(action.stream for action in body).values(), default=0) <= MOST
-
-
-class StartGate:
-    """The actions of the start gate; its semaphore has this index in the table."""
-
-    def __init__(self, number: int, semaphore: Semaphore) -> None:
-        self.number, self.semaphore = number, semaphore
-        self.stream, self.control = StreamName("gate", semaphore.device), StreamName("control", semaphore.device)
-
-    def awaited(self) -> Iterator[Action]:
-        """The wait before the start of the run. The gate cannot open before the previous run has reset it."""
-        yield AwaitEvent(self.stream, EventName("completion", self.semaphore.device), START_GATE, "behind")
-        yield StreamMemOps(self.control, (SemaphoreOp(self.number, False),), START_GATE)
-
-    def reset(self) -> Action:
-        """The reset of the gate, before the completion of its device."""
-        return ResetSemaphores(self.control, self.semaphore.index, 1, START_GATE)
-
-    def opened(self) -> Action:
-        """The action that opens the gate, the last one of the run."""
-        return StreamMemOps(self.stream, (SemaphoreOp(self.number, True),), START_GATE)
 
 
 def start_gates_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:

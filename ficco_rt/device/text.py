@@ -123,22 +123,17 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
         f"{f', priority {launch.priority}' if launch.priority is not None else ''}"
         f"{f', leaves {launch.leave}' if launch.leave is not None else ''}  :{launch.origin.line}"
     )
-    facts = []
-    if c.stages:
-        facts.append(f"{c.stages} stages")
-    if c.tiles:
-        facts.append(f"{c.tiles} tiles")
-    if any(c.read_only):
-        facts.append("read-only " + " and ".join(n for n, y in zip(("left", "right"), c.read_only, strict=True) if y))
-    if c.resets:
-        facts.append(f"resets flags {' '.join(map(str, c.resets))}")
-    if c.split_k.tail > 1:
-        facts.append(f"K of the last wave's tiles in {c.split_k.tail} parts")
-    if any(n > 1 for n in c.split_k.works):
-        facts.append(f"K of the works in {' '.join(map(str, c.split_k.works))} parts")
-    yield f"  {', '.join(facts)}"
-    groups: Sequence[tuple[int, ...]] = c.merged or tuple((i,) for i in range(len(launch.works)))
-    for group in groups:
+    unwritten = [name for name, read_only in zip(("left", "right"), c.read_only, strict=True) if read_only]
+    facts = {
+        f"{c.stages} stages": c.stages,
+        f"{c.tiles} tiles": c.tiles,
+        f"read-only {' and '.join(unwritten)}": unwritten,
+        f"resets flags {' '.join(map(str, c.resets))}": c.resets,
+        f"K of the last wave's tiles in {c.split_k.tail} parts": c.split_k.tail > 1,
+        f"K of the works in {' '.join(map(str, c.split_k.works))} parts": any(n > 1 for n in c.split_k.works),
+    }
+    yield f"  {', '.join(fact for fact, holds in facts.items() if holds)}"
+    for group in launch.made_as_one:
         for place, i in enumerate(group):
             work = launch.works[i]
             yield f"  {'+ ' if place else ''}{work_text(work)}{flags_text(work)}"
@@ -162,11 +157,7 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
             case AwaitEvent():
                 yield f"  wait for {a.event}"
             case StreamMemOps():
-                changes = [
-                    f"{'signal' if c.signals else 'acquire' if c.acquires else 'wait for'} semaphore {c.semaphore}"
-                    for c in a.changes
-                ]
-                yield f"  {', '.join(changes)}"
+                yield f"  {', '.join(map(str, a.changes))}"
             case CopyMemory():
                 members = [f"signal semaphore {semaphore} by a copy" for semaphore in a.semaphores]
                 members += [f"{m.dst} <- {m.src}{' in rows' if m.pitched else ''}  :{m.origin.line}" for m in a.moves]

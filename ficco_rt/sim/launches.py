@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..device.ir import DeviceLaunch
+from ..errors import Span
 from ..graph.ir import Gemm
 from ..machine.durations import slowed
-from ..trace.model import TraceSpan, launch_label
+from ..trace.model import launch_label
 from .contention import Supply
 from .prices import PieceOfK, Price, TileGroups
 from .streams import Signal, SimStream
@@ -38,7 +40,7 @@ class LaunchRun:
         self, clock: VirtualClock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
     ) -> None:
         self.clock, self.stream, self.launch, self.done = clock, stream, launch, done
-        merged = launch.config.merged or tuple((i,) for i in range(len(launch.works)))
+        merged = launch.made_as_one
         splits = launch.config.split_k.works or (1,) * len(merged)
         parts = {i: n for works, n in zip(merged, splits, strict=True) for i in works}
         self.prices = [clock.prices.work(w, launch, stream.rank, parts[i]) for i, w in enumerate(launch.works)]
@@ -167,18 +169,16 @@ class LaunchRun:
 
     def _store(self, queue: deque[_Making]) -> None:
         """Start to store the first product of the queue; the products behind it follow."""
-        sharing, price = self.clock.sharing, queue[0].parts[-1].price
+        price = queue[0].parts[-1].price
         time = price.sent_time
-        activity = sharing.begin(self.clock.now, {supply: amount / time for supply, amount in price.sent.items()})
 
         def sent() -> None:
-            sharing.end(self.clock.now, activity)
             product = queue.popleft()
             if queue:
                 self._store(queue)
             self._ended(product)
 
-        sharing.call(self.clock.now, activity, time, sent)
+        self.clock.flow({supply: amount / time for supply, amount in price.sent.items()}, time, sent)
 
     def _began(self, number: int, product: _Making, time: float) -> None:
         product.begun = self.clock.now
@@ -240,24 +240,15 @@ class LaunchRun:
 
     def _whole(self) -> None:
         """A span for the launch as a whole, above those of its works."""
-        launch, stream = self.launch, self.stream
-        self.clock.spans.append(
-            TraceSpan(
-                stream.rank,
-                stream.name.number,
-                "launch",
-                launch_label(launch.stages, self.prices[0].label, len(self.prices)),
-                launch.stages[0],
-                self.start,
-                self.clock.now,
-                launch.origin.place,
-                bytes=sum(price.bytes for price in self.prices),
-                flops=sum(price.flops for price in self.prices),
-                launched=self.clock.prices.launched(launch),
-                ops=tuple(dict.fromkeys(work.op for work in launch.works)),
-                waited=self.waited,
-            )
-        )
+        launch, now = self.launch, self.clock.now
+        label = launch_label(launch.stages, self.prices[0].label, len(self.prices))
+        did = {"bytes": sum(price.bytes for price in self.prices), "flops": sum(price.flops for price in self.prices)}
+        ops, waited = tuple(dict.fromkeys(work.op for work in launch.works)), self.waited
+        self._record("launch", label, launch.stages[0], self.start, now, launch.origin, ops=ops, waited=waited, **did)
+
+    def _record(self, kind: str, label: str, stage: str, start: float, stop: float, origin: Span, **more: Any) -> None:
+        launched = self.clock.prices.launched(self.launch)
+        self.clock.span(self.stream, kind, label, stage, start, stop, origin.place, launched=launched, **more)
 
     def _draw(self, product: _Making) -> None:
         """A span for each work. Of a streamed launch it goes from when the product's first tile began to when its last
@@ -275,25 +266,8 @@ class LaunchRun:
                 self._wait(product.works[i + 1], max(stop, self.drawn), min(now, product.seen[i + 1]))
 
     def _span(self, index: int, price: Price, start: float, stop: float) -> None:
-        launch, stream = self.launch, self.stream
-        work, stage = launch.works[index], launch.stages[index]
+        work, stage = self.launch.works[index], self.launch.stages[index]
         kind = "collective" if work.op in self.clock.calls else price.kind
-        self.clock.spans.append(
-            TraceSpan(
-                stream.rank,
-                stream.name.number,
-                kind,
-                f"{stage}  {price.label}",
-                stage,
-                start,
-                stop,
-                work.origin.place,
-                bytes=price.bytes,
-                flops=price.flops,
-                peer=price.peer,
-                launched=self.clock.prices.launched(launch),
-                ops=(work.op,),
-                peer_bytes=price.peer_bytes,
-            )
-        )
+        did = {"bytes": price.bytes, "flops": price.flops, "peer": price.peer, "peer_bytes": price.peer_bytes}
+        self._record(kind, f"{stage}  {price.label}", stage, start, stop, work.origin, ops=(work.op,), **did)
         self.drawn = max(self.drawn, stop)

@@ -163,9 +163,6 @@ class Prices:
             peer_bytes=far,
         )
 
-    def _far(self, work: Work, rank: int) -> int:
-        return sum(self.size(region) for _, _, region in between_ranks(rank, work.reads, work.writes))
-
     def _uses(
         self, reads: Sequence[Region], writes: Sequence[Region], rank: int, share: float
     ) -> Mapping[Supply, float]:
@@ -225,8 +222,8 @@ class Prices:
         uses: dict[Supply, float] = {rank: moved / READ}
         given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
         late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None
-        flops, far_bytes = gemm.flops, self._far(work, rank)
-        return Price("gemm", label, moved, flops, peer, time, uses, tiles, sent, far, late, far_bytes)
+        far_bytes = sum(self.size(region) for _, _, region in between_ranks(rank, work.reads, work.writes))
+        return Price("gemm", label, moved, gemm.flops, peer, time, uses, tiles, sent, far, late, far_bytes)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from ..geometry.region import peer_of, way
 from ..graph.budget import MODELLED, Budget, without_collection
 from ..machine.model import Machine
 from ..plan.ir import Plan
-from ..trace.model import Lane, SpanKind, Trace, TraceSpan
+from ..trace.model import Lane, SpanKind, Trace
 from .launches import LaunchRun
 from .streams import Signal, SimStream, streams_of
 from .virtual_clock import VirtualClock
@@ -133,7 +133,7 @@ class _StreamClock(VirtualClock):
             return True
         self.passed.discard(stream)
         if stream.shown:
-            stage = stream.stage(position, self.launches)
+            stage, _ = stream.following[position]
             self.wait(stream, stage, stream.actions[position].cause.origin, [signal], now, seen)
         self.at(seen, lambda: then(seen))
         return False
@@ -143,7 +143,7 @@ class _StreamClock(VirtualClock):
         action = stream.actions[position]
         if isinstance(action, AwaitEvent) and action.event.kind == "captured":  # a graph's first nodes wait for nothing
             return 0.0
-        if stream.shown and stream.launches_next(position):
+        if stream.shown and stream.following[position][1]:
             return self.overheads.event_to_kernel
         return self.overheads.event_to_copy
 
@@ -194,20 +194,16 @@ class _StreamClock(VirtualClock):
         def done() -> None:
             label = f"{move.stage}  {way(dst, src, stream.rank, self.prices.part)}"
             kind: SpanKind = "collective" if move.op in self.calls else "copy"
-            peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
-            self.spans.append(
-                TraceSpan(
-                    stream.rank, number, kind, label, move.stage, now, self.now, place,
-                    bytes=size, peer=peer, ops=(move.op,),
-                )
-            )  # fmt: skip
+            did = {"bytes": size, "peer": peer_of(dst, src, stream.rank), "ops": (move.op,)}
+            self.span(stream, kind, label, move.stage, now, self.now, move.origin.place, **did)
             self._copy(stream, moves, index + 1, position, self.now)
 
         begin = now + self._copy_time(move, index > 0 or self._behind_copy(stream, now))
         if stream in self.passed:
             self.passed.discard(stream)
             begin += self.overheads.passed_wait
-        self.at(begin, lambda: self._flow(begin, src.rank, dst.rank, size, done))
+        time, uses = self.prices.flow(src.rank, dst.rank, size)
+        self.at(begin, partial(self.flow, uses, time, done) if time else done)
 
     def _copy_time(self, move: Move, behind: bool) -> float:
         """What a copy costs beyond its bytes. The set-up of a run of bytes behind another copy of its stream is hidden
@@ -219,20 +215,6 @@ class _StreamClock(VirtualClock):
         inside = move.src.rank == move.dst.rank
         less = self.overheads.inside_behind if inside else self.overheads.copy_behind
         return time if less is None or not behind or move.pitched else min(time, less)
-
-    def _flow(self, now: float, src: int, dst: int, size: int, done: Callable[[], None]) -> None:
-        """The bytes of a copy go."""
-        time, uses = self.prices.flow(src, dst, size)
-        if not time:
-            done()
-            return
-        activity = self.sharing.begin(now, uses)
-
-        def come() -> None:
-            self.sharing.end(self.now, activity)
-            done()
-
-        self.sharing.call(now, activity, time, come)
 
     def _launch(self, stream: SimStream, launch: DeviceLaunch, position: int, now: float) -> None:
         run = LaunchRun(self, stream, launch, now, lambda: self.proceed(stream, position + 1, self.now))

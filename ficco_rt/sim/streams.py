@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, TypeAlias
@@ -11,7 +11,6 @@ from ..device.ir import (
     Action,
     AwaitEvent,
     CopyMemory,
-    DeviceLaunch,
     DevicePlan,
     EventName,
     LaunchKernel,
@@ -26,36 +25,20 @@ Signal: TypeAlias = int
 @dataclass(frozen=True, slots=True, eq=False)  # each is itself: the clock looks them up all the time
 class SimStream:
     """A stream with its actions; `signals` holds for each position the record of an event that the action makes, or
-    waits for: the last one that was issued before the wait. `next_work` holds for each position the next launch or
-    batch of copies from there on, `next_move` the next launch or batch that moves data; past the end where there is
-    none. Side streams have no lane in the trace."""
+    waits for: the last one that was issued before the wait. `following` holds for each position the stage of the next
+    action from there on that computes or moves data, which is the stage that waits there, and whether the next launch
+    or batch of copies is a launch. Side streams have no lane in the trace."""
 
     name: StreamName
     rank: int
     label: str
     actions: tuple[Action, ...]
     signals: tuple[Signal, ...]
-    next_work: tuple[int, ...]
-    next_move: tuple[int, ...]
+    following: tuple[tuple[str, bool], ...]
 
     @property
     def shown(self) -> bool:
         return self.name.kind == "plan"
-
-    def stage(self, position: int, launches: Sequence[DeviceLaunch]) -> str:
-        """The stage of the next action that does something: this stage is the one that waits."""
-        found = self.next_move[position]
-        match self.actions[found] if found < len(self.actions) else None:
-            case LaunchKernel(launch=number):
-                return launches[number].stages[0]
-            case CopyMemory(moves=moves):
-                return moves[0].stage
-        return ""
-
-    def launches_next(self, position: int) -> bool:
-        """Whether the next action that does something is a kernel's launch."""
-        found = self.next_work[position]
-        return found < len(self.actions) and isinstance(self.actions[found], LaunchKernel)
 
     def behind_launch(self, position: int) -> bool:
         """Whether what stands right before is a kernel's launch."""
@@ -88,15 +71,13 @@ def streams_of(plan: DevicePlan) -> Iterator[SimStream]:
     for stream in (s for s in plan.streams if actions[s.name][0]):
         made, signals = actions[stream.name]
         rank = plan.placement.ranks(stream.device)[0] if stream.rank is None else stream.rank  # a control stream's
-        works = _following(made, lambda action: isinstance(action, LaunchKernel | CopyMemory))
-        moves = _following(made, lambda a: isinstance(a, LaunchKernel) or (isinstance(a, CopyMemory) and bool(a.moves)))
-        yield SimStream(stream.name, rank, stream.label, tuple(made), tuple(signals), works, moves)
-
-
-def _following(actions: Sequence[Action], wanted: Callable[[Action], bool]) -> tuple[int, ...]:
-    """For each position the first action from there on that is wanted; past the end: none."""
-    found, latest = [], len(actions)
-    for position in reversed(range(len(actions))):
-        latest = position if wanted(actions[position]) else latest
-        found.append(latest)
-    return tuple(reversed(found))
+        following: list[tuple[str, bool]] = []
+        stage, launches = "", False
+        for action in reversed(made):
+            match action:
+                case LaunchKernel(launch=number):
+                    stage, launches = plan.launches[number].stages[0], True
+                case CopyMemory(moves=moves):
+                    stage, launches = moves[0].stage if moves else stage, False
+            following.append((stage, launches))
+        yield SimStream(stream.name, rank, stream.label, tuple(made), tuple(signals), tuple(reversed(following)))

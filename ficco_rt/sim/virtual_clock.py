@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
 from ..device.ir import DevicePlan, EventName
 from ..errors import PlanError, Span
@@ -13,7 +14,7 @@ from ..machine.durations import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
 from ..trace.model import TraceSpan
-from .contention import Sharing
+from .contention import Sharing, Supply
 from .prices import Prices
 from .streams import Raised, Signal, SimStream
 
@@ -82,8 +83,23 @@ class VirtualClock:
         last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
         what = str(last.of) if isinstance(last.of, EventName) else self.semaphores[last.of].purpose
         label = f"waits for {what} of rank {last.by.rank} stream {last.by.label}"
-        where = "" if place is None else place.place
-        waited = stop - start if ops else 0.0
-        number = stream.name.number
-        span = TraceSpan(stream.rank, number, "wait", label, stage, start, stop, where, ops=ops, waited=waited)
-        self.spans.append(span)
+        where, waited = "" if place is None else place.place, stop - start if ops else 0.0
+        self.span(stream, "wait", label, stage, start, stop, where, ops=ops, waited=waited)
+
+    # ---- what takes time
+
+    def flow(self, uses: Mapping[Supply, float], time: float, done: Callable[[], None]) -> None:
+        """Bytes go from now on, which take so long alone."""
+        activity = self.sharing.begin(self.now, uses)
+
+        def come() -> None:
+            self.sharing.end(self.now, activity)
+            done()
+
+        self.sharing.call(self.now, activity, time, come)
+
+    def span(
+        self, stream: SimStream, kind: str, label: str, stage: str, start: float, stop: float, place: str, **more: Any
+    ) -> None:
+        """Adds a span of a stream to the trace; `more` are other fields of it."""
+        self.spans.append(TraceSpan(stream.rank, stream.name.number, kind, label, stage, start, stop, place, **more))

@@ -3,7 +3,7 @@ a comparison of the works of two traces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -83,22 +83,19 @@ def launches(trace: Trace) -> tuple[LaunchInside, ...]:
     return tuple(made)
 
 
-def _work(spans: Sequence[TraceSpan], waits: Iterable[TraceSpan]) -> WorkInside:
-    first = spans[0]
-    found = WorkInside(
+def _work(spans: Sequence[TraceSpan], waits: Sequence[TraceSpan]) -> WorkInside:
+    first, began = spans[0], min(span.start for span in spans)
+    return WorkInside(
         rank=first.rank,
         ops=first.ops,
         label=first.label,
         place=first.place,
-        came=min(span.start for span in spans),
-        began=min(span.start for span in spans),
+        came=min((began, *(wait.start for wait in waits))),
+        began=began,
         ended=max(span.stop for span in spans),
-        waited=0.0,
+        waited=sum((wait.waited for wait in waits), 0.0),
+        awaited=next((wait.label for wait in waits if wait.label), ""),
     )
-    for wait in waits:
-        came, waited = min(found.came, wait.start), found.waited + wait.waited
-        found = replace(found, came=came, waited=waited, awaited=found.awaited or wait.label)
-    return found
 
 
 def pairs(trace: Trace, other: Trace) -> tuple[WorkPair, ...]:

@@ -12,10 +12,11 @@ import pytest
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device import codec
-from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import AwaitEvent, Barrier, Library, Mode, Placement, RecordEvent
+from ficco_rt.device.layout import Layout
 from ficco_rt.device.text import to_text
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.codec import content_hash

@@ -333,7 +333,7 @@ class Trial:
                 continue
             if action.stream not in queues:
                 raise Harm(f"{action.stream} takes no part in the callers' graph")
-            if not Manner(True, behind=True, timed=False, others=True, replays=True).acquires(action.when):
+            if not Manner(True, behind=True, timed=False, others=True, replays=True).takes(action.when):
                 continue
             if isinstance(action, LaunchGraph):
                 if action.device not in host.devices:
@@ -363,7 +363,7 @@ def part_of(
                 for a in actions
                 if program.device(a.stream) in host.devices
                 and (called or a.stream.kind != "caller")
-                and (not with_ends or isinstance(a, CallCollective) or manner.acquires(a.when))
+                and (not with_ends or isinstance(a, CallCollective) or manner.takes(a.when))
             ]
 
         body = [] if plan.mode in GRAPHS else mine(plan.body, with_ends=False)

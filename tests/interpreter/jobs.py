@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DevicePlan, Library, Mode, Placement
+from ficco_rt.device.layout import Layout
 from ficco_rt.machine.profiles import profile
 from tests import cases
 

@@ -94,7 +94,7 @@ def _short(action: Action) -> str:
 
 def _elsewhere(plan: DevicePlan, action: Action, rng: random.Random) -> Sequence[Action] | None:
     """On another stream of the same device."""
-    device = plan.stream(action.stream).device
+    device = plan.device_of[action.stream]
     names = [s.name for s in plan.streams if s.device == device and s.name != action.stream]
     return None if not names or isinstance(action, LaunchKernel) else (replace(action, stream=rng.choice(names)),)
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DevicePlan, Mode, Placement
+from ficco_rt.device.layout import Layout
 from ficco_rt.driver.gpu import binding, driver, runs
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, PlanError

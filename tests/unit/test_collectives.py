@@ -9,10 +9,11 @@ import pytest
 
 import ficco_dsl
 from ficco_rt import compiler
-from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check as check_device
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import AwaitEvent, CallCollective, DevicePlan, Library, Mode, Placement
+from ficco_rt.device.layout import Layout
 from ficco_rt.device.text import to_text as device_text
 from ficco_rt.errors import PlanError
 from ficco_rt.graph.ir import CollectiveSettings

@@ -11,12 +11,13 @@ import pytest
 import ficco_dsl
 from ficco_rt.compiler import build, compile_schedule, plan_of
 from ficco_rt.device import double_buffering
-from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.codec import from_json, to_json
 from ficco_rt.device.double_buffering import double_buffered
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Barrier, Mode, Placement
+from ficco_rt.device.layout import Layout
 from ficco_rt.device.text import to_text
 from ficco_rt.errors import PlanError
 from ficco_rt.machine.profiles import profile

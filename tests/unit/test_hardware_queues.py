@@ -11,10 +11,11 @@ import pytest
 
 from ficco_rt import env
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import CONNECTIONS, HSA_QUEUES, usual
 from ficco_rt.device.ir import GRAPHS, PLACELESS, Mode, Placement
+from ficco_rt.device.layout import Layout
 from ficco_rt.driver.gpu.binding import Plans
 from ficco_rt.errors import DeviceError, Diagnostic, PlanError
 from ficco_rt.files import shipped

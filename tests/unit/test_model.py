@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from statistics import median
-from typing import Any, SupportsIndex
 
 import pytest
 
@@ -13,7 +10,7 @@ import ficco_rt
 from ficco_rt.device.build import layout_of
 from ficco_rt.device.build import modelled as modelled_plan
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import Action, Placement
+from ficco_rt.device.ir import CopyMemory, LaunchKernel, Placement
 from ficco_rt.errors import UsageError
 from ficco_rt.kernels.pace import NO_DRIFT
 from ficco_rt.kernels.sm90.cost import DRIFT
@@ -118,30 +115,21 @@ def test_a_plan_for_amd_has_no_price_on_hopper() -> None:
         ficco_rt.simulate(plan, profile("h200-switch", 2))
 
 
-def test_what_a_stream_does_next_is_found_without_a_look_over_its_actions() -> None:
+def test_what_a_stream_does_next_is_found_in_one_pass() -> None:
     """The clock asks at every position; a walk from each took seconds of a run of 900 chunks."""
-
-    class Watched(tuple[Action, ...]):
-        looks = 0
-
-        def __iter__(self) -> Iterator[Action]:
-            raise AssertionError("all actions are looked at")
-
-        def __getitem__(self, index: SupportsIndex | slice) -> Any:
-            assert not isinstance(index, slice)
-            Watched.looks += 1
-            return super().__getitem__(index)
-
     plan = ficco_rt.compile("gemm_rs/chunked", 2, M=256, N=128, K=128, chunks=4)
     device = plan.target.device
     made = modelled_plan(layout_of(plan, device, Placement((0, 1)), usual(device.arch)), "streams")
     stages = set()
     for stream in streams_of(made):
-        watched = replace(stream, actions=Watched(stream.actions))
-        for position in range(len(stream.actions)):
-            Watched.looks = 0
-            stages.add(watched.stage(position, made.launches))
-            watched.launches_next(position)
-            assert Watched.looks <= 2
-        assert list(stream.next_work) == sorted(stream.next_work)
+        assert len(stream.following) == len(stream.actions)
+        for position, (stage, launches) in enumerate(stream.following):
+            ahead = [a for a in stream.actions[position:] if isinstance(a, LaunchKernel | CopyMemory)]
+            assert launches == bool(ahead and isinstance(ahead[0], LaunchKernel))
+            moving = next((a for a in ahead if isinstance(a, LaunchKernel) or a.moves), None)
+            if isinstance(moving, LaunchKernel):
+                assert stage == made.launches[moving.launch].stages[0]
+            else:
+                assert stage == (moving.moves[0].stage if moving is not None else "")
+            stages.add(stage)
     assert {stage.split("[")[0] for stage in stages} == {"", "mm", "scatter", "own"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias, get_args
 
-from ...device.build import Layout, device_plan, layout_of
+from ...device.build import device_plan, layout_of
 from ...device.check import checked
 from ...device.features import chain_warning
 from ...device.ir import (
@@ -29,6 +29,7 @@ from ...device.ir import (
     StreamMemOps,
     StreamName,
 )
+from ...device.layout import Layout
 from ...device.run_plan import (
     Call,
     CopyBatch,
@@ -255,11 +256,7 @@ class Binder:
     def _flags(self, binding: BoundPlan) -> Mapping[int, int]:
         """The addresses of flags. Those between works that one kernel makes as one have none."""
         addresses = self._resources.addresses[binding.number]
-        return {
-            flag: addresses[semaphore]
-            for flag, semaphore in enumerate(binding.plans.layout.semaphores.flags)
-            if semaphore >= 0
-        }
+        return {flag: addresses[semaphore] for flag, semaphore in binding.plans.layout.semaphores.flags.items()}
 
     # ---- the calls of a run
 

@@ -19,10 +19,11 @@ from itertools import count
 
 import numpy as np
 
-from ...device.build import Layout, streams_of
+from ...device.build import streams_of
 from ...device.collectives import alone_reaches_other_nodes
 from ...device.fit_table import blocks_left, too_little_left
 from ...device.ir import EventName, Mode, Placement
+from ...device.layout import Layout
 from ...device.run_plan import RunPlan
 from ...errors import DeviceError, UsageError, cause_words
 from ...kernels.catalogue import VENDOR_GEMM
