@@ -140,6 +140,6 @@ def test_inner_streams_wait_for_nobody() -> None:
             first.setdefault(action.stream.number, action.event)
     launches = {a.stream.number for a in found.body if isinstance(a, LaunchKernel)}
     for number, event in first.items():
-        device = found.stream(next(s.name for s in found.streams if s.name.number == number)).device
+        device = next(s.device for s in found.streams if s.name.number == number)
         assert event == EventName("captured" if number in launches else "open", device)
     assert len(first) == 2 * RANKS
