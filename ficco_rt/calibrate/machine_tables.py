@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..machine.measured_tables import (
-    Activity,
-    Contention,
-    CopyTimes,
-    Cost,
-    CostMode,
-    CostName,
-    GemmRates,
-    Measured,
-    Pattern,
-    ReduceTimes,
-    Sustained,
-)
+from ..machine import measured_tables
 from ..machine.model import Machine
 from .fit import Constant, contention, copied, operations, shape_of
 from .measure import Point, Series
 from .probes import VENDOR_PRODUCT
 
-_COSTS: tuple[tuple[str, CostName, CostMode], ...] = (
+_COSTS: tuple[tuple[str, measured_tables.CostName, measured_tables.CostMode], ...] = (
     ("copy_behind", "copy", "streams"),
     ("graph_copy_behind", "copy", "graph"),
     ("record", "record_event", "streams"),
@@ -35,10 +23,10 @@ _COSTS: tuple[tuple[str, CostName, CostMode], ...] = (
 
 def measured_of(
     series: Sequence[Series], found: Mapping[str, Constant], machine: Machine, device: str, driver: str, date: str
-) -> Measured:
+) -> measured_tables.Measured:
     """`date` is an ISO one; `found` the constants of the series."""
     by = {s.probe.name: s.points for s in series}
-    return Measured(
+    return measured_tables.Measured(
         devices=(device,) * machine.ranks,
         driver=driver,
         date=date,
@@ -47,7 +35,7 @@ def measured_of(
         reductions=tuple(_reductions(by)),
         contention=tuple(_contention(series)),
         costs=tuple(
-            Cost(what, mode, time, f"probe '{c.probe}'")
+            measured_tables.Cost(what, mode, time, f"probe '{c.probe}'")
             for name, what, mode in _COSTS
             if (c := found.get(name)) is not None and (time := c.measured) is not None
         ),
@@ -55,18 +43,18 @@ def measured_of(
     )
 
 
-def _copies(by: Mapping[str, Sequence[Point]], machine: Machine) -> Iterator[CopyTimes]:
+def _copies(by: Mapping[str, Sequence[Point]], machine: Machine) -> Iterator[measured_tables.CopyTimes]:
     node = machine.links.name
-    pattern: Pattern = "both_ways" if machine.ranks == 2 else "staggered"
+    pattern: measured_tables.Pattern = "both_ways" if machine.ranks == 2 else "staggered"
     whole, inside = ([p for p in by.get(name, ()) if p.params["pieces"] == 1] for name in ("push", "inside"))
     if whole:
-        yield CopyTimes(node, "copy", pattern, _sized(whole))
+        yield measured_tables.CopyTimes(node, "copy", pattern, _sized(whole))
     if by.get("incast"):
-        yield CopyTimes(node, "copy", "incast", _sized(by["incast"]), senders=machine.ranks - 1)
+        yield measured_tables.CopyTimes(node, "copy", "incast", _sized(by["incast"]), senders=machine.ranks - 1)
     if inside:
-        yield CopyTimes("device", "copy", "one", _sized(inside))
+        yield measured_tables.CopyTimes("device", "copy", "one", _sized(inside))
     for point in by.get("stores", ()):
-        yield CopyTimes(node, "sm", pattern, _sized([point]), sms=point.params["width"])
+        yield measured_tables.CopyTimes(node, "sm", pattern, _sized([point]), sms=point.params["width"])
 
 
 def _sized(points: Sequence[Point]) -> tuple[tuple[int, float], ...]:
@@ -74,7 +62,7 @@ def _sized(points: Sequence[Point]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted({copied(p.params): p.micros for p in points}.items()))
 
 
-def _gemms(by: Mapping[str, Sequence[Point]]) -> Iterator[GemmRates]:
+def _gemms(by: Mapping[str, Sequence[Point]]) -> Iterator[measured_tables.GemmRates]:
     groups: dict[tuple[str, int, int], dict[tuple[int, int, int], float]] = {}
     for name in ("product", VENDOR_PRODUCT, "pieces of rows", "pieces of K"):
         for p in by.get(name, ()):
@@ -82,30 +70,32 @@ def _gemms(by: Mapping[str, Sequence[Point]]) -> Iterator[GemmRates]:
             rates[shape_of(p.params)] = operations(p.params) / p.micros
     for (kernel, rows, deep), rates in groups.items():
         each = tuple((*shape, rate) for shape, rate in sorted(rates.items()))
-        yield GemmRates(kernel, "bf16", "nn", each, row_pieces=rows, k_pieces=deep)
+        yield measured_tables.GemmRates(kernel, "bf16", "nn", each, row_pieces=rows, k_pieces=deep)
 
 
-def _reductions(by: Mapping[str, Sequence[Point]]) -> Iterator[ReduceTimes]:
+def _reductions(by: Mapping[str, Sequence[Point]]) -> Iterator[measured_tables.ReduceTimes]:
     groups: dict[int, list[Point]] = {}
     for p in by.get("sum", ()):
         groups.setdefault(p.params["terms"], []).append(p)
     for terms, points in groups.items():
-        yield ReduceTimes("bf16", terms, _sized(points))
+        yield measured_tables.ReduceTimes("bf16", terms, _sized(points))
 
 
-def _contention(series: Sequence[Series]) -> Iterator[Contention]:
+def _contention(series: Sequence[Series]) -> Iterator[measured_tables.Contention]:
     groups: dict[bool, dict[tuple[int, int, int, int], float]] = {}
     for loss in contention(series):
         key = *shape_of(loss.params), loss.params["copies"] * copied(loss.params)
         groups.setdefault(loss.copies_are_longer, {})[key] = 1 + max(0.0, loss.share)
     for copies, found in groups.items():
         points = tuple((*key, factor) for key, factor in sorted(found.items()))
-        sides: tuple[Activity, Activity] = ("copy", "gemm") if copies else ("gemm", "copy")
-        yield Contention(*sides, "copy", points)
+        sides: tuple[measured_tables.Activity, measured_tables.Activity] = (
+            ("copy", "gemm") if copies else ("gemm", "copy")
+        )
+        yield measured_tables.Contention(*sides, "copy", points)
 
 
-def _sustained(by: Mapping[str, Sequence[Point]]) -> Iterator[Sustained]:
+def _sustained(by: Mapping[str, Sequence[Point]]) -> Iterator[measured_tables.Sustained]:
     if len(by.get("again", ())) == 2:
         once, many = by["again"]
         factor = once.micros * many.params["times"] / many.micros
-        yield Sustained("bf16", many.micros / 1e6, factor)
+        yield measured_tables.Sustained("bf16", many.micros / 1e6, factor)

@@ -56,9 +56,8 @@ def real_runs(
         from ..driver.registry import has_gemms
         from ..exec.executor import Executor
         from ..exec.ideal import ideal
-        from ..exec.inputs import fresh_inputs
         from ..exec.rounding import allowances
-        from ..exec.verify import check_replay, verified_run
+        from ..exec.verify import check_replay, verified_run, write_inputs
         from ..plan.codec import content_hash
 
         plan_hash = content_hash(job.plan)
@@ -82,9 +81,7 @@ def real_runs(
         verification = None
         if options.no_verify:
             with progress.step("making inputs"):
-                for name, arrays in fresh_inputs(job.plan, options.seed).items():
-                    for rank in executor.ranks:
-                        executor.write(name, rank, arrays[rank])
+                write_inputs(executor, options.seed)
         else:
             with progress.step("running, and comparing with a reference"):
                 values: InputValues | None = "exact" if options.exact and job.plan.claims else None

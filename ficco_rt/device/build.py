@@ -27,36 +27,11 @@ from ..plan.ir import (
     WaitFlag,
 )
 from ..plan.issue import issue_order
+from . import ir
 from .chain import chained, parted, postponed
 from .collectives import alone_reaches_other_nodes, barrier_peers, calls_of, communicators_of, own_way, part_of
 from .double_buffering import double_buffered
 from .early_begin import early_begin_of
-from .ir import (
-    GATED,
-    GRAPHS,
-    PLAIN,
-    VERSION,
-    Action,
-    AwaitEvent,
-    CallCollective,
-    Cause,
-    CopyMemory,
-    DevicePlan,
-    DeviceStream,
-    EventName,
-    Features,
-    LaunchKernel,
-    Mode,
-    Move,
-    Placement,
-    RecordEvent,
-    ResetSemaphores,
-    RunEnds,
-    SemaphoreOp,
-    StreamMemOps,
-    StreamName,
-    crowded,
-)
 from .launches import LaunchPlanner
 from .layout import Layout
 from .run_ends import RunEndsBuilder, touched
@@ -67,14 +42,14 @@ from .start_gate import short
 def layout_of(
     plan: Plan,
     device: Device,
-    placement: Placement,
-    features: Features,
+    placement: ir.Placement,
+    features: ir.Features,
     plan_hash: str = "",
     unaligned: frozenset[tuple[int, int]] = frozenset(),
 ) -> Layout:
     """`plan_hash` is stored in the device plans to identify the source plan. `unaligned`: the launches (stream,
     command) that use plain kernels, because the tensors' memory is not aligned for tuned kernels."""
-    short = bool(crowded(placement, streams_of(plan, placement), features))
+    short = bool(ir.crowded(placement, streams_of(plan, placement), features))
     if short:
         plan, features = parted(plan), replace(features, early_starts=False)
     reason = own_way(plan, device, placement, features, short)
@@ -106,17 +81,17 @@ def layout_of(
     )
 
 
-def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
+def device_plan(layout: Layout, mode: ir.Mode) -> ir.DevicePlan:
     """The device plan of a mode: on `streams`; as a `graph` for each device; with these graphs `embedded` in callers'
     graphs; `traced`, on streams, with timestamps around everything that does something; `gated`, as on streams, but
     not before the host has issued all of it."""
     return _Builder(layout, mode).made()
 
 
-def modelled(layout: Layout, mode: Mode) -> DevicePlan:
+def modelled(layout: Layout, mode: ir.Mode) -> ir.DevicePlan:
     """The device plan for the virtual clock: on streams, without the prologue and epilogue of a run. The clock does not
     price these, and for many devices they are long, since each device waits for every other one."""
-    return _Builder(layout, mode).made(with_ends=mode in GRAPHS)
+    return _Builder(layout, mode).made(with_ends=mode in ir.GRAPHS)
 
 
 def timestamps(command: Command) -> int:
@@ -125,7 +100,7 @@ def timestamps(command: Command) -> int:
 
 
 class _Builder:
-    def __init__(self, layout: Layout, mode: Mode) -> None:
+    def __init__(self, layout: Layout, mode: ir.Mode) -> None:
         self.layout, self.mode = layout, mode
         self.plan, self.semaphores = layout.plan, layout.semaphores
         self.points = layout.semaphores.of_points(mode)
@@ -141,23 +116,23 @@ class _Builder:
         self.communicator = of if layout.communicators else {}  # by collective
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
-        self.names = [StreamName("plan", s) for s in range(len(self.plan.streams))]
-        self.causes: dict[tuple[int, type], Cause] = {}  # by stream of the plan and kind of its commands: the last one
+        self.names = [ir.StreamName("plan", s) for s in range(len(self.plan.streams))]
+        self.causes: dict[tuple[int, type], ir.Cause] = {}  # the last one, by stream of the plan and kind of commands
         self.gated = False
         self.side_streams = _SideStreams()
-        for stream in self.plan.streams if mode in PLAIN else ():
+        for stream in self.plan.streams if mode in ir.PLAIN else ():
             if stream.engine == "copy":
                 self._side_streams_of(stream)
         if self._crowded():
             self.side_streams = _SideStreams()
         self.crowded = self._crowded()
-        self.gated = mode in GATED and self.semaphores.start_gate is not None and not self.crowded
+        self.gated = mode in ir.GATED and self.semaphores.start_gate is not None and not self.crowded
         self.gated = self.gated and not self._crowded()
         self.timestamps = [0] * len(self.plan.streams)
 
-    def made(self, with_ends: bool = True) -> DevicePlan:
+    def made(self, with_ends: bool = True) -> ir.DevicePlan:
         budget = Budget(ACTIONS, PlanError)
-        body: list[Action] = []
+        body: list[ir.Action] = []
         for s, p in issue_order(self.plan, patient=bool(self.crowded)):
             actions = self._command(s, p)
             budget.spend(len(actions), self.plan.streams[s].commands[p].origin)
@@ -165,15 +140,15 @@ class _Builder:
         self.gated = self.gated and short(body)
         streams = self._streams()
         run_ends = RunEndsBuilder(self.layout, self.mode, streams, budget, gated=self.gated)
-        if self.mode in GRAPHS:
+        if self.mode in ir.GRAPHS:
             inside = run_ends.inside()
             body = [*inside.prologue, *(body if self.crowded else _together(body)), *inside.epilogue]
             devices = {stream.name: stream.device for stream in streams}
             body = list(chained(body, devices.__getitem__, self.crowded))
         elif self.crowded:
             body = list(postponed(body))
-        return DevicePlan(
-            version=VERSION,
+        return ir.DevicePlan(
+            version=ir.VERSION,
             schedule=self.plan.schedule,
             plan_hash=self.layout.plan_hash,
             mode=self.mode,
@@ -186,11 +161,11 @@ class _Builder:
             launches=self.layout.launches,
             written=self._written() if with_ends else (),
             body=tuple(body),
-            own=run_ends.run_ends(called=False) if with_ends else RunEnds((), ()),
-            called=run_ends.run_ends(called=True) if with_ends else RunEnds((), ()),
+            own=run_ends.run_ends(called=False) if with_ends else ir.RunEnds((), ()),
+            called=run_ends.run_ends(called=True) if with_ends else ir.RunEnds((), ()),
             communicators=self.layout.communicators,
             sets=1 if self.mode == "embedded" else self.layout.sets,
-            between=run_ends.between() if with_ends else RunEnds((), ()),
+            between=run_ends.between() if with_ends else ir.RunEnds((), ()),
         )
 
     def _written(self) -> tuple[int, ...]:
@@ -205,15 +180,15 @@ class _Builder:
                 written[done.op] += sum(region.elements for region in done.writes)
         return tuple(written[op] for op in range(max(written, default=-1) + 1))
 
-    def _streams(self) -> tuple[DeviceStream, ...]:
+    def _streams(self) -> tuple[ir.DeviceStream, ...]:
         return tuple(streams_of(self.plan, self.layout.placement, self.side_streams, gated=self.gated))
 
     def _crowded(self) -> dict[int, int]:
-        return crowded(self.layout.placement, self._streams(), self.features)
+        return ir.crowded(self.layout.placement, self._streams(), self.features)
 
     # ---- commands
 
-    def _command(self, s: int, p: int) -> Sequence[Action]:
+    def _command(self, s: int, p: int) -> Sequence[ir.Action]:
         command = self.plan.streams[s].commands[p]
         cause = self._cause(s, command)
         if isinstance(command, CollectiveCall):
@@ -227,63 +202,63 @@ class _Builder:
             return self._timed(s, self._copies(s, p, command, cause), cause)
         return self._timed(s, [self._single(s, p, command, cause)], cause)
 
-    def _cause(self, s: int, command: Command) -> Cause:
+    def _cause(self, s: int, command: Command) -> ir.Cause:
         stream, kind = self.plan.streams[s], type(command)
         last = self.causes.get((s, kind))
         if last is not None and last.origin is command.origin:
             return last
         text = f"{kind.__name__} on rank {stream.rank} stream {stream.name}" if last is None else last.text
-        cause = self.causes[s, kind] = Cause(text, command.origin)
+        cause = self.causes[s, kind] = ir.Cause(text, command.origin)
         return cause
 
     def _single(
-        self, s: int, p: int, command: Launch | Record | WaitEvent | SignalFlag | WaitFlag, cause: Cause
-    ) -> Sequence[Action]:
+        self, s: int, p: int, command: Launch | Record | WaitEvent | SignalFlag | WaitFlag, cause: ir.Cause
+    ) -> Sequence[ir.Action]:
         match command:
             case Launch():
                 return self._launch(s, p, cause)
             case Record(event=event):
-                return self._record(s, EventName("plan", event), cause)
+                return self._record(s, ir.EventName("plan", event), cause)
             case WaitEvent(event=event):
-                return (self._await(s, EventName("plan", event), cause),)
+                return (self._await(s, ir.EventName("plan", event), cause),)
             case SignalFlag(flag=flag):
                 return self._signal(s, p, self.semaphores.flags[flag], cause)
             case WaitFlag(flag=flag):
                 return self._wait(s, p, self.semaphores.flags[flag], cause)
 
-    def _timed(self, s: int, pieces: Sequence[Sequence[Action]], cause: Cause) -> Sequence[Action]:
+    def _timed(self, s: int, pieces: Sequence[Sequence[ir.Action]], cause: ir.Cause) -> Sequence[ir.Action]:
         """The actions; traced, with a timestamp before the first piece and behind each."""
         if self.mode != "traced":
             return pieces[0] if len(pieces) == 1 else [action for piece in pieces for action in piece]
         return [action for piece in [(), *pieces] for action in (*piece, *self._timestamp(s, cause))]
 
-    def _timestamp(self, s: int, cause: Cause) -> Iterator[Action]:
+    def _timestamp(self, s: int, cause: ir.Cause) -> Iterator[ir.Action]:
         if self.mode == "traced":
-            event = EventName("timestamp", s, self.timestamps[s])
+            event = ir.EventName("timestamp", s, self.timestamps[s])
             self.timestamps[s] += 1
-            yield RecordEvent(self.names[s], event, cause)
+            yield ir.RecordEvent(self.names[s], event, cause)
 
     # ---- copies
 
-    def _copies(self, s: int, p: int, command: CopyAsync, cause: Cause) -> list[tuple[Action, ...]]:
+    def _copies(self, s: int, p: int, command: CopyAsync, cause: ir.Cause) -> list[tuple[ir.Action, ...]]:
         name, stage = self.names[s], command.stage
-        moves = [Move(t.dst, t.src, t.op, t.origin, self._pitched(t.dst, t.src), stage) for t in command.transfers]
-        alone: list[tuple[Action, ...]] = [(self._copy(name, move, cause),) for move in moves]
+        moves = [ir.Move(t.dst, t.src, t.op, t.origin, self._pitched(t.dst, t.src), stage) for t in command.transfers]
+        alone: list[tuple[ir.Action, ...]] = [(self._copy(name, move, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
         semaphores = self.side_streams.copied.get((s, p), ())
-        together = self.mode in PLAIN and self.features.copy_batches and len(runs) + len(semaphores) > 1
+        together = self.mode in ir.PLAIN and self.features.copy_batches and len(runs) + len(semaphores) > 1
         if not together or not runs:
             return alone
-        batch: tuple[Action, ...] = (CopyMemory(name, runs, semaphores, True, cause),)
+        batch: tuple[ir.Action, ...] = (ir.CopyMemory(name, runs, semaphores, True, cause),)
         return [batch, *(copy for copy, move in zip(alone, moves, strict=True) if move.pitched)]
 
-    def _copy(self, name: StreamName, move: Move, cause: Cause) -> CopyMemory:
+    def _copy(self, name: ir.StreamName, move: ir.Move, cause: ir.Cause) -> ir.CopyMemory:
         """NOTE inside a device multiprocessors copy, and a graph's own copies have no priority: they begin behind all
         blocks of other kernels. Beside launches that hold multiprocessors while they wait for the copy, such blocks
         take a hundred times as long. So a kernel copies there, at its stream's priority."""
         here, there = (self.layout.placement.devices[region.rank] for region in (move.dst, move.src))
-        by_kernel = self.mode in GRAPHS and here == there and here in self.spinning
-        return CopyMemory(name, (move,), (), False, cause, by_kernel=by_kernel)
+        by_kernel = self.mode in ir.GRAPHS and here == there and here in self.spinning
+        return ir.CopyMemory(name, (move,), (), False, cause, by_kernel=by_kernel)
 
     def _pitched(self, dst: Region, src: Region) -> bool:
         """NOTE ranks copy the same parts of equal tensors: the graph holds each part's axes once."""
@@ -295,59 +270,60 @@ class _Builder:
 
     # ---- launches
 
-    def _launch(self, s: int, p: int, cause: Cause) -> Sequence[Action]:
+    def _launch(self, s: int, p: int, cause: ir.Cause) -> Sequence[ir.Action]:
         name, numbers = self.names[s], self.launches[s, p]
-        actions: list[Action] = [LaunchKernel(name, number, cause) for number in numbers]
+        actions: list[ir.Action] = [ir.LaunchKernel(name, number, cause) for number in numbers]
         waits = {flag for number in numbers for work in self.layout.launches[number].works for flag in work.waits}
         if waits:
             awaited = {self.semaphores.flags[flag] for flag in waits if flag in self.semaphores.flags}
             actions += self._resets(name, [w for w in awaited if self.semaphores.table[w].reset == "behind"], cause)
         return actions
 
-    def _resets(self, name: StreamName, numbers: Sequence[int], cause: Cause) -> Iterator[Action]:
+    def _resets(self, name: ir.StreamName, numbers: Sequence[int], cause: ir.Cause) -> Iterator[ir.Action]:
         """Of semaphores of one device; semaphores side by side in one call."""
         indices = enumerate(sorted(self.semaphores.table[number].index for number in numbers))
         for _, adjacent in groupby(indices, lambda pair: pair[1] - pair[0]):
             _, (first, *rest) = zip(*adjacent, strict=True)
-            yield ResetSemaphores(name, first, 1 + len(rest), cause)
+            yield ir.ResetSemaphores(name, first, 1 + len(rest), cause)
 
     # ---- events, flags, semaphores
 
-    def _record(self, s: int, point: EventName, cause: Cause) -> Sequence[Action]:
+    def _record(self, s: int, point: ir.EventName, cause: ir.Cause) -> Sequence[ir.Action]:
         """An event, and the semaphores of the devices that no event reaches."""
-        told = tuple(SemaphoreOp(semaphore, True) for semaphore in self.points.get(point, {}).values())
-        signals = (StreamMemOps(self.names[s], told, cause),) if told else ()
-        return (RecordEvent(self.names[s], point, cause), *signals)
+        told = tuple(ir.SemaphoreOp(semaphore, True) for semaphore in self.points.get(point, {}).values())
+        signals = (ir.StreamMemOps(self.names[s], told, cause),) if told else ()
+        return (ir.RecordEvent(self.names[s], point, cause), *signals)
 
-    def _await(self, s: int, point: EventName, cause: Cause) -> Action:
+    def _await(self, s: int, point: ir.EventName, cause: ir.Cause) -> ir.Action:
         """By an event, or by a semaphore where the point is in another device's graph, or in another process."""
         device = self.layout.placement.devices[self.plan.streams[s].rank]
         semaphore = self.points.get(point, {}).get(device)
         if semaphore is None:
-            return AwaitEvent(self.names[s], point, cause)
-        return StreamMemOps(self.names[s], (SemaphoreOp(semaphore, False),), cause)
+            return ir.AwaitEvent(self.names[s], point, cause)
+        return ir.StreamMemOps(self.names[s], (ir.SemaphoreOp(semaphore, False),), cause)
 
-    def _signal(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
+    def _signal(self, s: int, p: int, semaphore: int, cause: ir.Cause) -> Sequence[ir.Action]:
         """A flag of a stream. What carries it is told by `_SideStreams`."""
-        name, signalled = self.names[s], (SemaphoreOp(semaphore, True),)
+        name, signalled = self.names[s], (ir.SemaphoreOp(semaphore, True),)
         match self.side_streams.signal_paths.get((s, p)):
             case "side":
-                side, event = StreamName("signal", s), EventName("signal", s)
-                there = StreamMemOps(side, signalled, cause)
-                return (RecordEvent(name, event, cause), AwaitEvent(side, event, cause), there)
+                side, event = ir.StreamName("signal", s), ir.EventName("signal", s)
+                there = ir.StreamMemOps(side, signalled, cause)
+                return (ir.RecordEvent(name, event, cause), ir.AwaitEvent(side, event, cause), there)
             case "batch":
-                return (CopyMemory(name, (), self.side_streams.copied[s, p], True, cause),)
+                return (ir.CopyMemory(name, (), self.side_streams.copied[s, p], True, cause),)
             case "copied":
                 return ()
             case None:
-                return (StreamMemOps(name, signalled, cause),)
+                return (ir.StreamMemOps(name, signalled, cause),)
 
-    def _wait(self, s: int, p: int, semaphore: int, cause: Cause) -> Sequence[Action]:
-        name, awaited = self.names[s], (SemaphoreOp(semaphore, False),)
+    def _wait(self, s: int, p: int, semaphore: int, cause: ir.Cause) -> Sequence[ir.Action]:
+        name, awaited = self.names[s], (ir.SemaphoreOp(semaphore, False),)
         if (s, p) in self.side_streams.waits:
-            side, event = StreamName("wait", s), EventName("wait", s)
-            return (StreamMemOps(side, awaited, cause), RecordEvent(side, event, cause), AwaitEvent(name, event, cause))
-        return (StreamMemOps(name, awaited, cause),)
+            side, event = ir.StreamName("wait", s), ir.EventName("wait", s)
+            there = ir.StreamMemOps(side, awaited, cause)
+            return (there, ir.RecordEvent(side, event, cause), ir.AwaitEvent(name, event, cause))
+        return (ir.StreamMemOps(name, awaited, cause),)
 
     # ---- side streams
 
@@ -378,15 +354,15 @@ class _Builder:
 
     # ---- collectives
 
-    def _by_library(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[Action]:
+    def _by_library(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[ir.Action]:
         """The calls of all ranks side by side, in the order of ranks; traced, with timestamps before and behind."""
-        calls: list[CallCollective] = []
+        calls: list[ir.CallCollective] = []
         for s, p in sorted(members, key=lambda place: self.plan.streams[place[0]].rank):
             stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
             assert isinstance(command, CollectiveCall)
-            cause = Cause(f"{command.kind} on rank {stream.rank} stream {stream.name}", command.origin)
+            cause = ir.Cause(f"{command.kind} on rank {stream.rank} stream {stream.name}", command.origin)
             calls.append(
-                CallCollective(
+                ir.CallCollective(
                     command.kind, group, command.dst, command.src, command.to, command.by, stream=self.names[s],
                     communicator=self.communicator[group], op=command.op, stage=command.stage, cause=cause,
                 )
@@ -396,19 +372,19 @@ class _Builder:
             for call in calls if actions is not calls else ():
                 yield from self._timestamp(call.stream.number, call.cause)
 
-    def _collective(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[Action]:
+    def _collective(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[ir.Action]:
         """The parts of all ranks, whose streams are held together before and behind them."""
         command = self.calls[group][0]
-        cause = Cause(f"{type(command).__name__} of all ranks", command.origin)
+        cause = ir.Cause(f"{type(command).__name__} of all ranks", command.origin)
         streams = [self.plan.streams[s] for s, _ in members]
         yield from self._barrier(group, streams, False, cause)
         for s, p in members:
             yield from self._part(s, p)
         yield from self._barrier(group, streams, True, cause)
 
-    def _barrier(self, group: int, streams: Sequence[Stream], behind: bool, cause: Cause) -> Iterator[Action]:
+    def _barrier(self, group: int, streams: Sequence[Stream], behind: bool, cause: ir.Cause) -> Iterator[ir.Action]:
         barriers = {stream.rank: barrier_peers(self.calls[group], stream.rank, behind=behind) for stream in streams}
-        points = {stream.rank: EventName("barrier", group, stream.rank, behind) for stream in streams}
+        points = {stream.rank: ir.EventName("barrier", group, stream.rank, behind) for stream in streams}
         awaited = {rank for others in barriers.values() for rank in others}
         for stream in streams:
             if stream.rank in awaited:
@@ -418,15 +394,15 @@ class _Builder:
             for other in others if len(others) < 2 else [s.rank for s in streams if s.rank in others]:
                 yield self._await(stream.id, points[other], cause)
 
-    def _part(self, s: int, p: int) -> Iterator[Action]:
+    def _part(self, s: int, p: int) -> Iterator[ir.Action]:
         stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
         assert isinstance(command, CollectiveCall)
         cause, name = self._cause(s, command), self.names[s]
-        actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
+        actions: list[ir.Action] = [ir.LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
         for copy in part_of(stream.rank, self.calls[command.group]):
             if isinstance(copy, Copy):
                 pitched = self._pitched(copy.dst, copy.src)
-                move = Move(copy.dst, copy.src, command.op, command.origin, pitched, command.stage)
+                move = ir.Move(copy.dst, copy.src, command.op, command.origin, pitched, command.stage)
                 actions.append(self._copy(name, move, cause))
         yield from self._timed(s, [tuple(actions)], cause)
 
@@ -463,31 +439,31 @@ class _SideStreams:
 
 
 def streams_of(
-    plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, gated: bool = False
-) -> Iterator[DeviceStream]:
+    plan: Plan, placement: ir.Placement, side_streams: _SideStreams | None = None, *, gated: bool = False
+) -> Iterator[ir.DeviceStream]:
     """All streams of the devices, including the callers'."""
     sides = side_streams.kinds if side_streams is not None else {}
     for stream in plan.streams:
         for kind in ("plan", *sides.get(stream.id, ())):
-            name, device = StreamName(kind, stream.id), placement.devices[stream.rank]
-            yield DeviceStream(name, device, stream.priority, stream.rank, stream.name)
+            name, device = ir.StreamName(kind, stream.id), placement.devices[stream.rank]
+            yield ir.DeviceStream(name, device, stream.priority, stream.rank, stream.name)
     for device in placement.ordinals:
-        yield DeviceStream(StreamName("control", device), device, "normal")
+        yield ir.DeviceStream(ir.StreamName("control", device), device, "normal")
     if gated:
         first, *_ = placement.ordinals
-        yield DeviceStream(StreamName("gate", first), first, "normal")
+        yield ir.DeviceStream(ir.StreamName("gate", first), first, "normal")
     for rank, device in enumerate(placement.devices):
-        yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
+        yield ir.DeviceStream(ir.StreamName("caller", rank), device, "normal", rank)
 
 
-def _together(body: Sequence[Action]) -> Iterator[Action]:
+def _together(body: Sequence[ir.Action]) -> Iterator[ir.Action]:
     """Semaphores that stand together on a stream change in one action, which comes before what the stream does next."""
-    open_: dict[StreamName, list[StreamMemOps]] = {}
+    open_: dict[ir.StreamName, list[ir.StreamMemOps]] = {}
     for action in body:
-        if isinstance(action, StreamMemOps):
+        if isinstance(action, ir.StreamMemOps):
             open_.setdefault(action.stream, []).append(action)
             continue
-        if isinstance(action, CallCollective):  # nothing comes between the calls of all ranks
+        if isinstance(action, ir.CallCollective):  # nothing comes between the calls of all ranks
             yield from map(_as_one, open_.values())
             open_.clear()
         if action.stream in open_:
@@ -496,5 +472,5 @@ def _together(body: Sequence[Action]) -> Iterator[Action]:
     yield from map(_as_one, open_.values())
 
 
-def _as_one(actions: Sequence[StreamMemOps]) -> StreamMemOps:
+def _as_one(actions: Sequence[ir.StreamMemOps]) -> ir.StreamMemOps:
     return replace(actions[0], changes=tuple(change for action in actions for change in action.changes))

@@ -27,40 +27,32 @@ from ficco_dsl.diagnostics import Diagnostic, Note
 
 from ..errors import DeviceError, PlanError
 from ..plan.walk import MOST_MISTAKES, Holder, Obstacle, Walk
+from . import ir
 from .device_plan_rules import RULES
 from .features import too_few_queues
-from .ir import (
-    GRAPHS,
-    AwaitEvent,
-    CallCollective,
-    DevicePlan,
-    LaunchKernel,
-    Manner,
-    RecordEvent,
-)
 from .races import Races
 from .sequence import Node, Other, RunCase, RunSequence, Seen, Step
 
-_CALLED = RunCase(Manner(True, behind=False, timed=False), uses=(True, True))
-_LIKE = RunCase(Manner(True, behind=True, timed=False), uses=(True, True))
-_REPLAY = Manner(True, behind=True, timed=False, others=True, replays=True)
+_CALLED = RunCase(ir.Manner(True, behind=False, timed=False), uses=(True, True))
+_LIKE = RunCase(ir.Manner(True, behind=True, timed=False), uses=(True, True))
+_REPLAY = ir.Manner(True, behind=True, timed=False, others=True, replays=True)
 _PLAIN: tuple[Step, ...] = (
-    RunCase(Manner(False, behind=False, timed=True)),
-    RunCase(Manner(False, behind=True, timed=True)),
+    RunCase(ir.Manner(False, behind=False, timed=True)),
+    RunCase(ir.Manner(False, behind=True, timed=True)),
     Other(called=False),
-    RunCase(Manner(False, behind=True, timed=True, others=True)),
+    RunCase(ir.Manner(False, behind=True, timed=True, others=True)),
     Seen(),
     _CALLED,
     _LIKE,
     Other(),
-    RunCase(Manner(True, behind=True, timed=True, others=True), callers=1),
+    RunCase(ir.Manner(True, behind=True, timed=True, others=True), callers=1),
     Seen(),
 )
 _BESIDE_REPLAYS: tuple[Step, ...] = (  # behind what stands in `_PLAIN`
     Other(replay=True),
-    RunCase(Manner(True, behind=True, timed=False, others=True, replays=True), callers=1),
+    RunCase(ir.Manner(True, behind=True, timed=False, others=True, replays=True), callers=1),
     Other(replay=True, callers=1),
-    RunCase(Manner(False, behind=True, timed=True, others=True, replays=True)),
+    RunCase(ir.Manner(False, behind=True, timed=True, others=True, replays=True)),
     Seen(replays=True),
 )
 _REPLAYS: tuple[Step, ...] = (
@@ -73,7 +65,7 @@ _REPLAYS: tuple[Step, ...] = (
 )
 
 
-def check(plan: DevicePlan) -> None:
+def check(plan: ir.DevicePlan) -> None:
     """Raises PlanError with every mistake found (at most 20)."""
     for rule in RULES:
         mistakes = tuple(islice(rule(plan), MOST_MISTAKES))
@@ -89,7 +81,7 @@ def check(plan: DevicePlan) -> None:
         _check_runs(RunSequence(plan, [step for step in steps for _ in range(_times(step, plan))]))
 
 
-def _times(step: Step, plan: DevicePlan) -> int:
+def _times(step: Step, plan: ir.DevicePlan) -> int:
     """Runs of other modes take every set, so that the run behind them finds each touched."""
     return plan.sets if isinstance(step, Other) and not step.replay else 1
 
@@ -99,25 +91,25 @@ def _traced(step: Step) -> Step:
     return replace(step, manner=replace(step.manner, timed=True)) if isinstance(step, RunCase) else step
 
 
-def _otherwise_timed(plan: DevicePlan) -> Iterator[Step]:
+def _otherwise_timed(plan: ir.DevicePlan) -> Iterator[Step]:
     """The runs of `_PLAIN` that begin in another way when their times are taken, or are not."""
-    awaited = {action.event for action in plan.actions if isinstance(action, AwaitEvent)}
+    awaited = {action.event for action in plan.actions if isinstance(action, ir.AwaitEvent)}
     only_timed = [
         action
         for action in plan.called.prologue
         if action.when in ("timed", "timed or behind")
-        and not (isinstance(action, RecordEvent) and action.event not in awaited)
+        and not (isinstance(action, ir.RecordEvent) and action.event not in awaited)
     ]
     if not only_timed:
         return
-    alone, like = Manner(True, behind=False, timed=True), Manner(True, behind=True, timed=True)
+    alone, like = ir.Manner(True, behind=False, timed=True), ir.Manner(True, behind=True, timed=True)
     if any(action.when == "timed" for action in only_timed):
-        others = Manner(True, behind=True, timed=False, others=True)
+        others = ir.Manner(True, behind=True, timed=False, others=True)
         yield from (_CALLED, RunCase(like, uses=(True, True)), Other(), RunCase(others, callers=1), Seen())
     yield from (RunCase(alone, uses=(True, False)), Seen())
 
 
-def checked(plan: DevicePlan) -> DevicePlan:
+def checked(plan: ir.DevicePlan) -> ir.DevicePlan:
     """The device plan, if it is valid. DeviceError: no order of it works with the hardware queues of its devices."""
     try:
         check(plan)
@@ -131,7 +123,7 @@ def checked(plan: DevicePlan) -> DevicePlan:
 def _check_runs(runs: RunSequence) -> None:
     plan = runs.plan
     order = _Walk(runs).run()
-    if plan.crowded and plan.mode not in GRAPHS:
+    if plan.crowded and plan.mode not in ir.GRAPHS:
         _Walk(runs, crowded=plan.crowded).run()
     races = Races(runs)
     races.run(order)
@@ -157,7 +149,7 @@ class _Walk(Walk[Node]):
         if first and node.place_of_issue > self.left.get(device, node.place_of_issue):
             return Obstacle("hardware queue", device)
         blocked = super().hindrance(node)
-        if blocked is None and isinstance(node.action, LaunchKernel):
+        if blocked is None and isinstance(node.action, ir.LaunchKernel):
             self._leave(node)
         return blocked
 
@@ -182,7 +174,7 @@ class _Walk(Walk[Node]):
         match what:
             case Node():
                 text = "a node"
-                if isinstance(what.action, RecordEvent):
+                if isinstance(what.action, ir.RecordEvent):
                     text = f"{what.action.event} of {self.runs.names[what.queue][0]}"
                 elif what.touches is not None:
                     text = what.touches.who
@@ -191,7 +183,7 @@ class _Walk(Walk[Node]):
             case int(semaphore) | (int(semaphore), _):
                 text = self.runs.purpose(semaphore)
             case Obstacle("collective"):
-                assert isinstance(node.action, CallCollective)
+                assert isinstance(node.action, ir.CallCollective)
                 text = f"the other ranks' calls of collective {node.action.group}"
             case Obstacle("hardware queue", int(device)):
                 text = f"a hardware queue of device {device}"

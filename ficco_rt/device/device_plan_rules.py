@@ -12,69 +12,52 @@ from itertools import pairwise
 from ficco_dsl.diagnostics import Diagnostic
 
 from ..graph.ir import Gemm
+from . import ir
 from .collectives import collectives_are_called_together
 from .contents import all_is_there, launches_are_asked_for, regions_lie_inside, works_fit
-from .ir import (
-    GRAPHS,
-    PLACELESS,
-    PLAIN,
-    VERSION,
-    Action,
-    AwaitEvent,
-    Barrier,
-    CopyMemory,
-    DevicePlan,
-    EventKind,
-    EventName,
-    LaunchGraph,
-    LaunchKernel,
-    RecordEvent,
-    ResetSemaphores,
-    StreamMemOps,
-    StreamName,
-    manners,
-)
 from .multi_node import nodes_share_messages_alone
 from .start_gate import start_gates_open_last
 
 MOST_THREADS = 1024  # of a block
-_OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
+_OF_DEVICES: tuple[ir.EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
 
 
-def version_is_known(plan: DevicePlan) -> Iterator[Diagnostic]:
+def version_is_known(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """This code reads one version of device plans."""
-    if plan.version != VERSION:
-        yield Diagnostic(PLACELESS, f"the device plan has version {plan.version}; this ficco reads version {VERSION}")
+    if plan.version != ir.VERSION:
+        yield Diagnostic(
+            ir.PLACELESS, f"the device plan has version {plan.version}; this ficco reads version {ir.VERSION}"
+        )
 
 
-def processes_have_devices(plan: DevicePlan) -> Iterator[Diagnostic]:
+def processes_have_devices(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """Every rank is in a process, and a device belongs to one; if GPUs are given, every rank is on one."""
     placement = plan.placement
     if placement.gpus and len(placement.gpus) != len(placement.devices):
-        yield Diagnostic(PLACELESS, f"{len(placement.devices)} ranks, and the GPUs of {len(placement.gpus)} of them")
+        yield Diagnostic(ir.PLACELESS, f"{len(placement.devices)} ranks, and the GPUs of {len(placement.gpus)} of them")
     if not placement.processes:
         return
     if len(placement.processes) != len(placement.devices):
         yield Diagnostic(
-            PLACELESS, f"{len(placement.devices)} ranks, and the processes of {len(placement.processes)} of them"
+            ir.PLACELESS, f"{len(placement.devices)} ranks, and the processes of {len(placement.processes)} of them"
         )
         return
     for device in placement.ordinals:
         found = sorted({placement.processes[rank] for rank in placement.ranks(device)})
         if len(found) > 1:
-            yield Diagnostic(PLACELESS, f"device {device} is in the processes {' and '.join(map(str, found))}")
+            yield Diagnostic(ir.PLACELESS, f"device {device} is in the processes {' and '.join(map(str, found))}")
 
 
-def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
+def streams_are_known(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """Every stream stands once, on a device of the placement, and every action is on one of them."""
     names = Counter(s.name for s in plan.streams)
     for stream in plan.streams:
         if names[stream.name] > 1:
-            yield Diagnostic(PLACELESS, f"{stream.name} stands {names[stream.name]} times")
+            yield Diagnostic(ir.PLACELESS, f"{stream.name} stands {names[stream.name]} times")
         if stream.device not in plan.placement.ordinals:
-            yield Diagnostic(PLACELESS, f"{stream.name} is on device {stream.device}, which has no rank")
+            yield Diagnostic(ir.PLACELESS, f"{stream.name} is on device {stream.device}, which has no rank")
         if stream.rank is not None and plan.placement.devices[stream.rank] != stream.device:
-            yield Diagnostic(PLACELESS, f"{stream.name} of rank {stream.rank} is on device {stream.device}")
+            yield Diagnostic(ir.PLACELESS, f"{stream.name} of rank {stream.rank} is on device {stream.device}")
     for action in plan.actions:
         if action.stream not in names:
             yield action.mistake(f"there is no {action.stream}")
@@ -85,7 +68,7 @@ def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
             )
 
 
-def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
+def semaphores_lie_apart(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """The semaphores of a device have distinct indices from 0 on, and every action changes existing semaphores."""
     devices = plan.device_of
     places = Counter((w.device, w.index) for w in plan.semaphores)
@@ -93,7 +76,7 @@ def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
     for semaphore in plan.semaphores:
         if places[semaphore.device, semaphore.index] > 1 or not 0 <= semaphore.index < sizes[semaphore.device]:
             yield Diagnostic(
-                PLACELESS,
+                ir.PLACELESS,
                 f"the place {semaphore.index} of a semaphore on device {semaphore.device} is taken or no place",
             )
     for action in plan.actions:
@@ -101,7 +84,7 @@ def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
             if not 0 <= number < len(plan.semaphores):
                 yield action.mistake(f"there is no semaphore {number}")
         device = devices[action.stream]
-        if isinstance(action, StreamMemOps):
+        if isinstance(action, ir.StreamMemOps):
             for change in action.changes:
                 number = change.semaphore
                 if change.signals and change.acquires:
@@ -110,11 +93,11 @@ def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
                 if apart and not change.signals:
                     text = f"{action.stream} of device {device} waits for semaphore {number} of another device"
                     yield action.mistake(text)
-        if isinstance(action, ResetSemaphores):
+        if isinstance(action, ir.ResetSemaphores):
             size, end = sizes[device], action.first + action.count
             if action.count < 1 or not 0 <= action.first <= end <= size:
                 yield action.mistake(f"semaphores {action.first} to {end - 1} of {size} are reset")
-        for step in action.steps if isinstance(action, Barrier) else ():
+        for step in action.steps if isinstance(action, ir.Barrier) else ():
             end = step.first + step.count
             several = f"semaphores {step.first} to {end - 1}"
             if step.count < 1 or not 0 <= step.first <= end <= len(plan.semaphores):
@@ -127,41 +110,41 @@ def semaphores_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
                 yield action.mistake(f"{action.stream} does not own semaphore {step.first}, which it does not signal")
 
 
-def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
+def events_are_recorded(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A wait for an event is issued after the event's record, in every run in which the wait takes part; of the
     previous run only completions can be awaited. A graph's events stay inside it."""
-    graph = plan.mode in GRAPHS
-    completions = {EventName("completion", device) for device in plan.placement.ordinals}
-    replayed = {EventName("replayed", device) for device in plan.placement.ordinals}
-    made = {action.event for action in plan.body if isinstance(action, RecordEvent)}
+    graph = plan.mode in ir.GRAPHS
+    completions = {ir.EventName("completion", device) for device in plan.placement.ordinals}
+    replayed = {ir.EventName("replayed", device) for device in plan.placement.ordinals}
+    made = {action.event for action in plan.body if isinstance(action, ir.RecordEvent)}
     needs = list(_unrecorded(plan.body, set()))  # of what stands before the body
     if graph:
         yield from map(_before_it, needs)
-    for manner in manners(plan):
+    for manner in ir.manners(plan):
         run_ends = plan.run_ends(manner)
         recorded = (completions if manner.behind else set()) | (replayed if manner.replays else set())
         yield from map(_before_it, _unrecorded(run_ends.prologue, recorded))
-        recorded |= {action.event for action in run_ends.prologue if isinstance(action, RecordEvent)}
+        recorded |= {action.event for action in run_ends.prologue if isinstance(action, ir.RecordEvent)}
         if not graph:
             yield from (_before_it(action) for action in needs if action.event not in recorded)
             recorded |= made
         yield from map(_before_it, _unrecorded(run_ends.epilogue, recorded))
 
 
-def _before_it(action: AwaitEvent) -> Diagnostic:
+def _before_it(action: ir.AwaitEvent) -> Diagnostic:
     return action.mistake(f"{action.stream} waits for {action.event}, which nothing records before it")
 
 
-def _unrecorded(actions: Iterable[Action], recorded: Collection[EventName]) -> Iterator[AwaitEvent]:
+def _unrecorded(actions: Iterable[ir.Action], recorded: Collection[ir.EventName]) -> Iterator[ir.AwaitEvent]:
     recorded = set(recorded)
     for action in actions:
-        if isinstance(action, RecordEvent):
+        if isinstance(action, ir.RecordEvent):
             recorded.add(action.event)
-        elif isinstance(action, AwaitEvent) and action.event not in recorded:
+        elif isinstance(action, ir.AwaitEvent) and action.event not in recorded:
             yield action
 
 
-def run_ends_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
+def run_ends_know_their_streams(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A run without callers' streams uses no caller's stream. The completion of a run is recorded by a stream of its
     device."""
     devices = plan.device_of
@@ -169,43 +152,45 @@ def run_ends_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
         if action.stream.kind == "caller":
             yield action.mistake(f"{action.stream} in a run that nobody calls")
     for action in plan.actions:
-        if not isinstance(action, RecordEvent) or action.event.kind not in _OF_DEVICES:
+        if not isinstance(action, ir.RecordEvent) or action.event.kind not in _OF_DEVICES:
             continue
         if devices[action.stream] != action.event.number:
             yield action.mistake(f"{action.event} is recorded by {action.stream}, of another device")
-    kind: EventKind = "replayed" if plan.mode == "embedded" else "completion"
+    kind: ir.EventKind = "replayed" if plan.mode == "embedded" else "completion"
     for ends in [plan.body] if plan.mode == "embedded" else [plan.own.epilogue, plan.called.epilogue]:
         last = Counter(
-            a.event.number for a in ends if isinstance(a, RecordEvent) and a.event.kind == kind and a.when == "always"
+            a.event.number
+            for a in ends
+            if isinstance(a, ir.RecordEvent) and a.event.kind == kind and a.when == "always"
         )
         if last != Counter(plan.placement.ordinals):
-            yield Diagnostic(PLACELESS, f"a run records the event '{kind}' of each device once")
+            yield Diagnostic(ir.PLACELESS, f"a run records the event '{kind}' of each device once")
 
 
-def ends_are_alike(plan: DevicePlan) -> Iterator[Diagnostic]:
+def ends_are_alike(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A run ends in one way, however it is made. What is there for some runs alone waits for nothing but what replays
     need, or takes a time that nobody waits for. So what holds behind one run holds behind all."""
     for action in (*plan.own.epilogue, *plan.called.epilogue):
-        timed = action.when == "timed" and isinstance(action, RecordEvent) and action.event.kind in ("begin", "end")
-        replays = action.when == "behind replays" and isinstance(action, AwaitEvent)
+        timed = action.when == "timed" and isinstance(action, ir.RecordEvent) and action.event.kind in ("begin", "end")
+        replays = action.when == "behind replays" and isinstance(action, ir.AwaitEvent)
         if action.when != "always" and not timed and not replays:
             yield action.mistake(f"{action.stream}, {action.when}: a run ends in one way, however it is made")
 
 
-def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
+def processes_share_no_events(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """What waits for an event is on a device of the process that records it."""
-    by: dict[EventName, set[int]] = defaultdict(set)
+    by: dict[ir.EventName, set[int]] = defaultdict(set)
     devices = plan.device_of
     for action in plan.actions:
-        if isinstance(action, RecordEvent):
+        if isinstance(action, ir.RecordEvent):
             by[action.event].add(devices[action.stream])
     for action in (*plan.called.prologue, *plan.called.epilogue) if plan.mode == "embedded" else ():
-        if isinstance(action, AwaitEvent) and by[action.event] - {devices[action.stream]}:
+        if isinstance(action, ir.AwaitEvent) and by[action.event] - {devices[action.stream]}:
             yield action.mistake(
                 f"{action.stream} waits for {action.event} of another device, whose graph is another one"
             )
     for action in plan.actions:
-        if isinstance(action, AwaitEvent):
+        if isinstance(action, ir.AwaitEvent):
             waiter = plan.placement.process(devices[action.stream])
             for recorder in sorted({plan.placement.process(device) for device in by[action.event]} - {waiter}):
                 yield action.mistake(
@@ -213,7 +198,7 @@ def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
                 )
 
 
-def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
+def ops_stand_once(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """Every op of the plan writes as much as it should, all of it on one stream."""
     written: Counter[int] = Counter()
     places: dict[int, set[str]] = defaultdict(set)
@@ -222,28 +207,28 @@ def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         places[part.op].add(str(stream))
     for op, where in places.items():
         if len(where) > 1:
-            yield Diagnostic(PLACELESS, f"op {op} stands in {' and '.join(sorted(where))}")
+            yield Diagnostic(ir.PLACELESS, f"op {op} stands in {' and '.join(sorted(where))}")
     for op in sorted({*written, *range(len(plan.written))}):
         wanted = plan.written[op] if 0 <= op < len(plan.written) else 0
         if written[op] != wanted:
-            yield Diagnostic(PLACELESS, f"op {op} writes {written[op]} elements; it should write {wanted}")
+            yield Diagnostic(ir.PLACELESS, f"op {op} writes {written[op]} elements; it should write {wanted}")
 
 
-def launches_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
+def launches_stand_once(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """Every launch of the table is issued once, on the stream of the plan that it is for."""
-    found = Counter(a.launch for a in plan.body if isinstance(a, LaunchKernel))
+    found = Counter(a.launch for a in plan.body if isinstance(a, ir.LaunchKernel))
     for action in plan.body:
-        if isinstance(action, LaunchKernel):
+        if isinstance(action, ir.LaunchKernel):
             if not 0 <= action.launch < len(plan.launches):
                 yield action.mistake(f"there is no launch {action.launch}")
-            elif action.stream != StreamName("plan", plan.launches[action.launch].stream):
+            elif action.stream != ir.StreamName("plan", plan.launches[action.launch].stream):
                 yield action.mistake(f"launch {action.launch} is issued to {action.stream}")
     for i, launch in enumerate(plan.launches):
         if found[i] != 1:
             yield Diagnostic(launch.origin, f"launch {i} is issued {found[i]} times")
 
 
-def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
+def launches_fit(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A block fits a multiprocessor of the device; blocks come in whole clusters; launches that spin stay within their
     share."""
     device = plan.device
@@ -264,7 +249,7 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield launch.mistake(f"{c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors")
 
 
-def library_calls_know_no_flags(plan: DevicePlan) -> Iterator[Diagnostic]:
+def library_calls_know_no_flags(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """Kernels of the vendor's library know no flags, have their stream's priority, and begin behind what stands before
     them. Taken on trust: they write nothing but the output and their workspace, and begin where MOST_CLUSTER
     multiprocessors are free, as of a user's kernel one."""
@@ -275,13 +260,13 @@ def library_calls_know_no_flags(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield Diagnostic(launch.origin, text)
 
 
-def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
+def early_starts_are_safe(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A launch may begin while the one before it ends only right behind that one, with a kernel that waits itself; and
     what it reads before it waits, nothing of the run writes."""
     written = {(r.tensor, r.rank) for _, part in plan.parts for r in part.writes}
-    last: dict[StreamName, Action] = {}
+    last: dict[ir.StreamName, ir.Action] = {}
     for action in plan.body:
-        if isinstance(action, LaunchKernel):
+        if isinstance(action, ir.LaunchKernel):
             launch = plan.launches[action.launch]
             if launch.early:
                 before = last.get(action.stream)
@@ -289,9 +274,9 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                     yield action.mistake(
                         f"{launch.config.entry} may not begin early: it does not wait for the kernel before"
                     )
-                elif not isinstance(before, LaunchKernel):
+                elif not isinstance(before, ir.LaunchKernel):
                     yield action.mistake(f"{launch.config.entry} may begin early, and no kernel stands right before it")
-        if not (isinstance(action, RecordEvent) and action.event.kind == "timestamp"):
+        if not (isinstance(action, ir.RecordEvent) and action.event.kind == "timestamp"):
             last[action.stream] = action
     for launch in plan.launches:
         if any(launch.config.read_only) and not all(isinstance(work.body, Gemm) for work in launch.works):
@@ -304,40 +289,40 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                 )
 
 
-def batches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
+def batches_fit(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """Batches of copies, and copies by kernels, occur only where the driver has them. That no member of a batch touches
     what another one writes, the walk sees."""
     for action in plan.body:
-        if not isinstance(action, CopyMemory):
+        if not isinstance(action, ir.CopyMemory):
             continue
-        if action.batch and (plan.mode not in PLAIN or not plan.features.copy_batches):
+        if action.batch and (plan.mode not in ir.PLAIN or not plan.features.copy_batches):
             yield action.mistake("a batch of copies where there are none")
         if not action.batch and len(action.moves) + len(action.semaphores) != 1:
             yield action.mistake(
                 f"{len(action.moves)} copies and {len(action.semaphores)} semaphores that are no batch"
             )
         homes = {plan.placement.devices[region.rank] for move in action.moves for region in (move.dst, move.src)}
-        if action.by_kernel and (len(homes) != 1 or action.semaphores or plan.mode not in GRAPHS):
+        if action.by_kernel and (len(homes) != 1 or action.semaphores or plan.mode not in ir.GRAPHS):
             yield action.mistake("a kernel copies inside a device alone, and in a graph")
         if action.batch and any(move.pitched for move in action.moves):
             yield action.mistake("a copy of rows in a batch")
 
 
-def copied_semaphores_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
+def copied_semaphores_are_for_kernels_elsewhere(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A semaphore that a copy signals is one of another GPU, since a copy inside a GPU may need a multiprocessor; and
     kernels wait for it, since a stream's wait might be issued before the copy."""
     devices, placement = plan.device_of, plan.placement
     first = {device: placement.ranks(device)[0] for device in placement.ordinals}
     awaited = {semaphore for action in plan.body for semaphore in action.awaits}
     for action in plan.body:
-        for semaphore in action.semaphores if isinstance(action, CopyMemory) else ():
+        for semaphore in action.semaphores if isinstance(action, ir.CopyMemory) else ():
             if placement.share_gpu(first[plan.semaphores[semaphore].device], first[devices[action.stream]]):
                 yield action.mistake(f"semaphore {semaphore} of the same GPU is signalled by a copy")
             if semaphore in awaited:
                 yield action.mistake(f"semaphore {semaphore}, for which a stream waits, is signalled by a copy")
 
 
-def semaphores_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
+def semaphores_are_given_once(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A semaphore that is awaited is signalled once and reset once in a run. No other semaphore is signalled or
     reset."""
     signalled: Counter[int] = Counter()
@@ -366,12 +351,12 @@ def semaphores_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     resets.update(semaphore for action in plan.body for semaphore in _reset(action, places, devices))
     wrong: set[tuple[int, str]] = set()  # each is told of one manner
     looked_at: set[tuple[int, ...]] = set()  # by what a manner does with semaphores: most do the same
-    for manner in manners(plan):
+    for manner in ir.manners(plan):
         run_ends = plan.run_ends(manner)
         actions = [
             a
             for a in (*run_ends.prologue, *run_ends.epilogue)
-            if isinstance(a, StreamMemOps | CopyMemory | ResetSemaphores | Barrier)
+            if isinstance(a, ir.StreamMemOps | ir.CopyMemory | ir.ResetSemaphores | ir.Barrier)
         ]
         key = tuple(map(id, actions))
         if key in looked_at:
@@ -386,26 +371,26 @@ def semaphores_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
             used, said = semaphore.used_in(plan.mode), f"semaphore {i} ({semaphore.purpose})"
             if (ups[i] != used or (i in waiters) != used) and (i, "signalled") not in wrong:
                 wrong.add((i, "signalled"))
-                yield Diagnostic(PLACELESS, f"{said} is signalled {ups[i]} times in a run ({manner})")
+                yield Diagnostic(ir.PLACELESS, f"{said} is signalled {ups[i]} times in a run ({manner})")
             if downs[i] != (used and not semaphore.tells_runs) and (i, "reset") not in wrong:
                 wrong.add((i, "reset"))
-                yield Diagnostic(PLACELESS, f"{said} is reset {downs[i]} times in a run ({manner})")
+                yield Diagnostic(ir.PLACELESS, f"{said} is reset {downs[i]} times in a run ({manner})")
 
 
-def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
+def runs_are_counted(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A device that has barriers with others counts each run once, in its own semaphore, before it signals or awaits
     anything of the run. Only barriers signal, await or count in semaphores that tell of runs, and barriers do so in no
     other semaphores."""
     devices = plan.device_of
-    body = [action for action in plan.body if isinstance(action, Barrier)]
+    body = [action for action in plan.body if isinstance(action, ir.Barrier)]
     for action in plan.actions:
-        for number in (*action.signals, *action.awaits) if not isinstance(action, Barrier) else ():
+        for number in (*action.signals, *action.awaits) if not isinstance(action, ir.Barrier) else ():
             if plan.semaphores[number].tells_runs:
                 yield action.mistake(f"semaphore {number} ({plan.semaphores[number].purpose}) outside of a barrier")
-    for manner in manners(plan):
+    for manner in ir.manners(plan):
         run_ends = plan.run_ends(manner)
         counted: Counter[int] = Counter()
-        for action in (a for a in (*run_ends.prologue, *body, *run_ends.epilogue) if isinstance(a, Barrier)):
+        for action in (a for a in (*run_ends.prologue, *body, *run_ends.epilogue) if isinstance(a, ir.Barrier)):
             mine = {i for i in (action.runs,) if 0 <= i < len(plan.semaphores) and plan.semaphores[i].counts_runs}
             if {plan.semaphores[i].device for i in mine} != {devices[action.stream]}:
                 yield action.mistake(
@@ -425,58 +410,58 @@ def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
         for i, semaphore in enumerate(plan.semaphores):
             if semaphore.counts_runs and counted[i] != semaphore.used_in(plan.mode):
                 yield Diagnostic(
-                    PLACELESS, f"semaphore {i} ({semaphore.purpose}) counts {counted[i]} times in a run ({manner})"
+                    ir.PLACELESS, f"semaphore {i} ({semaphore.purpose}) counts {counted[i]} times in a run ({manner})"
                 )
 
 
-def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
+def graphs_are_launched(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """With graphs each run launches every device's graph once, all before the end; else there are none. Embedded
     graphs are replayed by callers alone."""
     devices = plan.device_of
     if plan.mode == "embedded" and not plan.features.embeds:
-        yield Diagnostic(PLACELESS, "graphs in callers' graphs, and the driver has no such")
+        yield Diagnostic(ir.PLACELESS, "graphs in callers' graphs, and the driver has no such")
     if plan.mode == "embedded" and (plan.own.prologue or plan.own.epilogue):
-        yield Diagnostic(PLACELESS, "a run on nobody's streams in the mode 'embedded'")
-    if any(isinstance(a, LaunchGraph) for a in (*plan.body, *plan.own.epilogue, *plan.called.epilogue)):
-        yield Diagnostic(PLACELESS, "a graph is launched behind the begin of a run")
-    wanted = Counter(plan.placement.ordinals) if plan.mode in GRAPHS else Counter[int]()
-    for manner in manners(plan):
-        launches = [a for a in plan.run_ends(manner).prologue if isinstance(a, LaunchGraph)]
+        yield Diagnostic(ir.PLACELESS, "a run on nobody's streams in the mode 'embedded'")
+    if any(isinstance(a, ir.LaunchGraph) for a in (*plan.body, *plan.own.epilogue, *plan.called.epilogue)):
+        yield Diagnostic(ir.PLACELESS, "a graph is launched behind the begin of a run")
+    wanted = Counter(plan.placement.ordinals) if plan.mode in ir.GRAPHS else Counter[int]()
+    for manner in ir.manners(plan):
+        launches = [a for a in plan.run_ends(manner).prologue if isinstance(a, ir.LaunchGraph)]
         if Counter(a.device for a in launches) != wanted:
             text = "a run launches each device's graph once, and only in modes with graphs"
-            yield Diagnostic(PLACELESS, f"{text} ({manner})")
+            yield Diagnostic(ir.PLACELESS, f"{text} ({manner})")
             return
         for action in launches:
             if devices[action.stream] != action.device:
                 yield action.mistake(f"the graph of device {action.device} on a stream of another one")
 
 
-def replays_are_awaited(plan: DevicePlan) -> Iterator[Diagnostic]:
+def replays_are_awaited(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """What stands between replays and runs of other modes waits, and does nothing else; other modes have their own."""
     if plan.mode != "embedded" and (plan.between.prologue or plan.between.epilogue):
-        yield Diagnostic(PLACELESS, f"replays of callers' graphs in the mode '{plan.mode}'")
+        yield Diagnostic(ir.PLACELESS, f"replays of callers' graphs in the mode '{plan.mode}'")
     for side, kind, stream in (
         (plan.between.prologue, "replayed", "control"),
         (plan.between.epilogue, "completion", "caller"),
     ):
         for action in side:
-            if not isinstance(action, AwaitEvent) or action.event.kind != kind or action.stream.kind != stream:
+            if not isinstance(action, ir.AwaitEvent) or action.event.kind != kind or action.stream.kind != stream:
                 yield action.mistake(f"{action.stream} between runs and replays does not wait for the event '{kind}'")
 
 
-def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
+def graphs_are_whole(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A graph begins on its device's control stream: every other stream joins it by waiting for an event of a stream
     that is in it. It ends there too: the control stream waits for the last record of each."""
-    if plan.mode not in GRAPHS:
+    if plan.mode not in ir.GRAPHS:
         return
-    joined = {StreamName("control", device) for device in plan.placement.ordinals}
-    by: dict[EventName, StreamName] = {}
-    last: dict[StreamName, Action] = {}
-    awaited: dict[StreamName, set[Action]] = defaultdict(set)  # by control streams: records
-    records: dict[EventName, Action] = {}
+    joined = {ir.StreamName("control", device) for device in plan.placement.ordinals}
+    by: dict[ir.EventName, ir.StreamName] = {}
+    last: dict[ir.StreamName, ir.Action] = {}
+    awaited: dict[ir.StreamName, set[ir.Action]] = defaultdict(set)  # by control streams: records
+    records: dict[ir.EventName, ir.Action] = {}
     devices = plan.device_of
     for action in plan.body:
-        if isinstance(action, AwaitEvent) and action.event in by:
+        if isinstance(action, ir.AwaitEvent) and action.event in by:
             other = by[action.event]
             if other in joined and devices[other] == devices[action.stream]:
                 joined.add(action.stream)
@@ -485,32 +470,32 @@ def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
             awaited[action.stream].add(records[action.event])
         if action.stream not in joined:
             yield action.mistake(f"{action.stream} does something before it has joined its device's graph")
-        if isinstance(action, RecordEvent):
+        if isinstance(action, ir.RecordEvent):
             by[action.event], records[action.event] = action.stream, action
         last[action.stream] = action
     for stream, action in last.items():
-        control = StreamName("control", devices[stream])
+        control = ir.StreamName("control", devices[stream])
         if stream != control and action not in awaited[control]:
             yield action.mistake(f"{control} does not wait for the end of {stream}")
 
 
-def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
+def crowded_graphs_are_chains(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """In the graph of a device with fewer hardware queues than streams every node waits for the one before it, on its
     stream or by an event: what a graph leaves open the driver orders as it likes."""
     crowded = plan.crowded
-    if plan.mode not in GRAPHS or not crowded:
+    if plan.mode not in ir.GRAPHS or not crowded:
         return
     devices = plan.device_of
-    last: dict[int, StreamName] = {}
-    points: dict[int, set[EventName]] = defaultdict(set)  # recorded behind the last node of a device
-    behind: dict[int, set[StreamName]] = defaultdict(set)  # streams that wait for one of these
+    last: dict[int, ir.StreamName] = {}
+    points: dict[int, set[ir.EventName]] = defaultdict(set)  # recorded behind the last node of a device
+    behind: dict[int, set[ir.StreamName]] = defaultdict(set)  # streams that wait for one of these
     for action in plan.body:
         device = devices[action.stream]
-        if isinstance(action, RecordEvent):
+        if isinstance(action, ir.RecordEvent):
             points[device].discard(action.event)
             if action.stream in behind[device]:
                 points[device].add(action.event)
-        elif isinstance(action, AwaitEvent):
+        elif isinstance(action, ir.AwaitEvent):
             if action.event in points[device]:
                 behind[device].add(action.stream)
         else:
@@ -523,17 +508,19 @@ def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
             points[device], behind[device] = set(), {action.stream}
 
 
-def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping[StreamName, int]) -> Iterator[int]:
+def _reset(
+    action: ir.Action, places: Mapping[int, Sequence[int]], devices: Mapping[ir.StreamName, int]
+) -> Iterator[int]:
     match action:
-        case StreamMemOps(changes=changes):
+        case ir.StreamMemOps(changes=changes):
             yield from (c.semaphore for c in changes if c.acquires)
-        case ResetSemaphores(first=first, count=count):
+        case ir.ResetSemaphores(first=first, count=count):
             yield from places[devices[action.stream]][first : first + count]
-        case Barrier():
+        case ir.Barrier():
             yield from action.semaphores("reset")
 
 
-def semaphores_in_order(plan: DevicePlan) -> dict[int, list[int]]:
+def semaphores_in_order(plan: ir.DevicePlan) -> dict[int, list[int]]:
     """The semaphores of each device as they lie."""
     found: dict[int, list[int]] = defaultdict(list)
     for i in sorted(range(len(plan.semaphores)), key=lambda i: plan.semaphores[i].index):
@@ -541,7 +528,7 @@ def semaphores_in_order(plan: DevicePlan) -> dict[int, list[int]]:
     return found
 
 
-RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier
+RULES: tuple[Callable[[ir.DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier
     version_is_known,
     all_is_there,
     processes_have_devices,

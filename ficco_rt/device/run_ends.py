@@ -34,30 +34,12 @@ from typing import Literal
 
 from ..graph.budget import Budget
 from ..plan.ir import Plan, Stream
-from .ir import (
-    GATED,
-    Action,
-    AwaitEvent,
-    Barrier,
-    BarrierStep,
-    Cause,
-    DeviceStream,
-    EventName,
-    LaunchGraph,
-    Mode,
-    RecordEvent,
-    ResetSemaphores,
-    RunEnds,
-    SemaphoreOp,
-    StreamMemOps,
-    StreamName,
-    When,
-)
+from . import ir
 from .layout import Layout
 from .semaphores import eventless_peers
 from .start_gate import START_GATE
 
-BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
+BEGIN, END, GRAPH = ir.Cause("the begin of a run"), ir.Cause("the end of a run"), ir.Cause("the graph of a run")
 
 
 class RunEndsBuilder:
@@ -65,13 +47,13 @@ class RunEndsBuilder:
     start gate."""
 
     def __init__(
-        self, layout: Layout, mode: Mode, streams: Sequence[DeviceStream], budget: Budget, *, gated: bool
+        self, layout: Layout, mode: ir.Mode, streams: Sequence[ir.DeviceStream], budget: Budget, *, gated: bool
     ) -> None:
         self.layout, self.mode, self.streams, self.budget = layout, mode, streams, budget
         self.plan, self.placement = layout.plan, layout.placement
         self.semaphores, self.points = layout.semaphores, layout.semaphores.of_points(mode)
         self.start_gate = self.semaphores.start_gate if gated else None
-        self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
+        self.on: dict[int, list[ir.DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
             self.on[stream.device].append(stream)
         self.touches: dict[int, set[int]] = defaultdict(set)  # device → the ranks whose tensors it touches
@@ -81,63 +63,66 @@ class RunEndsBuilder:
             for rank in ranks:
                 self.touching[rank].append(number)
 
-    def run_ends(self, *, called: bool) -> RunEnds:
+    def run_ends(self, *, called: bool) -> ir.RunEnds:
         """The prologue and epilogue of a run; `called`: the run is among the callers' streams, one a rank."""
         if self.mode == "graph":
             return self._paid(self._launch_graphs(called), self._behind_graphs(called))
         if self.mode == "embedded":
-            return self._paid(self._embed_graphs(), self._behind_embedded()) if called else RunEnds((), ())
+            return self._paid(self._embed_graphs(), self._behind_embedded()) if called else ir.RunEnds((), ())
         return self._paid(self._begin(called), self._end(called))
 
-    def between(self) -> RunEnds:
+    def between(self) -> ir.RunEnds:
         """The actions that order runs of other modes before and after replays; used by the mode `embedded`."""
         if self.mode != "embedded":
-            return RunEnds((), ())
+            return ir.RunEnds((), ())
         begin = (
-            self._await(StreamName("control", i), self._replays(i), "behind replays") for i in self.placement.ordinals
+            self._await(ir.StreamName("control", i), self._replays(i), "behind replays")
+            for i in self.placement.ordinals
         )
         end = (self._before_replays(rank) for rank in range(self.plan.ranks))
         return self._paid(chain.from_iterable(begin), chain.from_iterable(end))
 
-    def _paid(self, begin: Iterable[Action], end: Iterable[Action]) -> RunEnds:
+    def _paid(self, begin: Iterable[ir.Action], end: Iterable[ir.Action]) -> ir.RunEnds:
         """A prologue and an epilogue, whose actions the budget counts as they are made."""
-        parts: list[tuple[Action, ...]] = []
+        parts: list[tuple[ir.Action, ...]] = []
         for actions in (begin, end):
-            made: list[Action] = []
+            made: list[ir.Action] = []
             for action in actions:
                 self.budget.spend(1, self.plan.origin)
                 made.append(action)
             parts.append(tuple(made))
-        return RunEnds(*parts)
+        return ir.RunEnds(*parts)
 
     # ---- on streams
 
-    def _begin(self, called: bool) -> Iterator[Action]:
+    def _begin(self, called: bool) -> Iterator[ir.Action]:
         first, *_ = devices = self.placement.ordinals
         ranks = range(self.plan.ranks) if called else range(0)
-        together = (self.mode in GATED or not called) and not self.placement.others(first)
+        together = (self.mode in ir.GATED or not called) and not self.placement.others(first)
         for rank in ranks:
-            yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
+            yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
         if together:
-            control = StreamName("control", first)
-            yield from self._await(control, [EventName("caller", rank) for rank in ranks])
+            control = ir.StreamName("control", first)
+            yield from self._await(control, [ir.EventName("caller", rank) for rank in ranks])
             yield from self._await(control, self._completions(first), "behind")
             yield from self._await(control, self._replays(first), "behind replays")
             if self.start_gate is not None:  # which cannot open before the previous run has reset it
-                yield AwaitEvent(StreamName("gate", first), EventName("completion", first), START_GATE, "behind")
-                yield StreamMemOps(control, (SemaphoreOp(self.start_gate, False),), START_GATE)
-            yield RecordEvent(control, EventName("start", 0), BEGIN)
+                yield ir.AwaitEvent(
+                    ir.StreamName("gate", first), ir.EventName("completion", first), START_GATE, "behind"
+                )
+                yield ir.StreamMemOps(control, (ir.SemaphoreOp(self.start_gate, False),), START_GATE)
+            yield ir.RecordEvent(control, ir.EventName("start", 0), BEGIN)
         for device in devices:
-            begin, control = EventName("begin", device), StreamName("control", device)
+            begin, control = ir.EventName("begin", device), ir.StreamName("control", device)
             others = self.placement.others(device)
             if together:
-                alone = EventName("start", 0) if device != first else None
+                alone = ir.EventName("start", 0) if device != first else None
                 comes = [alone] if alone is not None else []
                 behind = alone
-                when: When = "timed" if alone is not None else "always"
+                when: ir.When = "timed" if alone is not None else "always"
                 yield from self._await(control, comes, when)
             else:
-                comes = [EventName("caller", rank) for rank in self._needs(device)] if called else []
+                comes = [ir.EventName("caller", rank) for rank in self._needs(device)] if called else []
                 # an event less on the way
                 alone = comes[0] if len(comes) == 1 and not others else None
                 behind = None
@@ -146,83 +131,83 @@ class RunEndsBuilder:
                 yield from self._await(control, self._completions(device), "behind")
                 yield from self._await(control, self._replays(device), "behind replays")
                 yield from self._tell_begin(device)
-            yield RecordEvent(control, begin, BEGIN, when)
+            yield ir.RecordEvent(control, begin, BEGIN, when)
             opened = list(self._open(device))
             yield from opened
             for stream in self._on(device):
                 if opened and not self._is_local(stream):
-                    yield AwaitEvent(stream.name, EventName("open", device), BEGIN)
+                    yield ir.AwaitEvent(stream.name, ir.EventName("open", device), BEGIN)
                 elif alone == behind:
-                    yield AwaitEvent(stream.name, alone or begin, BEGIN)
+                    yield ir.AwaitEvent(stream.name, alone or begin, BEGIN)
                 else:
-                    yield AwaitEvent(stream.name, alone or begin, BEGIN, "alone")
-                    yield AwaitEvent(stream.name, behind or begin, BEGIN, "behind")
+                    yield ir.AwaitEvent(stream.name, alone or begin, BEGIN, "alone")
+                    yield ir.AwaitEvent(stream.name, behind or begin, BEGIN, "behind")
 
-    def _end(self, called: bool) -> Iterator[Action]:
+    def _end(self, called: bool) -> Iterator[ir.Action]:
         first, *_ = self.placement.ordinals
         for device in self.placement.ordinals:
             for stream in self._ends(device):
-                yield RecordEvent(stream.name, _tail(stream), END)
+                yield ir.RecordEvent(stream.name, _tail(stream), END)
         for rank in range(self.plan.ranks) if called else ():
             for number in self._frees(rank):
-                yield AwaitEvent(StreamName("caller", rank), EventName("tail", number), END)
+                yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("tail", number), END)
         for device in self.placement.ordinals:
-            control = StreamName("control", device)
+            control = ir.StreamName("control", device)
             yield from self._await(control, [_tail(stream) for stream in self._ends(device)], cause=END)
-            yield RecordEvent(control, EventName("end", device), END, "timed")
+            yield ir.RecordEvent(control, ir.EventName("end", device), END, "timed")
             if self.start_gate is not None and device == first:
-                yield ResetSemaphores(control, self.semaphores.table[self.start_gate].index, 1, START_GATE)
+                yield ir.ResetSemaphores(control, self.semaphores.table[self.start_gate].index, 1, START_GATE)
             yield from self._reset(device)
-            yield RecordEvent(control, EventName("completion", device), END)
+            yield ir.RecordEvent(control, ir.EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
             device = self.placement.devices[rank]
-            mine = EventName("completion", device)
+            mine = ir.EventName("completion", device)
             apart = bool(self.placement.others(device))
             if apart:
-                yield AwaitEvent(StreamName("caller", rank), mine, END)
+                yield ir.AwaitEvent(ir.StreamName("caller", rank), mine, END)
             yield from (a for a in self._before_replays(rank) if not apart or a.event != mine)
         if self.start_gate is not None:  # the last action of the run
-            yield StreamMemOps(StreamName("gate", first), (SemaphoreOp(self.start_gate, True),), START_GATE)
+            yield ir.StreamMemOps(ir.StreamName("gate", first), (ir.SemaphoreOp(self.start_gate, True),), START_GATE)
 
-    def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
+    def _completions(self, device: int, *, but: int | None = None) -> list[ir.EventName]:
         """Where the semaphores of all devices, but for one, are reset; those of a device's process."""
-        return [EventName("completion", other) for other in self.placement.mates(device) if other != but]
+        return [ir.EventName("completion", other) for other in self.placement.mates(device) if other != but]
 
-    def _replays(self, device: int) -> list[EventName]:
+    def _replays(self, device: int) -> list[ir.EventName]:
         """Where graphs in callers' graphs have run, on the devices of a device's process."""
-        return [EventName("replayed", other) for other in self.placement.mates(device)]
+        return [ir.EventName("replayed", other) for other in self.placement.mates(device)]
 
-    def _before_replays(self, rank: int) -> Iterator[AwaitEvent]:
+    def _before_replays(self, rank: int) -> Iterator[ir.AwaitEvent]:
         """A replay on a caller's stream stands behind all of the run, its semaphores and its scratch too."""
         completions = self._completions(self.placement.devices[rank])
-        yield from self._await(StreamName("caller", rank), completions, "behind replays", END)
+        yield from self._await(ir.StreamName("caller", rank), completions, "behind replays", END)
 
-    def _on(self, device: int, *kinds: str) -> list[DeviceStream]:
+    def _on(self, device: int, *kinds: str) -> list[ir.DeviceStream]:
         """A device's streams of the plan, with their side streams."""
         return [s for s in self.on[device] if s.name.kind in (kinds or ("plan", "wait"))]
 
-    def _ends(self, device: int) -> list[DeviceStream]:
+    def _ends(self, device: int) -> list[ir.DeviceStream]:
         """The streams whose ends make the end of a run. Where a run ends behind the others' ends, all side streams have
         signalled their semaphores by then: somebody has waited for these."""
         return self._on(device, "plan", "signal") if self.layout.sets > 1 else self._on(device, "plan")
 
     @staticmethod
     def _await(
-        stream: StreamName, events: Sequence[EventName], when: When = "always", cause: Cause = BEGIN
-    ) -> Iterator[AwaitEvent]:
+        stream: ir.StreamName, events: Sequence[ir.EventName], when: ir.When = "always", cause: ir.Cause = BEGIN
+    ) -> Iterator[ir.AwaitEvent]:
         for event in events:
-            yield AwaitEvent(stream, event, cause, when)
+            yield ir.AwaitEvent(stream, event, cause, when)
 
     # ---- devices that share no events
 
-    def _tell_begin(self, device: int) -> Iterator[Action]:
+    def _tell_begin(self, device: int) -> Iterator[ir.Action]:
         """A device tells those that touch its callers' tensors that these have come, and waits for those whose callers'
         tensors it touches."""
         steps = [*self._signalled("entry", device), *self._awaited("entry", device)]
         if steps:
             yield self._barrier(device, [self._counted(device), *steps], BEGIN)
 
-    def _reset(self, device: int) -> Iterator[Action]:
+    def _reset(self, device: int) -> Iterator[ir.Action]:
         """Behind all streams of the device none of its semaphores is signalled any more: whoever signals one is waited
         for."""
         first, count = self.semaphores.reset(device, self.mode)
@@ -230,39 +215,42 @@ class RunEndsBuilder:
         if told:
             steps = [] if any(self._tell_begin(device)) else [self._counted(device)]
             if count:
-                steps.append(BarrierStep("reset", self.semaphores.places[device].start + first, count))
+                steps.append(ir.BarrierStep("reset", self.semaphores.places[device].start + first, count))
             yield self._barrier(device, [*steps, *told], END)
         elif count:
-            yield ResetSemaphores(StreamName("control", device), first, count, END)
+            yield ir.ResetSemaphores(ir.StreamName("control", device), first, count, END)
 
-    def _open(self, device: int) -> Iterator[Action]:
+    def _open(self, device: int) -> Iterator[ir.Action]:
         """A device tells those that write its memory that it is ready, and waits for those whose memory it writes."""
         others = eventless_peers(self.placement, device, self.mode)
-        ready = self.points.get(EventName("ready", device), {}).values()
-        taken = [self.points.get(EventName("ready", other), {}).get(device) for other in others]
-        changes = [SemaphoreOp(semaphore, True) for semaphore in ready]
-        changes += [SemaphoreOp(semaphore, False, acquires=True) for semaphore in taken if semaphore is not None]
+        ready = self.points.get(ir.EventName("ready", device), {}).values()
+        taken = [self.points.get(ir.EventName("ready", other), {}).get(device) for other in others]
+        changes = [ir.SemaphoreOp(semaphore, True) for semaphore in ready]
+        changes += [ir.SemaphoreOp(semaphore, False, acquires=True) for semaphore in taken if semaphore is not None]
         if changes:
-            yield StreamMemOps(StreamName("control", device), tuple(changes), BEGIN)
-            yield RecordEvent(StreamName("control", device), EventName("open", device), BEGIN)
+            yield ir.StreamMemOps(ir.StreamName("control", device), tuple(changes), BEGIN)
+            yield ir.RecordEvent(ir.StreamName("control", device), ir.EventName("open", device), BEGIN)
 
-    def _is_local(self, stream: DeviceStream) -> bool:
+    def _is_local(self, stream: ir.DeviceStream) -> bool:
         early = self.layout.early_begin
         return early is not None and stream.name.number in early.local_streams
 
-    def _barrier(self, device: int, steps: Sequence[BarrierStep], cause: Cause) -> Barrier:
-        return Barrier(StreamName("control", device), self.semaphores.counts[device], tuple(steps), cause)
+    def _barrier(self, device: int, steps: Sequence[ir.BarrierStep], cause: ir.Cause) -> ir.Barrier:
+        return ir.Barrier(ir.StreamName("control", device), self.semaphores.counts[device], tuple(steps), cause)
 
-    def _counted(self, device: int) -> BarrierStep:
-        return BarrierStep("count", self.semaphores.counts[device])
+    def _counted(self, device: int) -> ir.BarrierStep:
+        return ir.BarrierStep("count", self.semaphores.counts[device])
 
-    def _signalled(self, kind: Literal["entry", "exit"], device: int) -> list[BarrierStep]:
-        return [BarrierStep("signal", semaphore) for semaphore in self.points.get(EventName(kind, device), {}).values()]
+    def _signalled(self, kind: Literal["entry", "exit"], device: int) -> list[ir.BarrierStep]:
+        return [
+            ir.BarrierStep("signal", semaphore)
+            for semaphore in self.points.get(ir.EventName(kind, device), {}).values()
+        ]
 
-    def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[BarrierStep]:
+    def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[ir.BarrierStep]:
         peers = eventless_peers(self.placement, device, self.mode)
-        found = [self.points.get(EventName(kind, other), {}).get(device) for other in peers]
-        return [BarrierStep("wait", semaphore) for semaphore in found if semaphore is not None]
+        found = [self.points.get(ir.EventName(kind, other), {}).get(device) for other in peers]
+        return [ir.BarrierStep("wait", semaphore) for semaphore in found if semaphore is not None]
 
     # ---- callers
 
@@ -281,92 +269,92 @@ class RunEndsBuilder:
 
     # ---- as graphs, one a device
 
-    def inside(self) -> RunEnds:
+    def inside(self) -> ir.RunEnds:
         """What is captured before the plan's commands and behind them: from each device's control stream to its streams
         of the plan, and back when all are through and the device's semaphores are reset."""
-        begin: list[Action] = []
-        end: list[Action] = []
+        begin: list[ir.Action] = []
+        end: list[ir.Action] = []
         for device in self.placement.ordinals:
-            control, captured = StreamName("control", device), EventName("captured", device)
+            control, captured = ir.StreamName("control", device), ir.EventName("captured", device)
             begin += self._tell_begin(device)
-            begin.append(RecordEvent(control, captured, BEGIN))
+            begin.append(ir.RecordEvent(control, captured, BEGIN))
             if self.mode == "embedded":
-                begin.append(RecordEvent(control, EventName("begun", device), BEGIN))
+                begin.append(ir.RecordEvent(control, ir.EventName("begun", device), BEGIN))
             opened = list(self._open(device))
             begin += opened
             for stream in self._on(device, "plan"):
                 outer = opened and not self._is_local(stream)
-                begin.append(AwaitEvent(stream.name, EventName("open", device) if outer else captured, BEGIN))
-                end.append(RecordEvent(stream.name, _tail(stream), END))
+                begin.append(ir.AwaitEvent(stream.name, ir.EventName("open", device) if outer else captured, BEGIN))
+                end.append(ir.RecordEvent(stream.name, _tail(stream), END))
             end += self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
             end += self._reset(device)
             if self.mode == "embedded":
-                end.append(RecordEvent(control, EventName("replayed", device), END))
-        return RunEnds(tuple(begin), tuple(end))
+                end.append(ir.RecordEvent(control, ir.EventName("replayed", device), END))
+        return ir.RunEnds(tuple(begin), tuple(end))
 
-    def _launch_graphs(self, called: bool) -> Iterator[Action]:
+    def _launch_graphs(self, called: bool) -> Iterator[ir.Action]:
         """Each device's graph stands on the stream of a caller of the device, where there is one: an event less before
         it and behind it."""
         hosts = self._hosts(called)
         comes = {
-            device: [rank for rank in self._needs(device) if StreamName("caller", rank) != host] if called else []
+            device: [rank for rank in self._needs(device) if ir.StreamName("caller", rank) != host] if called else []
             for device, host in hosts.items()
         }
         for rank in sorted({rank for ranks in comes.values() for rank in ranks}):
-            yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
+            yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
         for device, host in hosts.items():
-            yield from self._await(host, [EventName("caller", rank) for rank in comes[device]])
+            yield from self._await(host, [ir.EventName("caller", rank) for rank in comes[device]])
             yield from self._await(host, self._completions(device, but=device), "behind")
-            yield AwaitEvent(host, EventName("completion", device), BEGIN, "behind others")
+            yield ir.AwaitEvent(host, ir.EventName("completion", device), BEGIN, "behind others")
             yield from self._await(host, self._replays(device), "behind replays")
-            yield RecordEvent(host, EventName("begin", device), BEGIN, "timed")
-            yield LaunchGraph(host, device, GRAPH)
+            yield ir.RecordEvent(host, ir.EventName("begin", device), BEGIN, "timed")
+            yield ir.LaunchGraph(host, device, GRAPH)
 
-    def _behind_graphs(self, called: bool) -> Iterator[Action]:
+    def _behind_graphs(self, called: bool) -> Iterator[ir.Action]:
         """NOTE not before all graphs are launched: what these wait for of the run before is recorded here again."""
         hosts = self._hosts(called)
         for device, host in hosts.items():
-            yield RecordEvent(host, EventName("end", device), END, "timed")
-            yield RecordEvent(host, EventName("completion", device), END)
+            yield ir.RecordEvent(host, ir.EventName("end", device), END, "timed")
+            yield ir.RecordEvent(host, ir.EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
-            caller, mine = StreamName("caller", rank), self.placement.devices[rank]
+            caller, mine = ir.StreamName("caller", rank), self.placement.devices[rank]
             owners = [self.placement.devices[self.plan.streams[n].rank] for n in self._frees(rank)]
             owners += [mine] if self.placement.others(mine) else []
             for device in dict.fromkeys(owners):
                 if hosts[device] != caller:
-                    yield AwaitEvent(caller, EventName("completion", device), END)
+                    yield ir.AwaitEvent(caller, ir.EventName("completion", device), END)
             yield from self._before_replays(rank)
 
-    def _hosts(self, called: bool) -> dict[int, StreamName]:
+    def _hosts(self, called: bool) -> dict[int, ir.StreamName]:
         """The stream of each device's graph: of the first rank on the device whose caller the graph waits for."""
-        found: dict[int, StreamName] = {}
+        found: dict[int, ir.StreamName] = {}
         for device in self.placement.ordinals:
             here = [rank for rank in self._needs(device) if self.placement.devices[rank] == device]
-            found[device] = StreamName("caller", here[0]) if called and here else StreamName("control", device)
+            found[device] = ir.StreamName("caller", here[0]) if called and here else ir.StreamName("control", device)
         return found
 
     # ---- as parts of the callers' graphs
 
-    def _embed_graphs(self) -> Iterator[Action]:
+    def _embed_graphs(self) -> Iterator[ir.Action]:
         """Each device's graph stands behind all callers of the device's ranks, on the first one's stream."""
         for device in self.placement.ordinals:
             host, *rest = self.placement.ranks(device)
             for rank in rest:
-                yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
-            yield from self._await(StreamName("caller", host), [EventName("caller", rank) for rank in rest])
-            yield LaunchGraph(StreamName("caller", host), device, GRAPH)
+                yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
+            yield from self._await(ir.StreamName("caller", host), [ir.EventName("caller", rank) for rank in rest])
+            yield ir.LaunchGraph(ir.StreamName("caller", host), device, GRAPH)
 
-    def _behind_embedded(self) -> Iterator[Action]:
+    def _behind_embedded(self) -> Iterator[ir.Action]:
         for device in self.placement.ordinals:
             host, *rest = self.placement.ranks(device)
             if rest:
-                yield RecordEvent(StreamName("caller", host), EventName("embedded", device), END)
+                yield ir.RecordEvent(ir.StreamName("caller", host), ir.EventName("embedded", device), END)
             for rank in rest:
-                yield AwaitEvent(StreamName("caller", rank), EventName("embedded", device), END)
+                yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("embedded", device), END)
 
 
-def _tail(stream: DeviceStream) -> EventName:
-    return EventName("tail", stream.name.number, behind=stream.name.kind == "signal")
+def _tail(stream: ir.DeviceStream) -> ir.EventName:
+    return ir.EventName("tail", stream.name.number, behind=stream.name.kind == "signal")
 
 
 def touched(stream: Stream, plan: Plan) -> frozenset[int]:

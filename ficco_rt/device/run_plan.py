@@ -18,23 +18,7 @@ from ..geometry.region import Region
 from ..kernels.device_barrier import MOST
 from ..kernels.target import compute_capability
 from ..types import TYPES
-from .ir import (
-    GRAPHS,
-    Action,
-    AwaitEvent,
-    Barrier,
-    CallCollective,
-    CopyMemory,
-    DevicePlan,
-    LaunchGraph,
-    LaunchKernel,
-    Manner,
-    Move,
-    RecordEvent,
-    ResetSemaphores,
-    StreamMemOps,
-    StreamName,
-)
+from . import ir
 
 Current: TypeAlias = Literal["its own", "some", "none"]  # which context has to be current when a call is made
 Marks: TypeAlias = Callable[[int], bool]  # whether a launch is made by its kernel's twin that marks
@@ -56,7 +40,7 @@ class Place:
 class CopyRun:
     """Bytes that lie together on both sides."""
 
-    stream: StreamName
+    stream: ir.StreamName
     dst: Place
     src: Place
     size: int
@@ -67,7 +51,7 @@ class CopyRun:
 class CopyRows:
     """Rows of one pitch on each side."""
 
-    stream: StreamName
+    stream: ir.StreamName
     dst: Place
     src: Place
     width: int
@@ -81,7 +65,7 @@ class CopyRows:
 class CopySignal:
     """A semaphore is set by copying a 1 to it."""
 
-    stream: StreamName
+    stream: ir.StreamName
     semaphore: int
 
 
@@ -89,7 +73,7 @@ class CopySignal:
 class CopyBatch:
     """Copies in one call, without order among them."""
 
-    stream: StreamName
+    stream: ir.StreamName
     semaphores: tuple[int, ...]
     runs: tuple[CopyRun, ...]
 
@@ -98,7 +82,7 @@ class CopyBatch:
 class Launch:
     """A kernel's launch, or one of the calls of the vendor's library that a launch is made of."""
 
-    stream: StreamName
+    stream: ir.StreamName
     launch: int
     part: int
     marks: bool
@@ -108,36 +92,36 @@ class Launch:
 class Together:
     """The calls of a collective by all ranks; the process makes those of its own ranks in one call."""
 
-    calls: tuple[CallCollective, ...]
+    calls: tuple[ir.CallCollective, ...]
 
     @property
-    def stream(self) -> StreamName:
+    def stream(self) -> ir.StreamName:
         return self.calls[0].stream
 
 
 Call: TypeAlias = (
-    RecordEvent
-    | AwaitEvent
-    | StreamMemOps
+    ir.RecordEvent
+    | ir.AwaitEvent
+    | ir.StreamMemOps
     | CopyRun
     | CopyRows
     | CopySignal
     | CopyBatch
     | Launch
-    | ResetSemaphores
-    | Barrier
+    | ir.ResetSemaphores
+    | ir.Barrier
     | Together
-    | LaunchGraph
+    | ir.LaunchGraph
 )
 
 
 def calls_of(
-    plan: DevicePlan, actions: Iterable[Action], here: Collection[StreamName], marks: Marks
-) -> Iterator[tuple[Action, Call]]:
+    plan: ir.DevicePlan, actions: Iterable[ir.Action], here: Collection[ir.StreamName], marks: Marks
+) -> Iterator[tuple[ir.Action, Call]]:
     """The calls for the actions of these streams, with what each is for. Collectives are called for all ranks."""
-    together: list[CallCollective] = []  # of all ranks, whose calls stand side by side
+    together: list[ir.CallCollective] = []  # of all ranks, whose calls stand side by side
     for action in actions:
-        if isinstance(action, CallCollective):
+        if isinstance(action, ir.CallCollective):
             together.append(action)
             if len(together) == len(plan.placement.devices):
                 yield together[0], Together(tuple(together))
@@ -147,29 +131,29 @@ def calls_of(
                 yield action, call
 
 
-def split(plan: DevicePlan, action: Action, marks: Marks) -> Iterator[Call]:
+def split(plan: ir.DevicePlan, action: ir.Action, marks: Marks) -> Iterator[Call]:
     """The driver calls of an action, in order."""
     match action:
-        case StreamMemOps(stream, changes) if not plan.features.batched_mem_ops:
+        case ir.StreamMemOps(stream, changes) if not plan.features.batched_mem_ops:
             yield from (replace(action, changes=(change,)) for change in changes)
-        case CopyMemory(stream, moves, semaphores, True):
+        case ir.CopyMemory(stream, moves, semaphores, True):
             yield CopyBatch(stream, semaphores, tuple(_in_batch(plan, stream, moves)))
-        case CopyMemory(stream, moves, semaphores):
+        case ir.CopyMemory(stream, moves, semaphores):
             yield from (CopySignal(stream, semaphore) for semaphore in semaphores)
             for move in moves:
                 yield from copies(plan, stream, move, action.by_kernel)
-        case LaunchKernel(stream, launch):
+        case ir.LaunchKernel(stream, launch):
             for part in range(len(plan.launches[launch].config.matmuls) or 1):
                 yield Launch(stream, launch, part, marks(launch))
-        case Barrier(steps=steps):
+        case ir.Barrier(steps=steps):
             yield from (replace(action, steps=steps[i : i + MOST]) for i in range(0, len(steps), MOST))
-        case CallCollective():
+        case ir.CallCollective():
             raise InternalError("collectives are called for all ranks together")
         case _:
             yield action
 
 
-def _in_batch(plan: DevicePlan, stream: StreamName, moves: Sequence[Move]) -> Iterator[CopyRun]:
+def _in_batch(plan: ir.DevicePlan, stream: ir.StreamName, moves: Sequence[ir.Move]) -> Iterator[CopyRun]:
     for move in moves:
         for copy in copies(plan, stream, move):
             if not isinstance(copy, CopyRun):
@@ -177,7 +161,9 @@ def _in_batch(plan: DevicePlan, stream: StreamName, moves: Sequence[Move]) -> It
             yield copy
 
 
-def copies(plan: DevicePlan, stream: StreamName, move: Move, by_kernel: bool = False) -> Iterator[CopyRun | CopyRows]:
+def copies(
+    plan: ir.DevicePlan, stream: ir.StreamName, move: ir.Move, by_kernel: bool = False
+) -> Iterator[CopyRun | CopyRows]:
     """A copy as the copies that devices make: runs of bytes, and rows of one pitch."""
     to, of = (next(t for t in plan.tensors if t.name == side.tensor) for side in (move.dst, move.src))
     item = TYPES[to.dtype].bytes
@@ -195,7 +181,7 @@ def _place(region: Region, cell: Cell, side: int, item: int) -> Place:
     return Place(region.tensor, region.rank, cell.sides[side].offset * item)
 
 
-def uploads(plan: DevicePlan) -> bool:
+def uploads(plan: ir.DevicePlan) -> bool:
     """Whether graphs are uploaded when they are created. Otherwise a first launch that blocks might block after a
     kernel that waits for a GPU whose graph has not been launched yet."""
     return plan.mode == "graph" and bool(plan.communicators)
@@ -209,19 +195,19 @@ def enters(needs: Current, device: object, current: object | None) -> bool:
     return device != current and (needs == "its own" or (needs == "some" and current is None))
 
 
-def usual_context(plan: DevicePlan, call: Call) -> Current:
+def usual_context(plan: ir.DevicePlan, call: Call) -> Current:
     """What a call needs on a stream that is no default stream. CUDA's calls go where their stream belongs; a batch of
     copies fails where no context is current."""
-    if compute_capability(plan.device.arch) is None or (plan.mode == "embedded" and isinstance(call, LaunchGraph)):
+    if compute_capability(plan.device.arch) is None or (plan.mode == "embedded" and isinstance(call, ir.LaunchGraph)):
         return "its own"
     if isinstance(call, Together) or (isinstance(call, Launch) and plan.launches[call.launch].config.matmuls):
         return "its own"
-    if isinstance(call, RecordEvent) and outside(call):
+    if isinstance(call, ir.RecordEvent) and outside(call):
         return "its own"
     return "some" if isinstance(call, CopyBatch) else "none"
 
 
-def outside(record: RecordEvent) -> bool:
+def outside(record: ir.RecordEvent) -> bool:
     """Whether who waits for the event outside of the graph waits for the graph's last replay."""
     return record.event.kind in ("begun", "replayed")
 
@@ -234,7 +220,7 @@ class RunWait:
     """A stream first waits for another executor's run on its device."""
 
     device: int
-    stream: StreamName
+    stream: ir.StreamName
     of: str
 
 
@@ -266,11 +252,11 @@ class RunPlan:
     driver's own, on which it signals semaphores when a run is given up. `priorities` and, by launch, `algorithms` (the
     place in what the library's heuristics like) are known where there are devices."""
 
-    plan: DevicePlan
+    plan: ir.DevicePlan
     process: int
     run: int | None
     number: int
-    manner: Manner
+    manner: ir.Manner
     behind: tuple[tuple[int, str], ...]
     run_waits: tuple[RunWait, ...]
     steps: tuple[Step, ...]
@@ -284,23 +270,23 @@ class RunPlan:
         return "\n".join(_lines(self)) + "\n"
 
 
-def process_streams(plan: DevicePlan, process: int, called: bool) -> dict[StreamName, int]:
+def process_streams(plan: ir.DevicePlan, process: int, called: bool) -> dict[ir.StreamName, int]:
     """The streams that a process gives calls to, with their devices."""
     mine = plan.placement.driven(process)
     return {s.name: s.device for s in plan.streams if s.device in mine and (called or s.name.kind != "caller")}
 
 
-def run_end_actions(plan: DevicePlan, manner: Manner) -> Iterator[Action]:
+def run_end_actions(plan: ir.DevicePlan, manner: ir.Manner) -> Iterator[ir.Action]:
     """What a run issues itself; the body of a graph is captured before."""
     return chain.from_iterable(_issued(plan, manner))
 
 
-def _issued(plan: DevicePlan, manner: Manner) -> tuple[Sequence[Action], ...]:
+def _issued(plan: ir.DevicePlan, manner: ir.Manner) -> tuple[Sequence[ir.Action], ...]:
     run_ends = plan.run_ends(manner)
-    return run_ends.prologue, () if plan.mode in GRAPHS else plan.body, run_ends.epilogue
+    return run_ends.prologue, () if plan.mode in ir.GRAPHS else plan.body, run_ends.epilogue
 
 
-def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, process: int = 0) -> RunPlan:
+def expected(plan: ir.DevicePlan, run: int | None, number: int, manner: ir.Manner, process: int = 0) -> RunPlan:
     """The run plan of a run that waits for no other executor, for a vendor's usual contexts, without devices."""
     streams = process_streams(plan, process, manner.called)
     mine = plan.placement.driven(process)
@@ -308,7 +294,7 @@ def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, pro
     def marks(launch: int) -> bool:
         return plan.marks(plan.launches[launch])
 
-    def steps(parts: Iterable[Iterable[Action]], captured: bool) -> Iterator[Step]:
+    def steps(parts: Iterable[Iterable[ir.Action]], captured: bool) -> Iterator[Step]:
         for actions in parts:
             current: int | None = None
             for _, call in calls_of(plan, actions, streams, marks):
@@ -322,16 +308,16 @@ def expected(plan: DevicePlan, run: int | None, number: int, manner: Manner, pro
     return RunPlan(
         plan, process, run, number, manner, (), (),
         tuple(steps(_issued(plan, manner), captured=False)),
-        tuple(steps([plan.body], captured=True)) if plan.mode in GRAPHS else (),
+        tuple(steps([plan.body], captured=True)) if plan.mode in ir.GRAPHS else (),
         mine if uploads(plan) else (),
         tuple(device for device in mine if any(semaphore.device == device for semaphore in plan.semaphores)),
     )  # fmt: skip
 
 
-def first_runs(plan: DevicePlan) -> Iterator[RunPlan]:
+def first_runs(plan: ir.DevicePlan) -> Iterator[RunPlan]:
     """The run plan of each process for a run before which there was none; or for its part of callers' graphs."""
     embedded = plan.mode == "embedded"
-    manner = Manner(called=embedded, behind=embedded, timed=not embedded, others=True, replays=embedded)
+    manner = ir.Manner(called=embedded, behind=embedded, timed=not embedded, others=True, replays=embedded)
     for process in sorted({plan.placement.process(device) for device in plan.placement.ordinals}):
         yield expected(plan, None if embedded else 0, 0, manner, process)
 
@@ -400,11 +386,11 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
 
 def _text(call: Call, number: int) -> str:
     match call:
-        case RecordEvent(event=event):
+        case ir.RecordEvent(event=event):
             return f"record {event}{' outside of the graph' if outside(call) else ''}"
-        case AwaitEvent(event=event):
+        case ir.AwaitEvent(event=event):
             return f"wait for {event}"
-        case StreamMemOps(changes=changes):
+        case ir.StreamMemOps(changes=changes):
             together = "batch: " if len(changes) > 1 or changes[0].acquires else ""
             return f"{together}{', '.join(map(str, changes))} of set {number}"
         case CopyRun() | CopyRows():
@@ -416,14 +402,14 @@ def _text(call: Call, number: int) -> str:
             return f"batch of copies: {'; '.join([*members, *(_copy(run, number) for run in runs)])}"
         case Launch(launch=launch, part=part, marks=marks):
             return f"launch {launch}{f' call {part}' if part else ''}{' with marks' if marks else ''} in set {number}"
-        case ResetSemaphores(first=first, count=count):
+        case ir.ResetSemaphores(first=first, count=count):
             return f"zero semaphores at {first} … {first + count - 1} of set {number}"
-        case Barrier(runs=runs, steps=steps):
+        case ir.Barrier(runs=runs, steps=steps):
             does = ", ".join(f"{s.does} {s.first}{f' … {s.semaphores[-1]}' if s.count > 1 else ''}" for s in steps)
             return f"barrier by semaphore {runs} of set {number}: {does}"
         case Together(calls=calls):
             return f"collective {calls[0].group}: {calls[0].kind} of all ranks in set {number}"
-        case LaunchGraph(device=device):
+        case ir.LaunchGraph(device=device):
             return f"graph of device {device}, set {number}"
 
 

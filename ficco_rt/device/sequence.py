@@ -24,30 +24,8 @@ from ..graph.ir import heard
 from ..plan import walk
 from ..plan.ir import Work
 from ..plan.walk import PASSES, TOUCHES, Call, Part, Signal
+from . import ir
 from .device_plan_rules import semaphores_in_order
-from .ir import (
-    GRAPHS,
-    PLACELESS,
-    Action,
-    AwaitEvent,
-    Barrier,
-    CallCollective,
-    Cause,
-    CopyMemory,
-    DeviceLaunch,
-    DevicePlan,
-    EventKind,
-    EventName,
-    LaunchGraph,
-    LaunchKernel,
-    Manner,
-    Mode,
-    RecordEvent,
-    ResetSemaphores,
-    SemaphoreOp,
-    StreamMemOps,
-    StreamName,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +33,7 @@ class RunCase:
     """A run of the plan. `callers` numbers sets of callers' streams. `uses`: the callers touch their tensors before it,
     and after it. NOTE other callers have other tensors: these use theirs in none of the runs."""
 
-    manner: Manner
+    manner: ir.Manner
     callers: int = 0
     uses: tuple[bool, bool] = (False, False)
 
@@ -86,7 +64,7 @@ Step: TypeAlias = RunCase | Other | Seen
 
 # Where a node stands: a stream; one of a set of callers' streams; a stream inside a graph; where it is outside of the
 # plan: an `Other`, by kind, or the host.
-QueueName: TypeAlias = tuple[StreamName, int]
+QueueName: TypeAlias = tuple[ir.StreamName, int]
 _OUTSIDE, _OTHER, _REPLAY, _HOST = -1, -2, -3, -4
 _GRAPHS = (-5, -6)  # alternately: nothing orders two launches of a graph but what their streams know
 
@@ -101,7 +79,7 @@ class Node(walk.Node):
     place_of_issue: int  # on its device, from 0; -1: it takes no place in a hardware queue
     run: int
     buffer_set: int  # number of the set that its run uses
-    action: Action | None
+    action: ir.Action | None
     begins: bool = False
     uses: int | None = None
     touches: Footprint | None = None
@@ -139,7 +117,7 @@ class _Device:
 class RunSequence:
     """Consecutive runs of a device plan as queues of nodes."""
 
-    def __init__(self, plan: DevicePlan, steps: Sequence[Step]) -> None:
+    def __init__(self, plan: ir.DevicePlan, steps: Sequence[Step]) -> None:
         self.plan = plan
         self.queues: list[list[Node]] = []
         self.names: list[QueueName] = []
@@ -149,7 +127,7 @@ class RunSequence:
         self.issued: dict[int, list[Node]] = {device: [] for device in plan.placement.ordinals}
         self.bound = {t.name for t in plan.tensors if t.kind != "scratch"}
         self._numbers: dict[QueueName, int] = {}
-        self._recorded: dict[EventName, Node] = {}  # the record that was issued last
+        self._recorded: dict[ir.EventName, Node] = {}  # the record that was issued last
         self._in_order = semaphores_in_order(plan)
         self._counts: Counter[int] = Counter()  # runs, by semaphore that counts them
         self._does: dict[tuple[int, int], tuple[Sequence[Part], int, int]] = {}  # by id of an action, and set
@@ -204,9 +182,9 @@ class RunSequence:
         launched: dict[int, tuple[Node, Node]] = {}
         for action in run_ends.prologue:
             node = self._outside(action, run)
-            if isinstance(action, LaunchGraph):
-                launched[action.device] = node, self._append(node.queue, None, PLACELESS)
-        if self.plan.mode in GRAPHS:
+            if isinstance(action, ir.LaunchGraph):
+                launched[action.device] = node, self._append(node.queue, None, ir.PLACELESS)
+        if self.plan.mode in ir.GRAPHS:
             self._graphs(launched)
         else:
             for action in self.plan.body:
@@ -220,40 +198,40 @@ class RunSequence:
         inside = _GRAPHS[self._runs % 2]
         for stream in self.plan.streams:
             if stream.name.kind != "caller" and stream.device in launched:
-                begin = self._append(self._queue((stream.name, inside), stream.device), None, PLACELESS)
+                begin = self._append(self._queue((stream.name, inside), stream.device), None, ir.PLACELESS)
                 begin.begins = True
                 begin.wait_for(launched[stream.device][0])
         for action in self.plan.body:
             queue = self._queue((action.stream, inside), self.of_streams[action.stream].device)
             self._node(queue, action)
         for device, (_, end) in launched.items():
-            end.wait_for(self._last(self._queue((StreamName("control", device), inside), device)))
+            end.wait_for(self._last(self._queue((ir.StreamName("control", device), inside), device)))
 
     def _use(self, run: RunCase, uses: bool) -> None:
         """The callers' own work with their tensors."""
         if not uses or not run.manner.called:
             return
         for rank in range(len(self.plan.placement.devices)):
-            self._append(self._caller(rank, run.callers), None, PLACELESS).uses = rank
+            self._append(self._caller(rank, run.callers), None, ir.PLACELESS).uses = rank
 
     def _caller(self, rank: int, callers: int = 0) -> int:
-        return self._queue((StreamName("caller", rank), callers), self.plan.placement.devices[rank])
+        return self._queue((ir.StreamName("caller", rank), callers), self.plan.placement.devices[rank])
 
-    def _outside(self, action: Action, run: RunCase) -> Node:
+    def _outside(self, action: ir.Action, run: RunCase) -> Node:
         """The node of an action outside of graphs."""
         stream = self.of_streams[action.stream]
         among = run.callers if stream.name.kind == "caller" else _OUTSIDE
         return self._node(self._queue((stream.name, among), stream.device), action)
 
-    def _node(self, queue: int, action: Action) -> Node:
+    def _node(self, queue: int, action: ir.Action) -> Node:
         node = self._append(queue, action, action.origin)
-        if isinstance(action, RecordEvent):
+        if isinstance(action, ir.RecordEvent):
             self._recorded[action.event] = node
-        elif isinstance(action, AwaitEvent):
+        elif isinstance(action, ir.AwaitEvent):
             node.wait_for(self._recorded.get(action.event))
         return node
 
-    def _append(self, queue: int, action: Action | None, place: Span, *, apart: bool = False) -> Node:
+    def _append(self, queue: int, action: ir.Action | None, place: Span, *, apart: bool = False) -> Node:
         """`apart`: it takes no place in a hardware queue."""
         self._budget.spend(1, place)
         device, nodes = self.devices[queue], self.queues[queue]
@@ -272,17 +250,17 @@ class RunSequence:
             issued.append(node)
         return node
 
-    def _act(self, node: Node, action: Action) -> None:
+    def _act(self, node: Node, action: ir.Action) -> None:
         """What the action of a node does."""
-        if isinstance(action, Barrier):
+        if isinstance(action, ir.Barrier):
             node.parts, node.needs, node.holds = self._steps(node.buffer_set, action), 1, 1
             return
-        if isinstance(action, CallCollective):
+        if isinstance(action, ir.CallCollective):
             ranks, rank = len(self.plan.placement.devices), action.dst.rank
             node.call = Call((node.run, action.group), rank, ranks, heard(action, rank, ranks))
         node.parts, node.needs, node.holds = self._parts(action, node.buffer_set)
 
-    def _parts(self, action: Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
+    def _parts(self, action: ir.Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
         """The parts of an action, the multiprocessors that it needs, and those that it may hold."""
         key = (id(action), buffer_set)
         found = self._does.get(key)
@@ -290,17 +268,17 @@ class RunSequence:
             found = self._does[key] = self._made(action, buffer_set)
         return found
 
-    def _made(self, action: Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
+    def _made(self, action: ir.Action, buffer_set: int) -> tuple[Sequence[Part], int, int]:
         match action:
-            case StreamMemOps(changes=changes):
+            case ir.StreamMemOps(changes=changes):
                 return [self._change(self._in_set(buffer_set, (c.semaphore,)), c) for c in changes], 0, 0
-            case CopyMemory(moves=moves, semaphores=semaphores):
+            case ir.CopyMemory(moves=moves, semaphores=semaphores):
                 local = any(self.plan.placement.share_gpu(move.dst.rank, move.src.rank) for move in moves)
                 return (Part(gives=self._in_set(buffer_set, semaphores), single=bool(semaphores)),), int(local), 0
-            case ResetSemaphores(first=first, count=count):
+            case ir.ResetSemaphores(first=first, count=count):
                 numbers = self._in_order[self.of_streams[action.stream].device][first : first + count]
                 return (Part(drops=self._in_set(buffer_set, numbers)),), 0, 0
-            case LaunchKernel(launch=number):
+            case ir.LaunchKernel(launch=number):
                 launch = self.plan.launches[number]
                 parts = [
                     Part(
@@ -315,18 +293,18 @@ class RunSequence:
                 if resets:
                     parts.append(Part(drops=resets))
                 return parts, launch.config.together, launch.sms if launch.spins else 0
-            case CallCollective(communicator=communicator):
+            case ir.CallCollective(communicator=communicator):
                 blocks = self.plan.communicators[communicator].blocks
                 return TOUCHES + PASSES, blocks, blocks
             case _:
                 return PASSES, 0, 0
 
-    def _change(self, semaphore: tuple[Signal, ...], change: SemaphoreOp) -> Part:
+    def _change(self, semaphore: tuple[Signal, ...], change: ir.SemaphoreOp) -> Part:
         if change.signals:
             return Part(gives=semaphore, single=True)
         return Part(semaphore, drops=semaphore if change.acquires else (), single=True)
 
-    def _steps(self, buffer_set: int, barrier: Barrier) -> Sequence[Part]:
+    def _steps(self, buffer_set: int, barrier: ir.Barrier) -> Sequence[Part]:
         parts, runs = [], self.semaphore(buffer_set, barrier.runs)
         for step in barrier.steps:
             semaphores = self._in_set(buffer_set, step.semaphores)
@@ -354,7 +332,7 @@ class RunSequence:
 
     def _outsider(self, queue: int, touches: Footprint | None = None) -> Node:
         """A node outside of the plan, in no hardware queue."""
-        node = self._append(queue, None, PLACELESS, apart=True)
+        node = self._append(queue, None, ir.PLACELESS, apart=True)
         node.touches = touches
         return node
 
@@ -370,9 +348,9 @@ class RunSequence:
         seen: dict[int, Node] = {}
         for process in dict.fromkeys(map(placement.process, reversed(placement.ordinals))):
             mine = placement.driven(process)
-            queue = self._queue((StreamName("control", mine[0]), _HOST), mine[0])
-            events = [EventName("completion", device) for device in mine]
-            events += [EventName("replayed", device) for device in mine if step.replays]
+            queue = self._queue((ir.StreamName("control", mine[0]), _HOST), mine[0])
+            events = [ir.EventName("completion", device) for device in mine]
+            events += [ir.EventName("replayed", device) for device in mine if step.replays]
             self._behind(queue, map(self._recorded.get, events))
             touches = {
                 (tensor.name, rank)
@@ -391,13 +369,13 @@ class RunSequence:
     def _other(self, step: Other) -> None:
         """NOTE it counts no runs, and tells no entries: it knows what these would tell it."""
         plan, placement = self.plan, self.plan.placement
-        mode: Mode = "embedded" if step.replay else "streams"
+        mode: ir.Mode = "embedded" if step.replay else "streams"
         made = {t.name for t in plan.tensors if t.kind != "input"}
         apart = self._apart and (step.replay or plan.mode == "embedded")
         # runs in callers' graphs have a set of their own, where there are several
         shared = made & self.bound if apart else made
         control = _REPLAY if step.replay else _OTHER
-        queues = {d: self._queue((StreamName("control", d), control), d) for d in placement.ordinals}
+        queues = {d: self._queue((ir.StreamName("control", d), control), d) for d in placement.ordinals}
         begun: dict[int, Node] = {}
         sent: dict[int, Node] = {}
         ends: dict[int, Node] = {}
@@ -434,8 +412,8 @@ class RunSequence:
             self._outsider(queue, Footprint(who, here, mine[device], () if apart else does.launches))
             opens = self._opens(device, mode)
             if opens and not apart:
-                change = StreamMemOps(StreamName("control", device), opens, Cause(who))
-                self._append(queue, change, PLACELESS, apart=True)
+                change = ir.StreamMemOps(ir.StreamName("control", device), opens, ir.Cause(who))
+                self._append(queue, change, ir.PLACELESS, apart=True)
             there = touched(device, does.written, at_home=False)
             sent[device] = self._outsider(queue, Footprint(who, there, semaphores - mine[device]))
         for device, queue in queues.items():
@@ -448,7 +426,7 @@ class RunSequence:
             self._behind(queue, (ends[p.number] for p in points if p is not None and p.kind == "exit"))
             counts = {i for i, w in enumerate(plan.semaphores) if w.counts_runs and w.device == device}
             through = self._outsider(queue, None if apart else Footprint(f"{step} on device {device}", (), counts))
-            self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
+            self._recorded[ir.EventName("replayed" if step.replay else "completion", device)] = through
         for rank, device in enumerate(placement.devices) if step.called else ():
             self._behind(self._caller(rank, step.callers), self._freed(step, rank, device, queues))
 
@@ -456,12 +434,12 @@ class RunSequence:
         """What a run of another mode knows of the runs before it."""
         if self.plan.mode == "embedded":  # says it of replays, which are all that is walked through
             for action in self.plan.between.prologue:
-                if isinstance(action, AwaitEvent) and self.of_streams[action.stream].device == device:
+                if isinstance(action, ir.AwaitEvent) and self.of_streams[action.stream].device == device:
                     yield self._recorded.get(action.event)
             return
-        kinds: tuple[EventKind, ...] = ("completion", "replayed") if step.replays else ("completion",)
+        kinds: tuple[ir.EventKind, ...] = ("completion", "replayed") if step.replays else ("completion",)
         for other in self.plan.placement.mates(device):
-            yield from (self._recorded.get(EventName(kind, other)) for kind in kinds)
+            yield from (self._recorded.get(ir.EventName(kind, other)) for kind in kinds)
 
     def _freed(self, step: Other, rank: int, device: int, queues: Mapping[int, int]) -> Iterator[Node | None]:
         """What a rank's caller knows behind an `Other`."""
@@ -470,7 +448,7 @@ class RunSequence:
             return
         if self.plan.mode == "embedded":
             for action in self.plan.between.epilogue:
-                if isinstance(action, AwaitEvent) and action.stream == StreamName("caller", rank):
+                if isinstance(action, ir.AwaitEvent) and action.stream == ir.StreamName("caller", rank):
                     yield self._recorded.get(action.event)
         for other in self.plan.placement.mates(device):
             if other == device or self._touches(other, rank) or (step.replays and self.plan.mode != "embedded"):
@@ -487,11 +465,11 @@ class RunSequence:
         does = self._others[device]
         return any(r == rank and t in self.bound for t, r in (*does.written, *does.read))
 
-    def _opens(self, device: int, mode: Mode) -> tuple[SemaphoreOp, ...]:
+    def _opens(self, device: int, mode: ir.Mode) -> tuple[ir.SemaphoreOp, ...]:
         """The semaphores by which a device says that it is ready, and those that it takes (`early_begin`)."""
         ready = [(i, w) for i, w in enumerate(self.plan.semaphores) if w.reset == "acquired" and w.used_in(mode)]
-        signalled = [SemaphoreOp(i, True) for i, w in ready if w.point is not None and w.point.number == device]
-        return (*signalled, *(SemaphoreOp(i, False, acquires=True) for i, w in ready if w.device == device))
+        signalled = [ir.SemaphoreOp(i, True) for i, w in ready if w.point is not None and w.point.number == device]
+        return (*signalled, *(ir.SemaphoreOp(i, False, acquires=True) for i, w in ready if w.device == device))
 
     @cached_property
     def _others(self) -> dict[int, _Device]:
@@ -505,9 +483,9 @@ class RunSequence:
         for action in plan.body:
             device = self.of_streams[action.stream].device
             does = found[device]
-            if isinstance(action, CallCollective):
+            if isinstance(action, ir.CallCollective):
                 does.feeds |= found.keys() - {device}
-            if isinstance(action, LaunchKernel):
+            if isinstance(action, ir.LaunchKernel):
                 does.launches.add(action.launch)
             for step in self._parts(action, 0)[0]:
                 does.signalled.update(step.gives)
@@ -536,7 +514,7 @@ class Group:
     signals: tuple[int, ...]
 
 
-def groups_of(launch: DeviceLaunch) -> list[Group]:
+def groups_of(launch: ir.DeviceLaunch) -> list[Group]:
     """A launch's works as its kernel executes them, in order."""
     found = []
     for members in launch.made_as_one:

@@ -20,29 +20,19 @@ from collections.abc import Iterable, Iterator
 
 from ficco_dsl.diagnostics import Diagnostic
 
-from .ir import (
-    PLACELESS,
-    Action,
-    AwaitEvent,
-    Cause,
-    DevicePlan,
-    EventName,
-    RecordEvent,
-    StreamMemOps,
-    manners,
-)
+from . import ir
 
 MOST = 400  # actions of a run's body on a stream: a hardware queue holds some thousand calls
-START = EventName("start", 0)
-START_GATE = Cause("the start gate of a run")
+START = ir.EventName("start", 0)
+START_GATE = ir.Cause("the start gate of a run")
 
 
-def short(body: Iterable[Action]) -> bool:
+def short(body: Iterable[ir.Action]) -> bool:
     """Whether the host can issue a run without filling a queue."""
     return max(Counter(action.stream for action in body).values(), default=0) <= MOST
 
 
-def start_gates_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:
+def start_gates_open_last(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """The last action of a run opens its start gate, on a stream that otherwise waits for the run before only. The
     start stands right behind the wait for the start gate, and is recorded nowhere else. A run with a start gate is
     short, and its devices are not crowded."""
@@ -53,28 +43,30 @@ def start_gates_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:
         yield _at(
             None, f"a start gate, and {'a device is crowded' if plan.crowded else 'a stream has too many actions'}"
         )
-    for run_ends in dict.fromkeys(map(plan.run_ends, manners(plan))):
+    for run_ends in dict.fromkeys(map(plan.run_ends, ir.manners(plan))):
         actions = (*run_ends.prologue, *plan.body, *run_ends.epilogue)
         last = actions[-1] if actions else None
-        if not isinstance(last, StreamMemOps) or set(last.signals) != start_gates:
+        if not isinstance(last, ir.StreamMemOps) or set(last.signals) != start_gates:
             yield _at(last, "the last action of the run does not open the start gate")
         for action in actions[:-1]:
-            waits = isinstance(action, AwaitEvent) and action.event.kind == "completion" and action in run_ends.prologue
+            waits = (
+                isinstance(action, ir.AwaitEvent) and action.event.kind == "completion" and action in run_ends.prologue
+            )
             if action.stream.kind == "gate" and not waits:
                 yield _at(action, f"{action.stream} does something else than to open the start gate")
-        before: Action | None = None
-        control = [a for a in run_ends.prologue if not isinstance(a, AwaitEvent) and a.stream.kind == "control"]
+        before: ir.Action | None = None
+        control = [a for a in run_ends.prologue if not isinstance(a, ir.AwaitEvent) and a.stream.kind == "control"]
         for action in control:
-            if isinstance(action, RecordEvent) and action.event == START and not _waits(before, start_gates):
+            if isinstance(action, ir.RecordEvent) and action.event == START and not _waits(before, start_gates):
                 yield _at(action, f"{START} is recorded, and not right behind the wait for the start gate")
             before = action
-        if not any(isinstance(action, RecordEvent) and action.event == START for action in control):
+        if not any(isinstance(action, ir.RecordEvent) and action.event == START for action in control):
             yield _at(None, f"a start gate, and no {START}")
 
 
-def _waits(action: Action | None, semaphores: set[int]) -> bool:
-    return isinstance(action, StreamMemOps) and set(action.awaits) == semaphores
+def _waits(action: ir.Action | None, semaphores: set[int]) -> bool:
+    return isinstance(action, ir.StreamMemOps) and set(action.awaits) == semaphores
 
 
-def _at(action: Action | None, message: str) -> Diagnostic:
-    return Diagnostic(PLACELESS, f"{START_GATE.text}: {message}") if action is None else action.mistake(message)
+def _at(action: ir.Action | None, message: str) -> Diagnostic:
+    return Diagnostic(ir.PLACELESS, f"{START_GATE.text}: {message}") if action is None else action.mistake(message)

@@ -6,29 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from ..kernels.family import Operand
 from ..plan.text import flags_text, settings_words, work_text
-from .ir import (
-    Action,
-    AwaitEvent,
-    Barrier,
-    CallCollective,
-    CopyMemory,
-    DeviceLaunch,
-    DevicePlan,
-    LaunchGraph,
-    LaunchKernel,
-    RecordEvent,
-    ResetSemaphores,
-    StreamMemOps,
-)
+from . import ir
 
 
-def to_text(plan: DevicePlan) -> str:
+def to_text(plan: ir.DevicePlan) -> str:
     """Streams, semaphores and launches as tables; then each stream's actions in order; then how a run begins and
     ends."""
     return "\n".join(_lines(plan)) + "\n"
 
 
-def _lines(plan: DevicePlan) -> Iterator[str]:
+def _lines(plan: ir.DevicePlan) -> Iterator[str]:
     devices, f = plan.placement.devices, plan.features
     yield f"device plan of {plan.schedule} version {plan.version}, mode {plan.mode}"
     yield f"  {len(devices)} ranks on {plan.device.name}"
@@ -100,7 +87,7 @@ _USES = {
 }
 
 
-def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str]:
+def _launch(plan: ir.DevicePlan, number: int, launch: ir.DeviceLaunch) -> Iterator[str]:
     c = launch.config
     if c.matmuls:
         calls = f"{len(c.matmuls)} call{'s' if len(c.matmuls) > 1 else ''}"
@@ -143,43 +130,43 @@ def _operand(operand: Operand) -> str:
     return f"at {operand.offset} pitch {operand.pitch}{' transposed' if operand.transposed else ''}"
 
 
-def _run_ends(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
+def _run_ends(plan: ir.DevicePlan, actions: Sequence[ir.Action]) -> Iterator[str]:
     for action in actions:
         (line, *_) = _actions(plan, [action])
         yield f"  {action.stream}: {line.strip()}{f' (if {action.when})' if action.when != 'always' else ''}"
 
 
-def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
+def _actions(plan: ir.DevicePlan, actions: Sequence[ir.Action]) -> Iterator[str]:
     for a in actions:
         match a:
-            case RecordEvent():
+            case ir.RecordEvent():
                 yield f"  record {a.event}"
-            case AwaitEvent():
+            case ir.AwaitEvent():
                 yield f"  wait for {a.event}"
-            case StreamMemOps():
+            case ir.StreamMemOps():
                 yield f"  {', '.join(map(str, a.changes))}"
-            case CopyMemory():
+            case ir.CopyMemory():
                 members = [f"signal semaphore {semaphore} by a copy" for semaphore in a.semaphores]
                 members += [f"{m.dst} <- {m.src}{' in rows' if m.pitched else ''}  :{m.origin.line}" for m in a.moves]
                 for i, member in enumerate(members):
                     first = "batch " if a.batch else "copy by a kernel " if a.by_kernel else "copy "
                     yield f"  {first if i == 0 else '    + '}{member}"
-            case LaunchKernel():
+            case ir.LaunchKernel():
                 yield f"  launch {a.launch} ({plan.launches[a.launch].config.entry})"
-            case ResetSemaphores():
+            case ir.ResetSemaphores():
                 last = f" to {a.first + a.count - 1}" if a.count > 1 else ""
                 yield f"  reset the semaphores at {a.first}{last}"
-            case Barrier():
+            case ir.Barrier():
                 steps = [
                     f"{_DOES[s.does]} semaphore {s.first}" + (f" to {s.first + s.count - 1}" if s.count > 1 else "")
                     for s in a.steps
                 ]
                 yield f"  barrier: {', '.join(steps)}"
-            case CallCollective():
+            case ir.CallCollective():
                 line = f"{a.kind} {a.group} by communicator {a.communicator}"
                 does = f"{a.dst} <- {a.src}"
                 if a.kind == "send_recv":
                     does = f"{a.src} to {a.to}, {a.dst} from {a.by}"
                 yield f"  {line}: {does}  :{a.cause.origin.line if a.cause.origin is not None else 0}"
-            case LaunchGraph():
+            case ir.LaunchGraph():
                 yield f"  launch the graph of device {a.device}"

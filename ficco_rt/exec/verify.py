@@ -115,6 +115,15 @@ def _part(progress: OnProgress | None, start: float, stop: float) -> OnProgress 
     return None if progress is None else lambda part: progress(start + (stop - start) * part)
 
 
+def write_inputs(executor: Executor, seed: int = 0, values: InputValues = "normal") -> Inputs:
+    """Writes `fresh_inputs` of the executor's ranks. Returns those of all ranks."""
+    inputs = fresh_inputs(executor.plan, seed, values)
+    for name, arrays in inputs.items():
+        for rank in executor.ranks:
+            executor.write(name, rank, arrays[rank])
+    return inputs
+
+
 def _one_run(
     executor: Executor,
     seed: int,
@@ -123,10 +132,7 @@ def _one_run(
     allowed: Sequence[Allowance] | None = None,
 ) -> Verification:
     plan = executor.plan
-    inputs = fresh_inputs(plan, seed, values)
-    for name, arrays in inputs.items():
-        for rank in executor.ranks:
-            executor.write(name, rank, arrays[rank])
+    inputs = write_inputs(executor, seed, values)
     executor.poison()
     executor.run(progress=_part(progress, 0.0, RUNNING))
     if progress is not None:

@@ -13,24 +13,11 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ficco_dsl.verbs import Launch
 from ficco_dsl.vocabulary import OF_COLLECTIVES
 
-from . import ir
+from . import evaluate, ir
 from .attributes import Attributes
 from .bind import bind
 from .budget import OPERATIONS, PIECES, STATEMENTS, Budget
 from .claims import build_claims
-from .evaluate import (
-    STEPS,
-    Mistake,
-    Scope,
-    compile_condition,
-    compile_expr,
-    copied,
-    first_other,
-    refuse,
-    sequence,
-    show,
-    size,
-)
 from .kinds import BY_NODE
 from .link import link
 from .op_rules import broken
@@ -52,7 +39,7 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     claims, mistakes = build_claims(
         schedule, sizes.scopes, by_name, sizes.types, program.pieces_left, sizes.expressions
     )
-    refuse(program.mistakes + mistakes)
+    evaluate.refuse(program.mistakes + mistakes)
     ops = begin_sums(program.ops, by_name)
     return ir.Graph(
         schedule=schedule.name,
@@ -74,7 +61,7 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
 STAGE_COST = 20  # beginning a stage on one rank costs as much as this many parts of expressions
 REGION_COST = 8  # and looking at a region, or at a pair of regions that might overlap, this many
 
-Emit = Callable[[Scope], None]
+Emit = Callable[[evaluate.Scope], None]
 
 
 @dataclass(slots=True)
@@ -94,7 +81,11 @@ class _Program:
     """Expands the stages. One object a build; nothing outlives it."""
 
     def __init__(
-        self, schedule: n.Schedule, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor], expressions: Budget
+        self,
+        schedule: n.Schedule,
+        scopes: Sequence[evaluate.Scope],
+        tensors: Mapping[str, ir.Tensor],
+        expressions: Budget,
     ) -> None:
         self.schedule, self.scopes, self.tensors = schedule, scopes, tensors
         self.mistakes: list[Diagnostic] = []
@@ -113,7 +104,7 @@ class _Program:
         self._resources = ir.Resources()
         self._wheres: dict[tuple[int, int, Span], ir.Where] = {}
         self._bodies: dict[int, list[Emit]] = {}  # by the identity of the node in the syntax tree, like the next two
-        self._domains: dict[int, Callable[[Scope], Sequence[Any]]] = {}
+        self._domains: dict[int, Callable[[evaluate.Scope], Sequence[Any]]] = {}
         self._attributes: dict[int, Attributes] = {}
         self._latest: dict[str, int] = {}  # for each name, the stage of that name that was expanded last
         self._groups: dict[tuple[int, int], int] = {}
@@ -125,13 +116,13 @@ class _Program:
 
     # -- mistakes
 
-    def _guard(self, span: Span, action: Callable[[], None], scope: Scope | None = None) -> None:
+    def _guard(self, span: Span, action: Callable[[], None], scope: evaluate.Scope | None = None) -> None:
         """Run `action`; keep its mistake, once a statement."""
         if span in self._failed:
             return
         try:
             action()
-        except Mistake as m:
+        except evaluate.Mistake as m:
             self._failed.add(span)
             self.mistakes.append((m if scope is None else self._placed(m, scope)).diagnostic)
 
@@ -151,7 +142,9 @@ class _Program:
         if len(self.queues) == len(self.schedule.queues):
             self._stages(self.schedule.program, (), {})
 
-    def _stages(self, items: Sequence[n.StageDecl | n.StageStep], iteration: tuple[int, ...], bound: Scope) -> None:
+    def _stages(
+        self, items: Sequence[n.StageDecl | n.StageStep], iteration: tuple[int, ...], bound: evaluate.Scope
+    ) -> None:
         for item in items:
             if isinstance(item, n.StageDecl):
                 self._guard(item.span, lambda item=item: self._expand_stage(item, iteration, bound))  # type: ignore[misc]
@@ -159,35 +152,37 @@ class _Program:
             binding = item.binding
             try:
                 if id(item) not in self._domains:
-                    self._domains[id(item)] = sequence(compile_expr(binding.domain), binding.domain.span)
+                    self._domains[id(item)] = evaluate.sequence(
+                        evaluate.compile_expr(binding.domain), binding.domain.span
+                    )
                 domain = self._domains[id(item)]
-                self.expressions.spend(len(self.scopes) * size(binding.domain), binding.span)
+                self.expressions.spend(len(self.scopes) * evaluate.size(binding.domain), binding.span)
                 domains = [domain(scope) for scope in self._with(bound, binding.span)]
                 self._same_domain(domains, binding)
                 self.statements_left.spend(len(domains[0]) * len(self.scopes), binding.span)
-            except Mistake as m:
+            except evaluate.Mistake as m:
                 self.mistakes.append(m.diagnostic)
                 continue
             self._locals[binding.name] = None
             for value in domains[0]:
                 self._stages(item.body, (*iteration, value), {**bound, binding.name: value})
 
-    def _with(self, bound: Scope, span: Span) -> Sequence[Scope]:
+    def _with(self, bound: evaluate.Scope, span: Span) -> Sequence[evaluate.Scope]:
         """The ranks' scopes, with the variables of the steps around."""
-        return [copied(scope, span) | bound for scope in self.scopes] if bound else self.scopes
+        return [evaluate.copied(scope, span) | bound for scope in self.scopes] if bound else self.scopes
 
     def _same_domain(self, domains: Sequence[Sequence[Any]], binding: n.Binding) -> None:
         if isinstance(domains[0], tuple):
-            self.scopes[0][STEPS].spend(len(domains) * len(domains[0]) // 8, binding.span)
-        rank = first_other(domains)
+            self.scopes[0][evaluate.STEPS].spend(len(domains) * len(domains[0]) // 8, binding.span)
+        rank = evaluate.first_other(domains)
         if rank is not None:
-            raise Mistake(
+            raise evaluate.Mistake(
                 binding.domain.span,
-                f"step {binding.name} runs over {show(domains[0])} on rank 0 and {show(domains[rank])} on rank {rank}; "
-                "all ranks take a step together",
+                f"step {binding.name} runs over {evaluate.show(domains[0])} on rank 0 and "
+                f"{evaluate.show(domains[rank])} on rank {rank}; all ranks take a step together",
             )
 
-    def _expand_stage(self, decl: n.StageDecl, iteration: tuple[int, ...], bound: Scope) -> None:
+    def _expand_stage(self, decl: n.StageDecl, iteration: tuple[int, ...], bound: evaluate.Scope) -> None:
         queue = self.queues[decl.queue]
         self.expressions.spend(STAGE_COST * (len(self.scopes) + len(decl.after)), decl.span)
         if id(decl) not in self._attributes:
@@ -206,7 +201,7 @@ class _Program:
         runs = []
         for scope in self.scopes:
             self._run = _RankRun()
-            inner = copied(scope, decl.span) | bound
+            inner = evaluate.copied(scope, decl.span) | bound
             for emit in body:
                 emit(inner)
             runs.append(self._run)
@@ -217,14 +212,14 @@ class _Program:
         """The stage that an `after` means: the last one of its name."""
         if name.id in self._latest:
             return self._latest[name.id]
-        raise Mistake(name.span, f"stage '{name.id}' has not run before this one")
+        raise evaluate.Mistake(name.span, f"stage '{name.id}' has not run before this one")
 
     def _join(self, decl: n.StageDecl, runs: list[_RankRun]) -> None:
         """All ranks' ops in one order: phase by phase, rank by rank."""
         for rank, run in enumerate(runs):
             for mine, other in zip_longest(run.boundaries, runs[0].boundaries):
                 if mine != other:
-                    raise Mistake(
+                    raise evaluate.Mistake(
                         mine or other or decl.span,
                         f"rank 0 and rank {rank} do not come through the steps and collectives of stage "
                         f"'{decl.name}' alike; all ranks take them together",
@@ -240,7 +235,7 @@ class _Program:
             for op in calls:
                 message = broken(op, self.tensors)
                 if message is not None:
-                    raise Mistake(op.where.origin, f"{message} (rank {op.where.rank})")
+                    raise evaluate.Mistake(op.where.origin, f"{message} (rank {op.where.rank})")
             if any(op.writes for op in calls):  # nothing is called if all of the copies are empty
                 self.ops.extend(calls)
 
@@ -264,26 +259,26 @@ class _Program:
     def _loop(self, bindings: Sequence[n.Binding], body: Sequence[n.Statement], step: Span | None = None) -> Emit:
         """A rank's own loop; of a `step` that stands at `step` each turn is a phase of all ranks."""
         first, rest = bindings[0], bindings[1:]
-        domain = sequence(compile_expr(first.domain), first.domain.span)
+        domain = evaluate.sequence(evaluate.compile_expr(first.domain), first.domain.span)
         name = first.name
         self._locals[name] = None
         inner = [self._loop(rest, body)] if rest else [self._compile(s) for s in body]
-        parts = size(tuple(bindings))
+        parts = evaluate.size(tuple(bindings))
         names = {b.name for b in bindings}
         fixed = [b for b in rest if names.isdisjoint(n.names_in(b.domain))]  # their turns multiply
-        turns = [sequence(compile_expr(b.domain), b.domain.span) for b in fixed]
+        turns = [evaluate.sequence(evaluate.compile_expr(b.domain), b.domain.span) for b in fixed]
 
-        def emit(scope: Scope) -> None:
+        def emit(scope: evaluate.Scope) -> None:
             members = domain(scope)
             if members and turns:
                 self.statements_left.foresee(prod(len(t(scope)) for t in (domain, *turns)), first.span)
             self.statements_left.foresee(len(members), first.span)
             self._pay(parts, first.span)
             # a turn costs as little as a member of a list; the statements inside the loop are counted separately
-            scope[STEPS].spend(len(members), first.span)
+            scope[evaluate.STEPS].spend(len(members), first.span)
             if step is not None:
                 self.statements_left.spend(len(members), first.span)  # phases stay
-            shadow = copied(scope, first.span)
+            shadow = evaluate.copied(scope, first.span)
             for value in members:
                 if step is not None:
                     self._run.new_phase(step)
@@ -306,12 +301,12 @@ class _Program:
         return lambda scope: self._guard(span, lambda: emit(scope), scope)
 
     def _if(self, s: n.If) -> Emit:
-        condition = compile_condition(s.condition)
+        condition = evaluate.compile_condition(s.condition)
         body = [self._compile(x) for x in s.body]
         otherwise = [self._compile(x) for x in s.otherwise]
-        parts = size(s.condition)
+        parts = evaluate.size(s.condition)
 
-        def emit(scope: Scope) -> None:
+        def emit(scope: evaluate.Scope) -> None:
             self._pay(parts, s.condition.span)
             for e in body if condition(scope) else otherwise:
                 e(scope)
@@ -319,28 +314,28 @@ class _Program:
         return self._guarded(s.span, emit)
 
     def _let(self, s: n.Let) -> Emit:
-        value = compile_expr(s.value)
+        value = evaluate.compile_expr(s.value)
         self._locals[s.name] = None
-        parts = size(s.value)
+        parts = evaluate.size(s.value)
 
-        def emit(scope: Scope) -> None:
+        def emit(scope: evaluate.Scope) -> None:
             self._pay(parts, s.span)
             try:
                 scope[s.name] = value(scope)
-            except Mistake as m:
+            except evaluate.Mistake as m:
                 raise self._placed(m, scope) from None
 
         return emit  # not guarded: without the name the rest of the block has no meaning
 
-    def _maker(self, s: n.Operation) -> Callable[[Scope], ir.Op]:
+    def _maker(self, s: n.Operation) -> Callable[[evaluate.Scope], ir.Op]:
         """A function that makes the op of `s` in a scope. It serves every rank and every turn of a loop."""
         where, make = self._where(s.span, s.attributes), BY_NODE[type(s)].maker(s, self._names)
         return lambda scope: make(scope, where(scope))
 
-    def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Callable[[Scope], ir.Where]:
+    def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Callable[[evaluate.Scope], ir.Where]:
         own = Attributes(attributes, self.expressions)
 
-        def where(scope: Scope) -> ir.Where:
+        def where(scope: evaluate.Scope) -> ir.Where:
             rank, phase = scope["rank"], len(self._run.phases) - 1
             resources = own.on(self._resources, scope) if attributes else self._resources
             if attributes:
@@ -355,9 +350,9 @@ class _Program:
 
     def _op(self, s: n.Operation) -> Emit:
         make = self._maker(s)
-        parts = size((s, self.kernel_decls[s.kernel]) if isinstance(s, Launch) else s)
+        parts = evaluate.size((s, self.kernel_decls[s.kernel]) if isinstance(s, Launch) else s)
 
-        def emit(scope: Scope) -> None:
+        def emit(scope: evaluate.Scope) -> None:
             self._pay(parts, s.span)
             op = make(scope)
             if self._legal(op, s.span):
@@ -372,17 +367,17 @@ class _Program:
         self.expressions.spend(REGION_COST * (len(regions) + len(op.writes) ** 2), span)
         message = broken(op, self.tensors)
         if message is not None:
-            raise Mistake(span, message)
+            raise evaluate.Mistake(span, message)
         idle = isinstance(op.body, ir.Gemm) and op.body.accumulate and not op.body.left.elements
         if idle or not all(region.elements for region in op.writes):
             return False
         self.ops_left.spend(1, span)
         return True
 
-    def _placed(self, m: Mistake, scope: Scope) -> Mistake:
+    def _placed(self, m: evaluate.Mistake, scope: evaluate.Scope) -> evaluate.Mistake:
         """The mistake with the rank and the loop variables at which it happened."""
         if not m.placed:
-            at = "".join(f", {name} = {show(scope[name])}" for name in self._locals if name in scope)
+            at = "".join(f", {name} = {evaluate.show(scope[name])}" for name in self._locals if name in scope)
             m.diagnostic = replace(m.diagnostic, message=f"{m.diagnostic.message} (rank {scope['rank']}{at})")
             m.placed = True
         return m
@@ -391,9 +386,9 @@ class _Program:
         """A call of the vendor's library: all ranks take one together, in a phase of its own. A copy is sent and
         received."""
         make = self._maker(s)
-        parts = size(s)
+        parts = evaluate.size(s)
 
-        def emit(scope: Scope) -> None:
+        def emit(scope: evaluate.Scope) -> None:
             self._pay(parts, s.span)
             self._run.new_phase(s.span)
             phase = len(self._run.phases) - 1

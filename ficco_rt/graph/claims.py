@@ -12,28 +12,16 @@ from ficco_dsl.diagnostics import Diagnostic
 
 from ..geometry.region import Box, BoxMap, Region, describe, shape_words
 from ..types import Dtype
-from . import ir
+from . import evaluate, ir
 from .budget import Budget
 from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of
-from .evaluate import (
-    STEPS,
-    Cutter,
-    Mistake,
-    Scope,
-    compile_expr,
-    copied,
-    first_other,
-    nodes_of,
-    sequence,
-    size,
-)
 from .evaluate import shares as checked_shares
 from .references import Reference
 
 
 def build_claims(
     schedule: n.Schedule,
-    scopes: Sequence[Scope],
+    scopes: Sequence[evaluate.Scope],
     tensors: Mapping[str, ir.Tensor],
     types: Mapping[str, Dtype],
     pieces: Budget,
@@ -50,7 +38,7 @@ def build_claims(
                 text = f"{claim.text} within {', '.join(within)}" if within else claim.text
                 claims.append(replace(claim, within=within, text=text))
                 pieces.spend(sum(len(region.boxes) for region in regions_of(claim)), line.span)
-        except Mistake as m:
+        except evaluate.Mistake as m:
             mistakes.append(m.diagnostic)
     if not mistakes:
         mistakes = list(_uncovered(claims, tensors, pieces))
@@ -58,36 +46,40 @@ def build_claims(
 
 
 def _line(
-    line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor], pieces: Budget, expressions: Budget
+    line: n.Computes,
+    scopes: Sequence[evaluate.Scope],
+    tensors: Mapping[str, ir.Tensor],
+    pieces: Budget,
+    expressions: Budget,
 ) -> Iterator[ir.Claim]:
     ranks = len(scopes)
-    cost = 20 * size(line) + 2 * ranks * size(line) + 8 * ranks * ranks * _collectives(line.value)
+    cost = 20 * evaluate.size(line) + 2 * ranks * evaluate.size(line) + 8 * ranks * ranks * _collectives(line.value)
     expressions.spend(cost, line.span)
     if line.binding is None:
         yield _claim(line, scopes, tensors)
         return
     name, span = line.binding.name, line.binding.domain.span
-    domain = sequence(compile_expr(line.binding.domain), span)
+    domain = evaluate.sequence(evaluate.compile_expr(line.binding.domain), span)
     members = [domain(scope) for scope in scopes]
-    if first_other(members) is not None:
-        raise Mistake(span, f"the values of {name} differ from rank to rank; a claim speaks of all ranks")
+    if evaluate.first_other(members) is not None:
+        raise evaluate.Mistake(span, f"the values of {name} differ from rank to rank; a claim speaks of all ranks")
     pieces.foresee(8 * len(scopes) * len(members[0]), span)  # a claim takes much longer than an access
     for v in members[0]:
         expressions.spend(cost, line.span)
-        yield _claim(line, [copied(s, span) | {name: v} for s in scopes], tensors)
+        yield _claim(line, [evaluate.copied(s, span) | {name: v} for s in scopes], tensors)
 
 
 def _collectives(e: n.ClaimExpr) -> int:
     """How many collectives a claim has: each is cut on every rank, for every rank."""
-    return sum(isinstance(x, n.ClaimCollective) for x in nodes_of(e))
+    return sum(isinstance(x, n.ClaimCollective) for x in evaluate.nodes_of(e))
 
 
-def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
+def _claim(line: n.Computes, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
     targets = _regions(line.target, scopes, tensors)
     value, shapes = _value(line.value, scopes, tensors)
     for rank, (target, shape) in enumerate(zip(targets, shapes, strict=True)):
         if target.shape != shape:
-            raise Mistake(
+            raise evaluate.Mistake(
                 line.span,
                 f"{text_of(line.value)} is {shape_words(shape)} on rank {rank}, "
                 f"but {text_of(line.target)} is {shape_words(target.shape)}",
@@ -95,24 +87,28 @@ def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.T
     return ir.Claim(targets, value, f"{text_of(line.target)} = {text_of(line.value)}", line.span)
 
 
-def _regions(ref: n.RegionRef, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> tuple[Region, ...]:
+def _regions(
+    ref: n.RegionRef, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]
+) -> tuple[Region, ...]:
     reference = Reference(ref, tensors)
     return tuple(reference.one(scope) for scope in scopes)
 
 
-def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> tuple[ir.ClaimValue, Shapes]:
+def _value(
+    e: n.ClaimExpr, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]
+) -> tuple[ir.ClaimValue, Shapes]:
     match e:
         case n.RegionRef():
             if tensors[e.tensor].kind != "input":
-                raise Mistake(e.span, f"{e.tensor} is no input; a claim speaks of inputs")
+                raise evaluate.Mistake(e.span, f"{e.tensor} is no input; a claim speaks of inputs")
             regions = _regions(e, scopes, tensors)
             if e.transposed and len(regions[0].shape) != 2:
-                raise Mistake(e.span, f"{text_of(e)}: only a matrix has a transpose")
+                raise evaluate.Mistake(e.span, f"{text_of(e)}: only a matrix has a transpose")
             shapes = tuple(r.shape[::-1] if e.transposed else r.shape for r in regions)
             return ir.Operand(regions, e.transposed), shapes
         case n.ClaimProduct():
-            if any(isinstance(x, n.ClaimProduct) for x in nodes_of((e.left, e.right))):
-                raise Mistake(
+            if any(isinstance(x, n.ClaimProduct) for x in evaluate.nodes_of((e.left, e.right))):
+                raise evaluate.Mistake(
                     e.span,
                     f"{text_of(e)} is a product of products; the proof follows one product",
                     "mark the output 'unproven', without a computes line",
@@ -125,14 +121,14 @@ def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Ten
 
 
 def _collective(
-    e: n.ClaimCollective, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]
+    e: n.ClaimCollective, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]
 ) -> tuple[ir.ClaimValue, Shapes]:
     operand, shapes = _value(e.operand, scopes, tensors)
     ranks = len(scopes)
     dims = len(shapes[0])
     axis = 1 if e.axis == "cols" else 0
     if dims == 0 or (axis == 1 and dims < 2):
-        raise Mistake(e.span, f"{text_of(e)}: the operand has {dims} dimensions")
+        raise evaluate.Mistake(e.span, f"{text_of(e)}: the operand has {dims} dimensions")
     dim = dims - 2 + axis if dims > 1 else 0
     cut = e.kind in ("reduce_scatter", "all_to_all")
     shares = tuple(_lengths(e, scopes[r], shapes[r][dim], ranks) for r in range(ranks)) if cut else None
@@ -145,17 +141,17 @@ def _fitting(e: n.ClaimExpr, shapes: Callable[..., Shapes], *of: object) -> Shap
     try:
         return shapes(*of)
     except Misfit as misfit:
-        raise Mistake(e.span, f"{text_of(e)}: {misfit}") from None
+        raise evaluate.Mistake(e.span, f"{text_of(e)}: {misfit}") from None
 
 
-def _lengths(e: n.ClaimCollective, scope: Scope, extent: int, ranks: int) -> tuple[int, ...]:
+def _lengths(e: n.ClaimCollective, scope: evaluate.Scope, extent: int, ranks: int) -> tuple[int, ...]:
     span = e.span if e.shares is None else e.shares.span
-    whole = ranks if e.shares is None else compile_expr(e.shares)(scope)
-    piece = Cutter(span).of(whole, scope[STEPS])
+    whole = ranks if e.shares is None else evaluate.compile_expr(e.shares)(scope)
+    piece = evaluate.Cutter(span).of(whole, scope[evaluate.STEPS])
     cut = checked_shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
     if count != ranks:
-        raise Mistake(span, f"{text_of(e)} needs a piece for each of {ranks} ranks, not {count}")
+        raise evaluate.Mistake(span, f"{text_of(e)} needs a piece for each of {ranks} ranks, not {count}")
     return tuple(piece(i, extent).size for i in range(ranks))
 
 

@@ -15,26 +15,12 @@ from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 from ..geometry.region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box, whole
 from ..trace.model import base_name
 from ..types import loss
-from . import ir
+from . import ir, symbolic
 from .combine import Array, combine, equal_shares
 from .difference import Terms, difference, elements, same, show, terms, twice
 from .evaluate import MOST_MISTAKES, first_of, refuse
 from .kinds import kind_of
 from .op_rules import broken, misplaced, pairs_fit
-from .symbolic import (
-    FIXED,
-    UNWRITTEN,
-    Algebra,
-    Pieces,
-    Rounding,
-    Sum,
-    Unwritten,
-    Value,
-    multiply,
-    to_logical,
-    to_tensor,
-    transposed,
-)
 from .text import body_text
 from .trail import MOST_LOOKS, Part, Step, Trails
 
@@ -81,7 +67,7 @@ class Proof:
         self.ranks = max((len(t.shapes) for t in tensors), default=0)
         inputs = {t.name: t.dtype for t in tensors if t.kind == "input"}
         places = [*(step.origin for step in steps[:1]), *(t.origin for t in tensors[:1]), Span("", 1, 1, 1, 1)]
-        self.algebra = Algebra(places[0], inputs, error)
+        self.algebra = symbolic.Algebra(places[0], inputs, error)
         self.noted = {  # types that some claim does not admit: who stores in one is noted
             t.dtype
             for t in tensors
@@ -90,11 +76,13 @@ class Proof:
         self.mistakes: dict[Span, Diagnostic] = {}
         self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
         self.at = 0  # the step that is taken
-        self.watch: Callable[[int, Region, Pieces], None] | None = None  # is told what each step stores
-        self.state: dict[tuple[str, int], BoxMap[Value]] = {}
+        self.watch: Callable[[int, Region, symbolic.Pieces], None] | None = None  # is told what each step stores
+        self.state: dict[tuple[str, int], BoxMap[symbolic.Value]] = {}
         for t in tensors:
             for rank, shape in enumerate(t.shapes):
-                start: Value = self.algebra.element(t.name, rank, len(shape)) if t.kind == "input" else UNWRITTEN
+                start: symbolic.Value = (
+                    self.algebra.element(t.name, rank, len(shape)) if t.kind == "input" else symbolic.UNWRITTEN
+                )
                 self.state[t.name, rank] = BoxMap(shape, start)
 
     @cached_property
@@ -127,34 +115,34 @@ class Proof:
 
     # -- tensors
 
-    def _read(self, step: Step, region: Region) -> Pieces:
+    def _read(self, step: Step, region: Region) -> symbolic.Pieces:
         """The region's values by pieces, in logical coordinates."""
         values = self.state[region.tensor, region.rank]
-        pieces: Pieces = []
+        pieces: symbolic.Pieces = []
         for tensor_box, logical_box in region.logical_boxes():
             for box, value in values.items(tensor_box):
-                if isinstance(value, Unwritten):
+                if isinstance(value, symbolic.Unwritten):
                     self._unwritten(region, box, step)
                     value = self.algebra.zero
                 inner = to_logical_box(region, box, tensor_box, logical_box)
-                pieces.append((inner, to_logical(self.algebra, region, box, inner, value)))
+                pieces.append((inner, symbolic.to_logical(self.algebra, region, box, inner, value)))
         self.algebra.look_at(len(pieces))
         return pieces
 
-    def _write(self, region: Region, pieces: Pieces, step: Step) -> None:
+    def _write(self, region: Region, pieces: symbolic.Pieces, step: Step) -> None:
         values = self.state[region.tensor, region.rank]
         if self.watch is not None:
             self.watch(self.at, region, pieces)
         dtype = self.tensors[region.tensor].dtype
         if dtype in self.noted:
-            rounding = Rounding(dtype, step.origin, region.tensor, step.stage)
+            rounding = symbolic.Rounding(dtype, step.origin, region.tensor, step.stage)
             pieces = [(box, self.algebra.stored(value, rounding)) for box, value in pieces]
         boxes = list(region.logical_boxes())
-        cut: Iterable[tuple[Box, Box, Sum]] = _cut(self.algebra, region, boxes, pieces)
+        cut: Iterable[tuple[Box, Box, symbolic.Sum]] = _cut(self.algebra, region, boxes, pieces)
         if len(boxes) == len(pieces) == 1:  # as most are
             cut = ((*boxes[0], pieces[0][1]),)
         for tensor_box, logical_box, value in cut:
-            held = to_tensor(self.algebra, region, tensor_box, logical_box, value)
+            held = symbolic.to_tensor(self.algebra, region, tensor_box, logical_box, value)
             self.algebra.look_at(values.update(tensor_box, lambda _, held=held: held))  # type: ignore[misc]
 
     def _unwritten(self, region: Region, box: Box, step: Step) -> None:
@@ -220,41 +208,46 @@ class Proof:
                 out = []
                 for region in value.regions:
                     source = algebra.element(region.tensor, region.rank, len(region.axes))
-                    pieces = [(lb, to_logical(algebra, region, tb, lb, source)) for tb, lb in region.logical_boxes()]
+                    pieces = [
+                        (lb, symbolic.to_logical(algebra, region, tb, lb, source)) for tb, lb in region.logical_boxes()
+                    ]
                     if value.transposed:
-                        out.append((transposed(algebra, pieces), region.shape[::-1]))
+                        out.append((symbolic.transposed(algebra, pieces), region.shape[::-1]))
                     else:
                         out.append((pieces, region.shape))
                 return out
             case ir.Product():
                 pairs = zip(self._claimed(value.left), self._claimed(value.right), strict=True)
-                return [(multiply(algebra, left, right, (a[0], b[1])), (a[0], b[1])) for (left, a), (right, b) in pairs]
+                return [
+                    (symbolic.multiply(algebra, left, right, (a[0], b[1])), (a[0], b[1]))
+                    for (left, a), (right, b) in pairs
+                ]
             case ir.Combined():
                 operands = self._claimed(value.operand)
                 dims = len(operands[0][1])
                 axis = dims - 2 + value.axis if dims > 1 else 0
                 return combine(algebra, value.kind, operands, axis, value.shares)
 
-    def _compare(self, claim: ir.Claim, target: Region, pieces: Pieces, shape: tuple[int, ...]) -> None:
+    def _compare(self, claim: ir.Claim, target: Region, pieces: symbolic.Pieces, shape: tuple[int, ...]) -> None:
         held = self.state[target.tensor, target.rank]
         boxes = list(target.logical_boxes())
         for tensor_box, logical_box, value in _cut(self.algebra, target, boxes, pieces):
-            wanted = to_tensor(self.algebra, target, tensor_box, logical_box, value)
+            wanted = symbolic.to_tensor(self.algebra, target, tensor_box, logical_box, value)
             for box, has in held.items(tensor_box):
                 self.algebra.look_at(1)
-                if isinstance(has, Unwritten) or not self._equal(box, self.algebra.exact(has), wanted):
+                if isinstance(has, symbolic.Unwritten) or not self._equal(box, self.algebra.exact(has), wanted):
                     self._mismatch(claim, target, box, has, wanted)
                 elif has.rounded:
                     self._rounded(claim, target, box, has.rounded)
 
-    def _equal(self, box: Box, has: Sum, wanted: Sum) -> bool:
+    def _equal(self, box: Box, has: symbolic.Sum, wanted: symbolic.Sum) -> bool:
         """Along a dimension in which the box is one element wide, `x[axis] + offset` is a fixed number."""
         if has is wanted or 1 not in box.shape:
             return has is wanted
-        axes = tuple((FIXED, a) if b - a == 1 else (d, 0) for d, (a, b) in enumerate(zip(*box, strict=True)))
+        axes = tuple((symbolic.FIXED, a) if b - a == 1 else (d, 0) for d, (a, b) in enumerate(zip(*box, strict=True)))
         return self.algebra.moved(has, axes) is self.algebra.moved(wanted, axes)
 
-    def _rounded(self, claim: ir.Claim, target: Region, box: Box, rounded: Sequence[Rounding]) -> None:
+    def _rounded(self, claim: ir.Claim, target: Region, box: Box, rounded: Sequence[symbolic.Rounding]) -> None:
         """Tell of types that the claim does not admit."""
         own = self.tensors[target.tensor].dtype
         for r in rounded:
@@ -269,13 +262,13 @@ class Proof:
                 f"make {r.tensor} {own}, or admit the rounding: computes {claim.text}{word} {r.dtype}",
             )
 
-    def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: Value, wanted: Sum) -> None:
+    def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: symbolic.Value, wanted: symbolic.Sum) -> None:
         last = self._last_writer(target, box)
         writer = self.steps[last] if last >= 0 else None
         origin = claim.origin if writer is None else writer.origin
         if origin in self.mistakes:
             return
-        if isinstance(has, Unwritten):
+        if isinstance(has, symbolic.Unwritten):
             box = self._unwritten_part(target, box)
         place = f"{target.tensor}@{target.rank} {describe(box)}"
         if writer is not None:
@@ -284,7 +277,7 @@ class Proof:
         if origin != claim.origin:
             notes = (Note(f"claimed here: {claim.text}", claim.origin),)
         help = None
-        if isinstance(has, Unwritten):
+        if isinstance(has, symbolic.Unwritten):
             message = f"{place}: nothing writes them"
             notes = self._told_writers(target.tensor, target.rank)
         elif has.opaque:
@@ -321,7 +314,7 @@ class Proof:
         found: list[tuple[int, Part, Terms, Box]] = []
         looks = 0
 
-        def watch(at: int, region: Region, pieces: Pieces) -> None:
+        def watch(at: int, region: Region, pieces: symbolic.Pieces) -> None:
             nonlocal looks
             adds = not isinstance(self.steps[at].body, ir.Copy)
             for logical, value in pieces if adds and not found and looks < MOST_LOOKS else ():
@@ -357,7 +350,7 @@ class Proof:
         for rank, shape in enumerate(tensor.shapes):
             target = whole(tensor.name, rank, shape)
             for box, has in self.state[tensor.name, rank].items(target.boxes[0]):
-                if isinstance(has, Unwritten) and tensor.origin not in self.mistakes:
+                if isinstance(has, symbolic.Unwritten) and tensor.origin not in self.mistakes:
                     place = f"{tensor.name}@{rank} {describe(self._unwritten_part(target, box))}"
                     notes = self._told_writers(tensor.name, rank)
                     self.mistakes[tensor.origin] = Diagnostic(tensor.origin, f"{place}: nothing writes them", notes)
@@ -365,7 +358,7 @@ class Proof:
     def _unwritten_part(self, target: Region, box: Box) -> Box:
         """The part of a claim that nothing writes: all of it if it is one box, else the part that was found first."""
         held = self.state[target.tensor, target.rank]
-        missing = [part for b in target.boxes for part, has in held.items(b) if isinstance(has, Unwritten)]
+        missing = [part for b in target.boxes for part, has in held.items(b) if isinstance(has, symbolic.Unwritten)]
         hull = _hull(missing)
         return hull if hull.elements == sum(b.elements for b in missing) else box
 
@@ -450,16 +443,16 @@ class Proof:
 
 
 def _cut(
-    algebra: Algebra, region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces
-) -> Iterator[tuple[Box, Box, Sum]]:
+    algebra: symbolic.Algebra, region: Region, boxes: list[tuple[Box, Box]], pieces: symbolic.Pieces
+) -> Iterator[tuple[Box, Box, symbolic.Sum]]:
     """Logical pieces cut at the region's segments: (box of the tensor, its logical box, value)."""
     search = len(boxes) * len(pieces) > 64  # many of both: find the pieces of a box by search
     if search:
-        index: BoxMap[Sum | None] = BoxMap(region.shape, None)
+        index: BoxMap[symbolic.Sum | None] = BoxMap(region.shape, None)
         for box, value in pieces:
             algebra.look_at(index.update(box, lambda _, value=value: value))  # type: ignore[misc]
     for tensor_box, logical_box in boxes:
-        near: Iterator[tuple[Box, Sum | None]] = index.items(logical_box) if search else iter(pieces)
+        near: Iterator[tuple[Box, symbolic.Sum | None]] = index.items(logical_box) if search else iter(pieces)
         for box, found in near:
             met = box.meet(logical_box)
             if met is None or found is None:

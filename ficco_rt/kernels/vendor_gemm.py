@@ -17,18 +17,8 @@ from ..graph.ir import Gemm
 from ..machine.durations import gemm_rate, vendor_gemm
 from ..machine.model import Device
 from ..types import TYPES
-from . import tiles, vendor_cost
+from . import family, tiles, vendor_cost
 from .block_fit import Footprint, Several, fits, left
-from .family import (
-    MOST_CLUSTER,
-    Chosen,
-    Family,
-    GemmRequest,
-    KernelConfig,
-    LaunchRequest,
-    Matmul,
-    Operand,
-)
 from .occupancy import Limits
 from .pace import Pace
 from .target import compute_capability
@@ -50,23 +40,23 @@ class LibraryGemm:
 
     name: str = GEMM
     tile: tuple[int, int] = _TILE
-    cluster: int = MOST_CLUSTER
+    cluster: int = family.MOST_CLUSTER
 
 
-class VendorLibrary(Family[LibraryGemm]):
+class VendorLibrary(family.Family[LibraryGemm]):
     """What a call reads stands in `config.matmuls`."""
 
     name = "vendor"
     variants = (LibraryGemm(),)
 
-    def fits(self, request: GemmRequest) -> str | None:
+    def fits(self, request: family.GemmRequest) -> str | None:
         found = _product(request.works, request.streamed)
         if isinstance(found, str):
             return found
         made = matmuls_of(found)
         return made if isinstance(made, str) else None
 
-    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+    def choose(self, request: family.GemmRequest, limits: Limits) -> family.Chosen | str:
         asked = {"residency": request.residency, "smem": request.smem}
         if request.sms is not None and request.sms < limits.sms and compute_capability(limits.arch) is None:
             asked["sms"] = request.sms  # hipBLASLt has no word for it
@@ -80,9 +70,9 @@ class VendorLibrary(Family[LibraryGemm]):
         reason = self.fits(request)
         if reason is not None:
             return f"kernel = vendor does not do this: {reason}"
-        return Chosen(self.name, GEMM, (*_TILE, tiles.DEPTH), 1, 0, None, None)
+        return family.Chosen(self.name, GEMM, (*_TILE, tiles.DEPTH), 1, 0, None, None)
 
-    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
+    def configure(self, request: family.LaunchRequest, limits: Limits) -> tuple[family.KernelConfig, ...] | str:
         product = _product(request.works, request.streamed)
         if isinstance(product, str):
             return product
@@ -94,7 +84,7 @@ class VendorLibrary(Family[LibraryGemm]):
             return matmuls
         count = sum(ceil(m.m / _TILE[0]) * ceil(m.n / _TILE[1]) for m in matmuls)
         return (
-            KernelConfig(
+            family.KernelConfig(
                 family=self.name,
                 kernel=GEMM,
                 entry=GEMM,
@@ -117,7 +107,7 @@ class VendorLibrary(Family[LibraryGemm]):
             ),
         )
 
-    def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
+    def pace(self, config: family.KernelConfig, device: Device, dtype: str) -> Pace:
         """The pace by measurements of the library on the device or, without these, by the rate of large GEMMs. The
         calls' time is spread evenly over the tiles, which the clock then takes one after another."""
         m, n = _TILE
@@ -148,7 +138,7 @@ def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:
     )
 
 
-def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[Matmul, ...] | str:
+def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...] | str:
     """The products of whole matrices that a product is, one after another, for `sms` multiprocessors; a text says why
     the library does not make them, and behind a semicolon the way out. Pieces of rows and columns are products of their
     own; pieces of K add to what the output holds, which rounds it in between."""
@@ -178,13 +168,13 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[Matmul, ...] | str:
     if calls > MOST_CALLS:
         return f"it comes in {calls} pieces, and the library is called for {MOST_CALLS} at most; take fewer pieces"
 
-    def at(view: View, matrix: tiles.Matrix, row: int, column: int, turned: bool = False) -> Operand:
+    def at(view: View, matrix: tiles.Matrix, row: int, column: int, turned: bool = False) -> family.Operand:
         row, column = (column, row) if turned else (row, column)
         first = (matrix.address - view.address) // TYPES[view.dtype].bytes
-        return Operand(first + row * matrix.pitch + column, matrix.pitch, turned)
+        return family.Operand(first + row * matrix.pitch + column, matrix.pitch, turned)
 
     return tuple(
-        Matmul(
+        family.Matmul(
             m=m,
             n=n,
             k=k,

@@ -10,22 +10,8 @@ from ..geometry.cells import aligned
 from ..geometry.region import Axis, Box, Interval, Region
 from ..graph import ir as graph_ir
 from ..graph.budget import RUNS, Budget
+from . import ir
 from .draft import Draft, LaunchKey, Need, waits_of
-from .ir import (
-    VERSION,
-    CollectiveCall,
-    Command,
-    CopyAsync,
-    Launch,
-    Plan,
-    Record,
-    SignalFlag,
-    Stream,
-    Transfer,
-    WaitEvent,
-    WaitFlag,
-    Work,
-)
 from .plan_rules import pitched, tiles
 
 
@@ -33,19 +19,19 @@ from .plan_rules import pitched, tiles
 class _Entry:
     """One entry of a stream: waits, then a command (open until the end), then marks for others."""
 
-    waits: list[Command] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)
+    waits: list[ir.Command] = field(default_factory=list)
+    transfers: list[ir.Transfer] = field(default_factory=list)
     copies: set[int] = field(default_factory=set)  # its ops that are copies
-    works: list[Work] = field(default_factory=list)
-    call: CollectiveCall | None = None
-    marks: list[Command] = field(default_factory=list)
+    works: list[ir.Work] = field(default_factory=list)
+    call: ir.CollectiveCall | None = None
+    marks: list[ir.Command] = field(default_factory=list)
     stage: str = ""
     joined: list[tuple[int, str]] = field(default_factory=list)  # see Launch
     first: int = -1  # its first op, whose choice a launch follows
     streamed: bool = False
 
 
-def emit(draft: Draft) -> Plan:
+def emit(draft: Draft) -> ir.Plan:
     """The plan of a complete draft."""
     return _Emitter(draft).plan()
 
@@ -60,7 +46,7 @@ class _Emitter:
         self.transfers_left = Budget(RUNS)
         self.axes: dict[tuple[int, int, bool], Axis] = {}  # those of runs: many are the same
 
-    def plan(self) -> Plan:
+    def plan(self) -> ir.Plan:
         for v in self.draft.order:
             self._op(v)
         graph, draft = self.graph, self.draft
@@ -72,9 +58,9 @@ class _Emitter:
             link = None if key.link < 0 else key.link
             priority = queue.resources.priority or "normal"
             asked = queue.collectives
-            streams.append(Stream(i, key.rank, key.queue, queue.engine, priority, link, commands, asked))
-        return Plan(
-            version=VERSION,
+            streams.append(ir.Stream(i, key.rank, key.queue, queue.engine, priority, link, commands, asked))
+        return ir.Plan(
+            version=ir.VERSION,
             schedule=graph.schedule,
             ranks=graph.ranks,
             machine=draft.machine.name,
@@ -89,15 +75,15 @@ class _Emitter:
             made_for=draft.machine,
         )
 
-    def _commands(self, entry: _Entry) -> Iterator[Command]:
+    def _commands(self, entry: _Entry) -> Iterator[ir.Command]:
         yield from entry.waits
         if entry.transfers:
-            yield CopyAsync(tuple(entry.transfers), entry.stage)
+            yield ir.CopyAsync(tuple(entry.transfers), entry.stage)
         elif entry.call is not None:
             yield entry.call
         else:
             choice, works, joined = self.draft.kernels[entry.first], tuple(entry.works), tuple(entry.joined)
-            yield Launch(choice.kernel, works, entry.streamed, choice.attributes, entry.stage, joined)
+            yield ir.Launch(choice.kernel, works, entry.streamed, choice.attributes, entry.stage, joined)
         yield from entry.marks
 
     # -- ops
@@ -110,7 +96,7 @@ class _Emitter:
         entry = self._entry(v, key, label, joins=not waits and isinstance(body, graph_ir.Copy))
         entry.waits += waits
         if isinstance(body, graph_ir.Collective):
-            entry.call = CollectiveCall(
+            entry.call = ir.CollectiveCall(
                 body.kind, body.group, body.dst, body.src, body.to, body.by, op=v, stage=label, origin=origin
             )
         elif isinstance(body, graph_ir.Copy) and v not in self.draft.kernels:
@@ -122,9 +108,9 @@ class _Emitter:
         if isinstance(body, graph_ir.Copy):
             entry.copies.add(v)
         if v in self.signals.events:
-            entry.marks.append(Record(self.signals.events[v], origin))
+            entry.marks.append(ir.Record(self.signals.events[v], origin))
         if key is None:
-            entry.marks += (SignalFlag(flag, origin) for flag in self.signals.raised(v))
+            entry.marks += (ir.SignalFlag(flag, origin) for flag in self.signals.raised(v))
 
     def _entry(self, v: int, key: LaunchKey | None, stage: str, joins: bool) -> _Entry:
         """The entry of an op: that of its streamed launch, that of the copies before it, or a new one."""
@@ -146,13 +132,13 @@ class _Emitter:
             return False
         return not any(d.before in entry.copies for d in self.graph.deps[v])
 
-    def _wait(self, need: Need, op: graph_ir.Op) -> Command:
+    def _wait(self, need: Need, op: graph_ir.Op) -> ir.Command:
         """A wait of the stream."""
         if need.flag:
-            return WaitFlag(self.signals.flags[need.before][op.where.rank], op.where.origin)
-        return WaitEvent(self.signals.events[need.before], op.where.origin)
+            return ir.WaitFlag(self.signals.flags[need.before][op.where.rank], op.where.origin)
+        return ir.WaitEvent(self.signals.events[need.before], op.where.origin)
 
-    def _work(self, v: int, streamed: bool) -> Work:
+    def _work(self, v: int, streamed: bool) -> ir.Work:
         """The work of an op; works of a plain launch have no flags."""
         body, origin = self.graph.ops[v].body, self.graph.ops[v].where.origin
         waits, signals = (waits_of(self.draft, v), self.signals.raised(v)) if streamed else ((), ())
@@ -160,20 +146,20 @@ class _Emitter:
         if isinstance(body, graph_ir.Copy):
             self._transfers(body, v)  # for the budget alone: the kernel's table counts as many
         grid = tiles(body.out, self.draft.kernels[v].tile) if isinstance(body, graph_ir.Gemm) else None
-        return Work(body, waits, signals, v, origin, grid)
+        return ir.Work(body, waits, signals, v, origin, grid)
 
     # -- transfers
 
-    def _transfers(self, copy: graph_ir.Copy, v: int) -> list[Transfer]:
+    def _transfers(self, copy: graph_ir.Copy, v: int) -> list[ir.Transfer]:
         """A copy as transfers of at most two dimensions."""
         to, of, origin = copy.dst, copy.src, self.graph.ops[v].where.origin
         if len(to.boxes) == len(of.boxes) == 1 and len(to.axes) <= 2 and len(of.axes) <= 2:
-            return [Transfer(to, of, v, origin)]
+            return [ir.Transfer(to, of, v, origin)]
         out = []
         for dst, src in aligned((to, of)):
             for d, s in _flat(dst, src, self._shape(to), self._shape(of)):
                 self.transfers_left.spend(1, origin, times=1 + len(to.axes) / 4)
-                out.append(Transfer(self._region(to, d), self._region(of, s), v, origin))
+                out.append(ir.Transfer(self._region(to, d), self._region(of, s), v, origin))
         return out
 
     def _region(self, like: Region, box: Box) -> Region:

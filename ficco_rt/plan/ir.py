@@ -26,18 +26,7 @@ from ficco_dsl.diagnostics import Span
 
 from ..errors import UsageError
 from ..geometry.region import Region
-from ..graph.ir import (
-    Body,
-    Claim,
-    Collective,
-    CollectiveSettings,
-    Copy,
-    Engine,
-    Kernel,
-    Leave,
-    Priority,
-    Tensor,
-)
+from ..graph import ir as graph
 from ..machine.model import Machine
 
 VERSION = 1
@@ -62,7 +51,7 @@ class Access(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer(Copy):
+class Transfer(graph.Copy):
     """One copy-engine transfer: a single box on each side, contiguous or with one pitch (≤ 2-D)."""
 
     op: int
@@ -73,7 +62,7 @@ class Transfer(Copy):
 class Work:
     """The part of a launch that does one op, with the flags that order it."""
 
-    body: Body
+    body: graph.Body
     waits: tuple[int, ...]  # flags that must be up before the work reads
     signals: tuple[int, ...]  # flags that the work raises when all of it is written
     op: int
@@ -145,8 +134,8 @@ class LaunchAttributes:
     smem: int  # dynamic shared memory, bytes a block
     residency: int | None  # blocks a multiprocessor that this leaves room for
     sms: int | None  # persistent grid no larger than this many multiprocessors
-    priority: Priority | None  # where it differs from its stream's
-    leave: Leave | None = None  # what its blocks leave room for on each multiprocessor
+    priority: graph.Priority | None  # where it differs from its stream's
+    leave: graph.Leave | None = None  # what its blocks leave room for on each multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +178,7 @@ class Launch(_Command):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCall(Collective, _Command):
+class CollectiveCall(graph.Collective, _Command):
     """This rank's call of a collective."""
 
     op: int
@@ -260,11 +249,11 @@ class Stream:
     id: int
     rank: int
     queue: str
-    engine: Engine
-    priority: Priority
+    engine: graph.Engine
+    priority: graph.Priority
     link: int | None
     commands: tuple[Command, ...]
-    collectives: CollectiveSettings | None = None
+    collectives: graph.CollectiveSettings | None = None
 
     @property
     def name(self) -> str:
@@ -290,9 +279,9 @@ class Plan:
     ranks: int
     machine: str
     params: tuple[tuple[str, object], ...]
-    tensors: tuple[Tensor, ...]
-    kernels: tuple[Kernel, ...]
-    claims: tuple[Claim, ...]
+    tensors: tuple[graph.Tensor, ...]
+    kernels: tuple[graph.Kernel, ...]
+    claims: tuple[graph.Claim, ...]
     streams: tuple[Stream, ...]
     events: int
     flag_homes: tuple[int, ...]
@@ -332,5 +321,5 @@ class Plan:
         """All that the plan carries out of ops."""
         return chain.from_iterable(command.parts for stream in self.streams for command in stream.commands)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> graph.Tensor:
         return next(t for t in self.tensors if t.name == name)

@@ -25,17 +25,7 @@ from ..kernels.vendor_gemm import VENDOR
 from ..kernels.works import kernel_work, symbolic
 from ..machine.machine_rules import mistakes
 from ..types import TYPES
-from .ir import (
-    VERSION,
-    CollectiveCall,
-    CopyAsync,
-    Launch,
-    Plan,
-    Signal,
-    Stream,
-    Transfer,
-    Work,
-)
+from . import ir
 from .reach import beyond
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
@@ -45,15 +35,15 @@ MOST_RANKS = 1024
 MOST_OPS = 2**24  # tables have an entry for each
 
 
-def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
+def version_is_known(plan: ir.Plan) -> Iterator[Diagnostic]:
     """The plan has the version that this code reads, and no more ranks than a schedule may have."""
-    if plan.version != VERSION:
-        yield Diagnostic(PLACELESS, f"the plan has version {plan.version}; this ficco reads version {VERSION}")
+    if plan.version != ir.VERSION:
+        yield Diagnostic(PLACELESS, f"the plan has version {plan.version}; this ficco reads version {ir.VERSION}")
     if not 1 <= plan.ranks <= MOST_RANKS:
         yield Diagnostic(PLACELESS, f"the plan is for {str(plan.ranks)[:40]} ranks; a plan is for 1 to {MOST_RANKS}")
 
 
-def machine_is_whole(plan: Plan) -> Iterator[Diagnostic]:
+def machine_is_whole(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A plan holds the machine that it was made for, with the plan's name for it, ranks enough, and numbers that a
     machine may have."""
     machine = plan.made_for
@@ -69,7 +59,7 @@ def machine_is_whole(plan: Plan) -> Iterator[Diagnostic]:
         yield Diagnostic(PLACELESS, f"the machine {machine.name} of the plan: {mistake}")
 
 
-def streams_belong_to_ranks(plan: Plan) -> Iterator[Diagnostic]:
+def streams_belong_to_ranks(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Stream i has id i, runs on a rank of the plan with a known engine and priority; only a copy engine's stream
     has a link, which leads to a rank of the plan."""
     for i, stream in enumerate(plan.streams):
@@ -85,7 +75,7 @@ def streams_belong_to_ranks(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
-def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
+def tensors_have_sizes(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Every tensor is declared once, of a known type, with a shape on every rank, of as many dimensions and no
     dimension empty on all ranks."""
     for name, times in Counter(t.name for t in plan.tensors).items():
@@ -106,7 +96,7 @@ def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(tensor.origin, f"{tensor.name} has a dimension that is no size")
 
 
-def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
+def regions_lie_inside(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Every region, of commands and claims, lies inside a tensor of the plan. What a command touches is not empty."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[int] = set()  # by identity: the plan keeps them, and a region's hash takes longer than its check
@@ -136,7 +126,7 @@ def inside(region: Region, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def writes_are_single(plan: Plan) -> Iterator[Diagnostic]:
+def writes_are_single(plan: ir.Plan) -> Iterator[Diagnostic]:
     """No input is written, and what is written names every element once."""
     inputs = {t.name for t in plan.tensors if t.kind == "input"}
     for part in plan.parts():
@@ -149,7 +139,7 @@ def writes_are_single(plan: Plan) -> Iterator[Diagnostic]:
                 yield Diagnostic(part.origin, f"{region} is written; it names an element twice")
 
 
-def claims_fit(plan: Plan) -> Iterator[Diagnostic]:
+def claims_fit(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A claim has one target a rank, in one output, of the shape of the value, which is made of inputs."""
     kinds = {t.name: t.kind for t in plan.tensors}
     for claim in plan.claims:
@@ -163,9 +153,9 @@ def claims_fit(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(claim.origin, f"{claim.text}: {message}")
 
 
-def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
+def engines_fit(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Transfers run on copy engines, launches on multiprocessors, collectives on NCCL's streams."""
-    fits: dict[type, graph_ir.Engine] = {CopyAsync: "copy", Launch: "sm", CollectiveCall: "nccl"}
+    fits: dict[type, graph_ir.Engine] = {ir.CopyAsync: "copy", ir.Launch: "sm", ir.CollectiveCall: "nccl"}
     for stream, command in plan.commands():
         if fits.get(type(command), stream.engine) != stream.engine:
             yield Diagnostic(
@@ -173,7 +163,7 @@ def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
-def settings_fit(plan: Plan) -> Iterator[Diagnostic]:
+def settings_fit(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Streams of collectives alone ask something of the vendor's library, a queue's streams all the same, within what
     a library can take."""
     asked: dict[str, graph_ir.CollectiveSettings | None] = {}
@@ -192,15 +182,15 @@ def settings_fit(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(PLACELESS, f"stream {stream.name} of rank {stream.rank}: {message}")
 
 
-def commands_do_something(plan: Plan) -> Iterator[Diagnostic]:
+def commands_do_something(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A copy has transfers and a launch has works."""
     for stream, command in plan.commands():
-        if isinstance(command, CopyAsync | Launch) and not command.parts:
-            what = "copy" if isinstance(command, CopyAsync) else "launch"
+        if isinstance(command, ir.CopyAsync | ir.Launch) and not command.parts:
+            what = "copy" if isinstance(command, ir.CopyAsync) else "launch"
             yield Diagnostic(PLACELESS, f"an empty {what} on stream {stream.name} of rank {stream.rank}")
 
 
-def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
+def transfers_are_flat(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A transfer is of one box to one box, either of them contiguous or with one pitch."""
     tensors = {t.name: t for t in plan.tensors}
     for transfer in _transfers(plan):
@@ -223,7 +213,7 @@ def pitched(box: Box, shape: tuple[int, ...]) -> bool:
     return runs <= 1
 
 
-def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
+def launches_are_whole(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A plain launch is one work, or several copies, without flags; a streamed one has no user kernel; attributes are
     sizes."""
     for stream, launch in plan.launches():
@@ -246,18 +236,18 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
-def parts_fit(plan: Plan) -> Iterator[Diagnostic]:
+def parts_fit(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A transfer, a work or a call is a legal copy, GEMM, reduce, user kernel or collective of its rank: only terms of
     sums, what a GEMM adds and writes, and one side of a copy lie on peers."""
     tensors = {t.name: t for t in plan.tensors}
     for stream, command in plan.commands():
         for part in command.parts:
-            message = graph_rules.fits(part.body if isinstance(part, Work) else part, stream.rank, tensors)
+            message = graph_rules.fits(part.body if isinstance(part, ir.Work) else part, stream.rank, tensors)
             if message is not None:
                 yield Diagnostic(part.origin, message)
 
 
-def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
+def kernels_exist(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A launch names a kernel that does its works: a declared one, or the catalogue's; GEMM tiles are the kernel's."""
     declared = Counter(k.name for k in plan.kernels)
     for kernel in plan.kernels:
@@ -290,7 +280,7 @@ def takes(kernel: str, bodies: Sequence[graph_ir.Body]) -> bool:
     return kernel == kernel_of(bodies).name or (kernel in TILES and kinds == {graph_ir.Gemm})
 
 
-def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:
+def library_calls_fit(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A launch by the vendor's library is a product that it makes, and asks for nothing that it has not."""
     look = symbolic(plan.tensors)
     for _, launch in plan.launches():
@@ -313,13 +303,13 @@ def tiles(out: Region, tile: tuple[int, int]) -> tuple[int, int]:
     return sum(-(-s.size // tile[0]) for s in rows), sum(-(-s.size // tile[1]) for s in columns)
 
 
-def memory_is_in_reach(plan: Plan) -> Iterator[Diagnostic]:
+def memory_is_in_reach(plan: ir.Plan) -> Iterator[Diagnostic]:
     """On a machine of several nodes a command touches the memory of its rank's node alone, and nothing waits for a
     signal of another node."""
     machine = plan.made_for
     if machine is None or machine.node >= plan.ranks:
         return
-    raisers: dict[Signal, int] = {}
+    raisers: dict[ir.Signal, int] = {}
     for stream, command in plan.commands():
         raisers.update((signal, stream.rank) for signal in command.signals)
         for part in command.parts:
@@ -333,12 +323,12 @@ def memory_is_in_reach(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
-def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
+def ops_stand_once(plan: ir.Plan) -> Iterator[Diagnostic]:
     """An op of the schedule is one work, one call, or transfers of one copy; `after` orders ops of the plan."""
     places: dict[int, object] = {}
     for _, command in plan.commands():
         for part in command.parts:
-            place = command if isinstance(part, Transfer) else part
+            place = command if isinstance(part, ir.Transfer) else part
             if not 0 <= part.op < MOST_OPS:
                 yield Diagnostic(part.origin, f"there is no op {part.op}")
             elif places.setdefault(part.op, place) is not place:
@@ -349,7 +339,7 @@ def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
                 yield Diagnostic(order.origin, f"'after' speaks of op {op}, which is not in the plan")
 
 
-def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
+def signals_are_single(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Every event of the plan is recorded once, every flag raised once, and nothing waits for any other."""
     raised = Counter(signal for _, command in plan.commands() for signal in command.signals)
     sizes = {"event": plan.events, "flag": len(plan.flag_homes)}
@@ -367,7 +357,7 @@ def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(origin, f"rank {stream.rank} stream {stream.name} waits for {signal}, which nothing gives")
 
 
-def flags_are_awaited_at_home(plan: Plan) -> Iterator[Diagnostic]:
+def flags_are_awaited_at_home(plan: ir.Plan) -> Iterator[Diagnostic]:
     """A flag is located on the rank that waits for it."""
     homes = plan.flag_homes
     for flag, home in enumerate(homes):
@@ -380,24 +370,24 @@ def flags_are_awaited_at_home(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
-def _waits(plan: Plan) -> Iterator[tuple[Stream, Signal, Span]]:
+def _waits(plan: ir.Plan) -> Iterator[tuple[ir.Stream, ir.Signal, Span]]:
     """Every wait of the plan, of a stream or of a work, and its place."""
     for stream, command in plan.commands():
-        if isinstance(command, Launch):
+        if isinstance(command, ir.Launch):
             for work in command.works:
                 for flag in work.waits:
-                    yield stream, Signal("flag", flag), work.origin
+                    yield stream, ir.Signal("flag", flag), work.origin
         else:
             for signal in command.waits:
                 yield stream, signal, command.origin
 
 
-def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
+def collectives_are_complete(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Every rank calls a collective once, with the same kind, on as much of its own memory, of one type."""
     tensors = {t.name: t for t in plan.tensors}
-    groups: dict[int, list[tuple[int, CollectiveCall]]] = {}
+    groups: dict[int, list[tuple[int, ir.CollectiveCall]]] = {}
     for stream, command in plan.commands():
-        if isinstance(command, CollectiveCall):
+        if isinstance(command, ir.CollectiveCall):
             groups.setdefault(command.group, []).append((stream.rank, command))
             if not stream.rank == command.dst.rank == command.src.rank:
                 yield Diagnostic(command.origin, f"{command.kind} of rank {stream.rank} works on another rank's memory")
@@ -414,7 +404,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(origin, f"{kind}: the sources of the ranks differ in shape or type")
 
 
-RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: a later one may rely on the earlier
+RULES: tuple[Callable[[ir.Plan], Iterator[Diagnostic]], ...] = (  # in this order: a later one may rely on the earlier
     version_is_known,
     machine_is_whole,
     streams_belong_to_ranks,
@@ -438,5 +428,5 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
 )
 
 
-def _transfers(plan: Plan) -> Iterator[Transfer]:
-    return (part for part in plan.parts() if isinstance(part, Transfer))
+def _transfers(plan: ir.Plan) -> Iterator[ir.Transfer]:
+    return (part for part in plan.parts() if isinstance(part, ir.Transfer))

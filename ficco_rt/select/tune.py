@@ -14,8 +14,7 @@ from ..driver.api import GPUS, GpuName
 from ..driver.registry import device_count, discover, first_gpus, has_gemms
 from ..errors import DeviceError, NumbersError, UsageError
 from ..exec.executor import Executor
-from ..exec.inputs import fresh_inputs
-from ..exec.verify import verified_run
+from ..exec.verify import verified_run, write_inputs
 from ..plan.ir import Plan
 from .candidates import BASELINE, Candidate, by_vendor
 from .choose import question
@@ -143,9 +142,7 @@ def _prepare(executor: Executor, candidate: Candidate, verify: bool) -> None:
         if not found.ok:
             raise NumbersError(f"{candidate.label}: {found.worst}")
         return
-    for name, arrays in fresh_inputs(executor.plan, 0).items():
-        for rank, array in enumerate(arrays):
-            executor.write(name, rank, array)
+    write_inputs(executor)
 
 
 def _timed(executor: Executor, mode: str, effort: Effort) -> list[float]:

@@ -12,18 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, TypeAlias, cast, get_args
 
+from ..device import ir
 from ..device.build import layout_of, modelled
 from ..device.features import usual
-from ..device.ir import (
-    AwaitEvent,
-    CopyMemory,
-    DeviceLaunch,
-    LaunchKernel,
-    Move,
-    Placement,
-    RecordEvent,
-    StreamMemOps,
-)
 from ..errors import PlanError, UsageError
 from ..geometry.region import peer_of, way
 from ..graph.budget import MODELLED, Budget, without_collection
@@ -65,7 +56,7 @@ class _StreamClock(VirtualClock):
     """Takes the streams from action to action."""
 
     def __init__(self, plan: Plan, machine: Machine, mode: SimulatedMode) -> None:
-        layout = layout_of(plan, machine.device, Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
+        layout = layout_of(plan, machine.device, ir.Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
         made = modelled(layout, mode)
         super().__init__(plan, made, machine)
         self.launches = made.launches
@@ -81,26 +72,26 @@ class _StreamClock(VirtualClock):
         while position < len(stream.actions):
             action = stream.actions[position]
             match action:
-                case RecordEvent(event=event):
+                case ir.RecordEvent(event=event):
                     self.lift(stream.signals[position], event, now, stream)
                     if self.overheads.record and self._behind_copy(stream, now):
                         self.behind[stream] = now = now + self.overheads.record
                         self.later(stream, position + 1, now)
                         return
-                case AwaitEvent():
+                case ir.AwaitEvent():
                     again = partial(self.proceed, stream, position, now)
                     then = partial(self.proceed, stream, position + 1)
                     if not self._passed(stream, position, stream.signals[position], now, again, then):
                         return
-                case StreamMemOps():
+                case ir.StreamMemOps():
                     self._semaphores(stream, position, 0, now)
                     return
-                case CopyMemory():
+                case ir.CopyMemory():
                     for semaphore in action.semaphores:
                         self.lift(semaphore, semaphore, now, stream)
                     self._copy(stream, action.moves, 0, position, now)
                     return
-                case LaunchKernel(launch=number):
+                case ir.LaunchKernel(launch=number):
                     self._launch(stream, self.launches[number], position, now)
                     return
                 case _:
@@ -141,7 +132,9 @@ class _StreamClock(VirtualClock):
     def _delay(self, stream: SimStream, position: int) -> float:
         """The delay from a signal to the work that waits for it on the same device."""
         action = stream.actions[position]
-        if isinstance(action, AwaitEvent) and action.event.kind == "captured":  # a graph's first nodes wait for nothing
+        if (
+            isinstance(action, ir.AwaitEvent) and action.event.kind == "captured"
+        ):  # a graph's first nodes wait for nothing
             return 0.0
         if stream.shown and stream.following[position][1]:
             return self.overheads.event_to_kernel
@@ -150,7 +143,7 @@ class _StreamClock(VirtualClock):
     def _semaphores(self, stream: SimStream, position: int, index: int, now: float) -> None:
         """Changes `index` and those behind it, from `now` on."""
         action = stream.actions[position]
-        assert isinstance(action, StreamMemOps)
+        assert isinstance(action, ir.StreamMemOps)
         while index < len(action.changes):
             change = action.changes[index]
             if not change.signals:
@@ -171,7 +164,7 @@ class _StreamClock(VirtualClock):
 
     def _raise(self, stream: SimStream, position: int, index: int, now: float) -> None:
         action = stream.actions[position]
-        assert isinstance(action, StreamMemOps)
+        assert isinstance(action, ir.StreamMemOps)
         semaphore = action.changes[index].semaphore
         self.lift(semaphore, semaphore, now, stream)
         self._semaphores(stream, position, index + 1, now)
@@ -181,7 +174,7 @@ class _StreamClock(VirtualClock):
 
     # ---- what takes time
 
-    def _copy(self, stream: SimStream, moves: Sequence[Move], index: int, position: int, now: float) -> None:
+    def _copy(self, stream: SimStream, moves: Sequence[ir.Move], index: int, position: int, now: float) -> None:
         """Copy `index` and those behind it, from `now` on."""
         if index == len(moves):
             self.behind[stream] = now
@@ -205,7 +198,7 @@ class _StreamClock(VirtualClock):
         time, uses = self.prices.flow(src.rank, dst.rank, size)
         self.at(begin, partial(self.flow, uses, time, done) if time else done)
 
-    def _copy_time(self, move: Move, behind: bool) -> float:
+    def _copy_time(self, move: ir.Move, behind: bool) -> float:
         """What a copy costs beyond its bytes. The set-up of a run of bytes behind another copy of its stream is hidden
         by that one; that of rows of a pitch is not."""
         links = self.machine.between(move.src.rank, move.dst.rank)
@@ -216,7 +209,7 @@ class _StreamClock(VirtualClock):
         less = self.overheads.inside_behind if inside else self.overheads.copy_behind
         return time if less is None or not behind or move.pitched else min(time, less)
 
-    def _launch(self, stream: SimStream, launch: DeviceLaunch, position: int, now: float) -> None:
+    def _launch(self, stream: SimStream, launch: ir.DeviceLaunch, position: int, now: float) -> None:
         run = LaunchRun(self, stream, launch, now, lambda: self.proceed(stream, position + 1, self.now))
         # an early launch sets itself up while the kernel before it ends
         begin = now if launch.early and stream.behind_launch(position) else now + self.machine.device.launch_time

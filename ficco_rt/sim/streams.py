@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, TypeAlias
 
-from ..device.ir import (
-    Action,
-    AwaitEvent,
-    CopyMemory,
-    DevicePlan,
-    EventName,
-    LaunchKernel,
-    RecordEvent,
-    StreamName,
-)
+from ..device import ir
 
 # A semaphore by its number, or a record of an event: these are numbered behind the semaphores.
 Signal: TypeAlias = int
@@ -29,10 +20,10 @@ class SimStream:
     action from there on that computes or moves data, which is the stage that waits there, and whether the next launch
     or batch of copies is a launch. Side streams have no lane in the trace."""
 
-    name: StreamName
+    name: ir.StreamName
     rank: int
     label: str
-    actions: tuple[Action, ...]
+    actions: tuple[ir.Action, ...]
     signals: tuple[Signal, ...]
     following: tuple[tuple[str, bool], ...]
 
@@ -42,7 +33,7 @@ class SimStream:
 
     def behind_launch(self, position: int) -> bool:
         """Whether what stands right before is a kernel's launch."""
-        return position > 0 and isinstance(self.actions[position - 1], LaunchKernel)
+        return position > 0 and isinstance(self.actions[position - 1], ir.LaunchKernel)
 
 
 class Raised(NamedTuple):
@@ -50,20 +41,22 @@ class Raised(NamedTuple):
 
     time: float
     rank: int
-    of: EventName | int
+    of: ir.EventName | int
     by: SimStream
 
 
-def streams_of(plan: DevicePlan) -> Iterator[SimStream]:
+def streams_of(plan: ir.DevicePlan) -> Iterator[SimStream]:
     """The streams that have actions between a run's start and its completion."""
     records = count(len(plan.semaphores))
-    latest: dict[EventName, Signal] = {}
-    actions: dict[StreamName, tuple[list[Action], list[Signal]]] = {stream.name: ([], []) for stream in plan.streams}
+    latest: dict[ir.EventName, Signal] = {}
+    actions: dict[ir.StreamName, tuple[list[ir.Action], list[Signal]]] = {
+        stream.name: ([], []) for stream in plan.streams
+    }
     for action in plan.body:
         signal = -1  # none; or an event that was not recorded before, which nothing raises
-        if isinstance(action, RecordEvent):
+        if isinstance(action, ir.RecordEvent):
             signal = latest[action.event] = next(records)
-        elif isinstance(action, AwaitEvent):
+        elif isinstance(action, ir.AwaitEvent):
             signal = latest.get(action.event, -1)
         here, signals = actions[action.stream]
         here.append(action)
@@ -75,9 +68,9 @@ def streams_of(plan: DevicePlan) -> Iterator[SimStream]:
         stage, launches = "", False
         for action in reversed(made):
             match action:
-                case LaunchKernel(launch=number):
+                case ir.LaunchKernel(launch=number):
                     stage, launches = plan.launches[number].stages[0], True
-                case CopyMemory(moves=moves):
+                case ir.CopyMemory(moves=moves):
                     stage, launches = moves[0].stage if moves else stage, False
             following.append((stage, launches))
         yield SimStream(stream.name, rank, stream.label, tuple(made), tuple(signals), tuple(reversed(following)))

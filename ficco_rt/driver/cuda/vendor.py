@@ -20,20 +20,9 @@ from ...kernels.block_fit import Footprint
 from ...kernels.family import TensorMap
 from ...kernels.kernel_compiler import KernelSource, compile_source
 from ...machine.discover import DeviceFacts
+from ..gpu import vendor as gpu
 from ..gpu.checked import Api, DriverFunction
 from ..gpu.refused import Refused, concerning, undo_on_error
-from ..gpu.vendor import (
-    Address,
-    DriverCall,
-    Gpu,
-    Grid,
-    Handle,
-    LinearCopy,
-    MemOp,
-    Numbers,
-    PitchedCopy,
-    Vendor,
-)
 from .call import api, call
 from .gemm_library import CublasLt
 from .nccl import Nccl
@@ -45,7 +34,7 @@ _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PE
 _ASKING = Lock()  # the environment is the whole process's
 
 
-class Cuda(Vendor):
+class Cuda(gpu.Vendor):
     """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the driver or a GPU is missing."""
 
     name = "cuda"
@@ -131,7 +120,7 @@ class Cuda(Vendor):
     def sharing(self) -> CudaSharing:
         return CudaSharing(self._pointer, self.allow)
 
-    def retain(self, ordinal: int) -> Handle:
+    def retain(self, ordinal: int) -> gpu.Handle:
         cu = self.cu
         self._retained[ordinal] = call(cu.cuDeviceGet, ordinal)
         context = call(cu.cuDevicePrimaryCtxRetain, self._retained[ordinal])
@@ -141,11 +130,11 @@ class Cuda(Vendor):
     def release(self, ordinal: int) -> None:
         call(self.cu.cuDevicePrimaryCtxRelease, self._retained[ordinal])
 
-    def enable_access(self, ordinal: int, context: Handle) -> None:
+    def enable_access(self, ordinal: int, context: gpu.Handle) -> None:
         enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
         call.succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, devices: Mapping[int, Gpu], ones: Mapping[int, int]) -> None:
+    def prepare(self, devices: Mapping[int, gpu.Gpu], ones: Mapping[int, int]) -> None:
         """A wait for a semaphore ends with a flush of remote writes, on devices that can: then what others wrote before
         they signalled it is visible."""
         can = self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
@@ -161,13 +150,13 @@ class Cuda(Vendor):
     def collectives(self) -> Nccl:
         return Nccl()
 
-    def current(self) -> Handle:
+    def current(self) -> gpu.Handle:
         return call(self.cu.cuCtxGetCurrent)
 
-    def enter_action(self, context: Handle) -> DriverCall:
+    def enter_action(self, context: gpu.Handle) -> gpu.DriverCall:
         return self.cu.cuCtxSetCurrent, (context,)
 
-    def context_of(self, action: DriverCall) -> Current:
+    def context_of(self, action: gpu.DriverCall) -> Current:
         """Calls go where their stream belongs (`tools.driver_facts` measures it); a batch fails where no context is
         current. NOTE default streams belong nowhere: each is the current context's."""
         function, arguments = action
@@ -208,7 +197,7 @@ class Cuda(Vendor):
         code = self._attribute(ctypes.byref(found), self._buffer_id, ctypes.c_uint64(address))
         return 0 if code else found.value
 
-    def allocations(self, address: int, size: int, what: str) -> Numbers:
+    def allocations(self, address: int, size: int, what: str) -> gpu.Numbers:
         if not any(self._pointer(short, address, what) for short in ("IS_LEGACY_CUDA_IPC_CAPABLE", "MEMPOOL_HANDLE")):
             with suppress(Refused):  # it is no mapping
                 return super().allocations(address, size, what)
@@ -256,7 +245,7 @@ class Cuda(Vendor):
 
     # ---- streams and events
 
-    def stream(self, handle: int) -> Handle:
+    def stream(self, handle: int) -> gpu.Handle:
         return self.cu.CUstream(handle)  # NOTE calls make such a one of each int, and take longer for that
 
     # ---- graphs
@@ -269,7 +258,7 @@ class Cuda(Vendor):
             yield
         call(exchange, before)
 
-    def capturing(self, streams: Sequence[Handle]) -> bool:
+    def capturing(self, streams: Sequence[gpu.Handle]) -> bool:
         """NOTE of a default stream the call may fail, as it is the current context's: such a one is not captured."""
         ask = self.cu.cuStreamIsCapturing
         for stream in streams:
@@ -280,7 +269,7 @@ class Cuda(Vendor):
                 return True
         return False
 
-    def capture_of(self, stream: Handle) -> int | None:
+    def capture_of(self, stream: gpu.Handle) -> int | None:
         if int(stream) <= _DEFAULT_STREAMS:
             return None
         statuses = self.cu.CUstreamCaptureStatus
@@ -291,11 +280,11 @@ class Cuda(Vendor):
             )
         return None if status == statuses.CU_STREAM_CAPTURE_STATUS_NONE else int(number)
 
-    def begin_capture(self, stream: Handle) -> None:
+    def begin_capture(self, stream: gpu.Handle) -> None:
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(self.cu.cuStreamBeginCapture, stream, mode)
 
-    def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
+    def kernels_of(self, captured: gpu.Handle) -> Sequence[tuple[gpu.Handle, Footprint]]:
         """NOTE a kernel of a library that loads lazily is known by its CUkernel, not by a function."""
         cu = self.cu
         of, kernel = cu.CUfunction_attribute, cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
@@ -325,11 +314,11 @@ class Cuda(Vendor):
             return code + b"\0"
         return code if suffix in (".cubin", ".fatbin") else None
 
-    def allow_smem(self, function: Handle, size: int, what: str) -> None:
+    def allow_smem(self, function: gpu.Handle, size: int, what: str) -> None:
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)
 
-    def share_smem(self, function: Handle, what: str) -> None:
+    def share_smem(self, function: gpu.Handle, what: str) -> None:
         # NOTE the split between shared memory and L1 follows the kernel that comes first, and stays until it has ended:
         # measured, a block of 113 KiB kept out one of 103 KiB
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -343,10 +332,10 @@ class Cuda(Vendor):
 
     # ---- actions
 
-    def copy(self, run: LinearCopy, stream: Handle) -> DriverCall:
+    def copy(self, run: gpu.LinearCopy, stream: gpu.Handle) -> gpu.DriverCall:
         return self.cu.cuMemcpyDtoDAsync, (run.dst, run.src, run.size, stream)
 
-    def copy_rows(self, rows: PitchedCopy, stream: Handle) -> DriverCall:
+    def copy_rows(self, rows: gpu.PitchedCopy, stream: gpu.Handle) -> gpu.DriverCall:
         box = self.cu.CUDA_MEMCPY2D()
         box.srcMemoryType = box.dstMemoryType = self.cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
         box.dstDevice, box.srcDevice = rows.dst, rows.src
@@ -354,7 +343,7 @@ class Cuda(Vendor):
         box.WidthInBytes, box.Height = rows.width, rows.rows
         return self.cu.cuMemcpy2DAsync, (box, stream)
 
-    def copy_batch(self, runs: Sequence[LinearCopy], stream: Handle) -> DriverCall:
+    def copy_batch(self, runs: Sequence[gpu.LinearCopy], stream: gpu.Handle) -> gpu.DriverCall:
         """NOTE it cannot be captured into a graph: the copies would be missing from it."""
         cu = self.cu
         attributes = cu.CUmemcpyAttributes()
@@ -364,13 +353,13 @@ class Cuda(Vendor):
         sizes = [r.size for r in runs]
         return cu.cuMemcpyBatchAsync, (to, of, sizes, len(runs), [attributes], [0], 1, stream)
 
-    def signal_action(self, address: int, stream: Handle) -> DriverCall:
+    def signal_action(self, address: int, stream: gpu.Handle) -> gpu.DriverCall:
         return self.cu.cuStreamWriteValue32, (stream, address, 1, 0)
 
-    def wait_flag_action(self, address: int, stream: Handle) -> DriverCall:
+    def wait_flag_action(self, address: int, stream: gpu.Handle) -> gpu.DriverCall:
         return self.cu.cuStreamWaitValue32, (stream, address, 1, self._until)
 
-    def mem_op_actions(self, semaphores: Sequence[MemOp], stream: Handle) -> Sequence[DriverCall]:
+    def mem_op_actions(self, semaphores: Sequence[gpu.MemOp], stream: gpu.Handle) -> Sequence[gpu.DriverCall]:
         if len(semaphores) == 1 and not semaphores[0].acquires:
             (semaphore,) = semaphores
             return [(self.signal_action if semaphore.signals else self.wait_flag_action)(semaphore.address, stream)]
@@ -400,10 +389,10 @@ class Cuda(Vendor):
         value.value = self.cu.cuuint32_t(1 if written is None else written)
         return made
 
-    def embed(self, captured: Handle, stream: Handle) -> DriverCall:
+    def embed(self, captured: gpu.Handle, stream: gpu.Handle) -> gpu.DriverCall:
         cu = self.cu
 
-        def cuGraphAddChildGraphNode(captured: Handle, stream: Handle) -> tuple[Any, ...]:
+        def cuGraphAddChildGraphNode(captured: gpu.Handle, stream: gpu.Handle) -> tuple[Any, ...]:
             code, *found = cu.cuStreamGetCaptureInfo(stream)
             if code:
                 return (code,)
@@ -417,11 +406,13 @@ class Cuda(Vendor):
 
         return cuGraphAddChildGraphNode, (captured, stream)
 
-    def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
+    def record_outside(self, event: gpu.Handle, stream: gpu.Handle) -> gpu.DriverCall:
         outside = int(self.cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
         return self.cu.cuEventRecordWithFlags, (event, stream, outside)
 
-    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
+    def launch_action(
+        self, function: gpu.Handle, grid: gpu.Grid, arguments: Sequence[bytes], stream: gpu.Handle
+    ) -> gpu.DriverCall:
         """The arguments are packed: the call reads them from memory that the action keeps."""
         cu = self.cu
         config = cu.CUlaunchConfig()
@@ -448,7 +439,7 @@ class Cuda(Vendor):
             config.attrs, config.numAttrs = wanted, len(wanted)
         values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
-        return cu.cuLaunchKernelEx, (config, function, Address(pointers, values), 0)
+        return cu.cuLaunchKernelEx, (config, function, gpu.Address(pointers, values), 0)
 
 
 def _opened() -> tuple[Any, int]:
@@ -465,7 +456,7 @@ def _opened() -> tuple[Any, int]:
     return cu, CONNECTIONS.number(env.others(CONNECTIONS.name))
 
 
-def _streams_of(cu: Any) -> dict[DriverFunction, Callable[[tuple[Any, ...]], Handle]]:
+def _streams_of(cu: Any) -> dict[DriverFunction, Callable[[tuple[Any, ...]], gpu.Handle]]:
     """Of the calls that take their context from their stream: which of the arguments that is."""
     places = {
         cu.cuEventRecord: 1, cu.cuStreamWaitEvent: 0, cu.cuGraphLaunch: 1, cu.cuMemcpyDtoDAsync: 3,

@@ -8,45 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias, get_args
 
+from ...device import ir
+from ...device import run_plan as run_calls
 from ...device.build import device_plan, layout_of
 from ...device.check import checked
 from ...device.features import chain_warning
-from ...device.ir import (
-    GRAPHS,
-    Action,
-    AwaitEvent,
-    Barrier,
-    CallCollective,
-    DevicePlan,
-    Features,
-    LaunchGraph,
-    Manner,
-    Mode,
-    Placement,
-    RecordEvent,
-    ResetSemaphores,
-    RunEnds,
-    StreamMemOps,
-    StreamName,
-)
 from ...device.layout import Layout
-from ...device.run_plan import (
-    Call,
-    CopyBatch,
-    CopyRows,
-    CopyRun,
-    CopySignal,
-    Enter,
-    Issued,
-    Launch,
-    Place,
-    RunPlan,
-    RunWait,
-    Together,
-    calls_of,
-    outside,
-    uploads,
-)
 from ...device.run_plan import Step as CallStep
 from ...device.run_residency import Residencies, residencies, waiting_streams
 from ...errors import InternalError
@@ -83,7 +50,7 @@ class RunManner(NamedTuple):
     """What the calls of a run depend on, apart from the memory. `others`: the run before did not end on the same
     callers' streams by the same graphs. `replays`: callers' graphs hold runs."""
 
-    mode: Mode
+    mode: ir.Mode
     callers: Callers
     behind: bool
     timed: bool
@@ -91,9 +58,9 @@ class RunManner(NamedTuple):
     replays: bool
 
     @property
-    def said(self) -> Manner:
+    def said(self) -> ir.Manner:
         """Without the streams, as the device plan has it."""
-        return Manner(bool(self.callers), self.behind, self.timed, self.others, self.replays)
+        return ir.Manner(bool(self.callers), self.behind, self.timed, self.others, self.replays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +77,20 @@ class Plans:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._made: dict[Mode, DevicePlan] = {}
-        self._residencies: dict[Mode, Residencies] = {}
+        self._made: dict[ir.Mode, ir.DevicePlan] = {}
+        self._residencies: dict[ir.Mode, Residencies] = {}
 
-    def of(self, mode: Mode) -> DevicePlan:
+    def of(self, mode: ir.Mode) -> ir.DevicePlan:
         """Raises DeviceError: the devices have too few hardware queues for it; PlanError: the device plan is wrong,
         which is a bug of ours."""
         if mode not in self._made:
             made = checked(device_plan(self.layout, mode))
-            if made.crowded and mode in GRAPHS:
+            if made.crowded and mode in ir.GRAPHS:
                 LOG.warning("%s", chain_warning(made))
             self._made[mode] = made
         return self._made[mode]
 
-    def residencies(self, mode: Mode) -> Residencies:
+    def residencies(self, mode: ir.Mode) -> Residencies:
         """The residency of a run on each device."""
         if mode not in self._residencies:
             self._residencies[mode] = residencies(self.of(mode))
@@ -145,7 +112,7 @@ class Same:
 
 @lru_cache(maxsize=4)
 def plans_of(
-    same: Same, device: Device, placement: Placement, features: Features, unaligned: frozenset[tuple[int, int]]
+    same: Same, device: Device, placement: ir.Placement, features: ir.Features, unaligned: frozenset[tuple[int, int]]
 ) -> Plans:
     """Executors of one plan share its device plans, because making and checking these is the most expensive part of
     opening an executor. `unaligned`: the launches (stream, command) that plain kernels do."""
@@ -165,7 +132,7 @@ class BoundPlan:
     marked: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
-    bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
+    bodies: dict[ir.Mode, Sequence[DriverStep]] = field(default_factory=dict)
     calls: dict[RunManner, Calls] = field(default_factory=dict)
     latest: tuple[RunManner, Calls] | None = None  # NOTE each run asks for these, and most runs are made like the last
     shared: Shared | None = None  # memory of other processes
@@ -281,16 +248,16 @@ class Binder:
         plan = binding.plans.of(manner.mode)
         run_ends = plan.called if manner.callers else plan.own
 
-        def made(actions: Iterable[Action]) -> list[DriverStep]:
+        def made(actions: Iterable[ir.Action]) -> list[DriverStep]:
             part = manner.said.of(actions)
             return list(entered(self._gpus.vendor, self._steps(binding, plan, part, manner.callers)))
 
         begin, end = made(run_ends.prologue), made(run_ends.epilogue)
-        body = () if manner.mode in GRAPHS else self._body(binding, manner.mode)
+        body = () if manner.mode in ir.GRAPHS else self._body(binding, manner.mode)
         steps = (*begin, *body, *end)
         return Calls(steps, any(step.what is ENTERS for step in steps), self._submission(binding, manner, run_ends))
 
-    def _submission(self, binding: BoundPlan, manner: RunManner, run_ends: RunEnds) -> Submission:
+    def _submission(self, binding: BoundPlan, manner: RunManner, run_ends: ir.RunEnds) -> Submission:
         plan = binding.plans.of(manner.mode)
         streams = {name: of for name, (_, of) in self._resources.streams_of(plan, manner.callers).items()}
         locals_ = {ordinal: device.local for ordinal, device in self._gpus.devices.items()}
@@ -300,7 +267,7 @@ class Binder:
             locals_[action.event.number]: (self._resources.recorded(action.event), streams[action.stream])
             for action in through
             if action.stream in streams
-            and isinstance(action, RecordEvent)
+            and isinstance(action, ir.RecordEvent)
             and action.event.kind in ("completion", "replayed")
         }
         residencies = binding.plans.residencies(manner.mode)
@@ -310,23 +277,23 @@ class Binder:
             ends,
         )
 
-    def _body(self, binding: BoundPlan, mode: Mode) -> Sequence[DriverStep]:
+    def _body(self, binding: BoundPlan, mode: ir.Mode) -> Sequence[DriverStep]:
         if mode not in binding.bodies:
             plan = binding.plans.of(mode)
             binding.bodies[mode] = list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
         return binding.bodies[mode]
 
-    def captured(self, binding: BoundPlan, mode: Mode) -> list[DriverStep]:
+    def captured(self, binding: BoundPlan, mode: ir.Mode) -> list[DriverStep]:
         """What is captured into the graphs."""
         plan = binding.plans.of(mode)
         return list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ()), captured=True))
 
     def _steps(
-        self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers
+        self, binding: BoundPlan, plan: ir.DevicePlan, actions: Iterable[ir.Action], callers: Callers
     ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
-        for action, call in calls_of(plan, actions, streams, partial(self._marks, plan)):
-            if isinstance(call, Together):
+        for action, call in run_calls.calls_of(plan, actions, streams, partial(self._marks, plan)):
+            if isinstance(call, run_calls.Together):
                 yield self._collective(binding, call, streams)
                 continue
             device, stream = streams[call.stream]
@@ -336,7 +303,7 @@ class Binder:
 
     def run_plan(
         self, binding: BoundPlan, manner: RunManner, run: int | None, waiting_streams: Sequence[tuple[int, Handle, str]]
-    ) -> RunPlan:
+    ) -> run_calls.RunPlan:
         """What the calls of a run are. `waiting_streams`: the waits for other executors' runs, each with a device of
         this process, a stream, and whose run."""
         plan, devices = binding.plans.of(manner.mode), self._gpus.devices
@@ -344,15 +311,16 @@ class Binder:
         names = {(device.ordinal, id(handle)): name for name, (device, handle) in streams.items()}
         ordinals = {device.local: ordinal for ordinal, device in devices.items()}
         waits = [
-            RunWait(ordinals[local], names[ordinals[local], id(stream)], of) for local, stream, of in waiting_streams
+            run_calls.RunWait(ordinals[local], names[ordinals[local], id(stream)], of)
+            for local, stream, of in waiting_streams
         ]
-        captured = self.captured(binding, manner.mode) if manner.mode in GRAPHS else ()
+        captured = self.captured(binding, manner.mode) if manner.mode in ir.GRAPHS else ()
         made = self.calls(binding, manner).steps
-        return RunPlan(
+        return run_calls.RunPlan(
             plan, self._gpus.placement.process(self._gpus.first.ordinal), run, binding.number, manner.said,
             tuple(dict.fromkeys((wait.device, wait.of) for wait in waits)), tuple(waits),
             self._said(binding, made), self._said(binding, captured),
-            tuple(devices) if uploads(plan) else (),
+            tuple(devices) if run_calls.uploads(plan) else (),
             tuple(self._resources.rescue),
             tuple((name, self._gpus.priority(name)) for name in get_args(Priority)),
             tuple(binding.launches[i].algorithms if i in binding.launches else () for i in range(len(plan.launches))),
@@ -361,20 +329,20 @@ class Binder:
     def _said(self, binding: BoundPlan, steps: Iterable[DriverStep]) -> tuple[CallStep, ...]:
         context = self._gpus.vendor.context_of
         return tuple(
-            Issued(device.ordinal, call, binding.number, context((function, arguments)))
+            run_calls.Issued(device.ordinal, call, binding.number, context((function, arguments)))
             if call is not None
-            else Enter(device.ordinal)
+            else run_calls.Enter(device.ordinal)
             for device, function, arguments, _, _, call in steps
         )
 
-    def _marks(self, plan: DevicePlan, launch: int) -> bool:
+    def _marks(self, plan: ir.DevicePlan, launch: int) -> bool:
         """Whether a launch is made by the twin of its kernel that marks; each kernel of ours has one."""
         made = plan.launches[launch]
         ours = plan.mode == "traced" and not made.config.matmuls and not isinstance(made.works[0].body, KernelCall)
         return plan.marks(made) or (self.mark_all and ours)
 
     def _collective(
-        self, binding: BoundPlan, together: Together, streams: Mapping[StreamName, tuple[Gpu, Handle]]
+        self, binding: BoundPlan, together: run_calls.Together, streams: Mapping[ir.StreamName, tuple[Gpu, Handle]]
     ) -> DriverStep:
         """The calls of this process's ranks, as one driver call."""
         calls, ranks, first = together.calls, len(together.calls), together.calls[0]
@@ -388,7 +356,9 @@ class Binder:
             call = self._communicators.call(calls, members)
         return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin, together)
 
-    def _made(self, binding: BoundPlan, plan: DevicePlan, call: Call, device: Gpu, stream: Handle) -> DriverCall:
+    def _made(
+        self, binding: BoundPlan, plan: ir.DevicePlan, call: run_calls.Call, device: Gpu, stream: Handle
+    ) -> DriverCall:
         vendor, resources, ordinal = self._gpus.vendor, self._resources, device.ordinal
         addresses = resources.addresses[binding.number]
 
@@ -396,39 +366,39 @@ class Binder:
             return LinearCopy(addresses[semaphore], self._gpus.ones[ordinal], 4)
 
         match call:
-            case RecordEvent(event=event):
-                record = vendor.record_outside if outside(call) else vendor.record_action
+            case ir.RecordEvent(event=event):
+                record = vendor.record_outside if run_calls.outside(call) else vendor.record_action
                 return record(resources.event(event, device), stream)
-            case AwaitEvent(event=event):
+            case ir.AwaitEvent(event=event):
                 return vendor.wait_action(stream, resources.recorded(event))
-            case StreamMemOps(changes=changes):
+            case ir.StreamMemOps(changes=changes):
                 ops = [MemOp(addresses[c.semaphore], c.signals, c.acquires) for c in changes]
                 (made,) = vendor.mem_op_actions(ops, stream)
                 return made
-            case CopyBatch(semaphores=semaphores, runs=runs):
+            case run_calls.CopyBatch(semaphores=semaphores, runs=runs):
                 return vendor.copy_batch([*map(one, semaphores), *(_run(run, binding.memory) for run in runs)], stream)
-            case CopySignal(semaphore=semaphore):
+            case run_calls.CopySignal(semaphore=semaphore):
                 return vendor.copy(one(semaphore), stream)
-            case CopyRun(by_kernel=True):
+            case run_calls.CopyRun(by_kernel=True):
                 return self._launches.copying(device, _run(call, binding.memory), stream)
-            case CopyRows(by_kernel=True):
+            case run_calls.CopyRows(by_kernel=True):
                 return self._launches.copying(device, _rows(call, binding.memory), stream)
-            case CopyRun():
+            case run_calls.CopyRun():
                 return vendor.copy(_run(call, binding.memory), stream)
-            case CopyRows():
+            case run_calls.CopyRows():
                 return vendor.copy_rows(_rows(call, binding.memory), stream)
-            case Launch(launch=launch, part=part, marks=marks):
+            case run_calls.Launch(launch=launch, part=part, marks=marks):
                 return (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)[part]
-            case Barrier(runs=barrier_peers, steps=steps):
+            case ir.Barrier(runs=barrier_peers, steps=steps):
                 listed = [Step(addresses[s.first], s.count, KINDS[s.does]) for s in steps]
                 return self._launches.barrier(device, addresses[barrier_peers], listed, stream)
-            case ResetSemaphores(first=first, count=count):
+            case ir.ResetSemaphores(first=first, count=count):
                 return vendor.zero_action(resources.semaphore(ordinal, first, binding.number), count, stream)
-            case LaunchGraph() if plan.mode == "embedded":
+            case ir.LaunchGraph() if plan.mode == "embedded":
                 return vendor.embed(binding.parts[ordinal], stream)
-            case LaunchGraph():
+            case ir.LaunchGraph():
                 return vendor.graph_action(binding.graphs[ordinal], stream)
-            case Together():
+            case run_calls.Together():
                 raise InternalError("collectives are called for all ranks together")
 
     def _marked(self, binding: BoundPlan, launch: int) -> BoundLaunch:
@@ -443,7 +413,7 @@ class Binder:
         return {launch: self._launches.marks(marked) for launch, marked in binding.marked.items()}
 
 
-def member(call: CallCollective, memory: DeviceTensors, ranks: int, stream: Handle) -> Member:
+def member(call: ir.CallCollective, memory: DeviceTensors, ranks: int, stream: Handle) -> Member:
     """A rank's call with its addresses. Each side is one run of memory."""
     sides = []
     for region in (call.dst, call.src):
@@ -457,16 +427,16 @@ def member(call: CallCollective, memory: DeviceTensors, ranks: int, stream: Hand
     return Member(sides[0], sides[1], count, _tensor(call.dst, memory).dtype, stream)
 
 
-def _run(run: CopyRun, memory: DeviceTensors) -> LinearCopy:
+def _run(run: run_calls.CopyRun, memory: DeviceTensors) -> LinearCopy:
     return LinearCopy(_address(run.dst, memory), _address(run.src, memory), run.size)
 
 
-def _rows(rows: CopyRows, memory: DeviceTensors) -> PitchedCopy:
+def _rows(rows: run_calls.CopyRows, memory: DeviceTensors) -> PitchedCopy:
     dst, src = _address(rows.dst, memory), _address(rows.src, memory)
     return PitchedCopy(dst, src, rows.width, rows.rows, rows.dst_pitch, rows.src_pitch)
 
 
-def _address(place: Place, memory: DeviceTensors) -> int:
+def _address(place: run_calls.Place, memory: DeviceTensors) -> int:
     return memory[place.tensor, place.rank].address + place.offset
 
 

@@ -102,7 +102,7 @@ def launch_times(launches: Sequence[Marked], ticks: Callable[[int], float]) -> M
 
 
 def _works(launch: DeviceLaunch, marks: Mapping[int, WorkMarks], clock: _DeviceClock) -> Iterator[WorkTimes]:
-    groups = launch.config.merged or tuple((i,) for i in range(len(launch.works)))
+    groups = launch.made_as_one
     for number, mark in marks.items():
         works, stage = tuple(launch.works[i] for i in groups[number]), launch.stages[groups[number][0]]
         waited = clock.length(mark.waited) if any(work.waits for work in works) else 0.0

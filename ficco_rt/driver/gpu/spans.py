@@ -13,21 +13,7 @@ from ...device.ir import EventName
 from ...geometry.region import Region
 from ...graph.ir import Body
 from ...graph.kinds import done, kind_of
-from ...plan.ir import (
-    CollectiveCall,
-    Command,
-    CopyAsync,
-    Launch,
-    Part,
-    Plan,
-    Record,
-    Signal,
-    SignalFlag,
-    Stream,
-    WaitEvent,
-    WaitFlag,
-    Work,
-)
+from ...plan import ir
 from ...trace.model import Launched, SpanKind, TraceSpan, base_name
 from ...types import TYPES
 from .inside import LaunchTimes
@@ -37,7 +23,7 @@ WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands them
 HasPassed: TypeAlias = Callable[[EventName], bool]  # whether an event's record has been passed
 
 
-def events_of(stream: Stream) -> list[list[EventName]]:
+def events_of(stream: ir.Stream) -> list[list[EventName]]:
     """The timestamps of each command of a stream, in a recorded run."""
     found, count = [], 0
     for command in stream.commands:
@@ -48,21 +34,21 @@ def events_of(stream: Stream) -> list[list[EventName]]:
 
 
 def spans_of(
-    stream: Stream,
+    stream: ir.Stream,
     dtypes: Mapping[str, str],
     time: Callable[[EventName], float],
-    raisers: Mapping[Signal, str],
+    raisers: Mapping[ir.Signal, str],
     launched: Mapping[tuple[int, int], Launched],
     inside: Mapping[tuple[int, int], LaunchTimes],
 ) -> Iterator[TraceSpan]:
     """What a stream did in a recorded run. `time` of an event is microseconds from the run's begin; `launched` is how
     the command at a place (stream, command) launches its first kernel, `inside` what its works did, if marks tell."""
     free = 0.0
-    waited: WaitEvent | WaitFlag | None = None
+    waited: ir.WaitEvent | ir.WaitFlag | None = None
     for position, (command, events) in enumerate(zip(stream.commands, events_of(stream), strict=True)):
-        if isinstance(command, WaitEvent | WaitFlag):
+        if isinstance(command, ir.WaitEvent | ir.WaitFlag):
             waited = command
-        if not isinstance(command, CopyAsync | Launch | CollectiveCall):
+        if not isinstance(command, ir.CopyAsync | ir.Launch | ir.CollectiveCall):
             continue
         times = [time(event) for event in events]
         if waited is not None and times[0] - free > WAIT_SHOWN:
@@ -81,14 +67,14 @@ def spans_of(
 
 
 def _timed(
-    stream: Stream,
-    command: CopyAsync | Launch | CollectiveCall,
+    stream: ir.Stream,
+    command: ir.CopyAsync | ir.Launch | ir.CollectiveCall,
     times: Sequence[float],
     dtypes: Mapping[str, str],
     how: Launched | None,
 ) -> Iterator[TraceSpan]:
-    copies = isinstance(command, CopyAsync)
-    groups: list[Sequence[Part]] = [(part,) for part in command.parts] if copies else [command.parts]
+    copies = isinstance(command, ir.CopyAsync)
+    groups: list[Sequence[ir.Part]] = [(part,) for part in command.parts] if copies else [command.parts]
     for parts, (start, stop) in zip(groups, pairwise(times if copies else (times[0], times[-1])), strict=True):
         moved, flops, peer, far = _done(parts, stream.rank, dtypes)
         kind, label = _first(parts, stream.rank)
@@ -103,7 +89,7 @@ def _size(dtypes: Mapping[str, str], region: Region) -> int:
     return region.elements * TYPES[dtypes[region.tensor]].bytes
 
 
-def _done(parts: Sequence[Part], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None, int]:
+def _done(parts: Sequence[ir.Part], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None, int]:
     """Bytes and operations, the one other rank that they copy to or from, and the bytes in other ranks' memory of those
     that are no copies."""
     bodies = [_body(part) for part in parts]
@@ -113,8 +99,8 @@ def _done(parts: Sequence[Part], rank: int, dtypes: Mapping[str, str]) -> tuple[
     return sum(f[0] for f in found), sum(f[1] for f in found), peer, sum(f[3] for f in found)
 
 
-def _body(part: Part) -> Body:
-    return part.body if isinstance(part, Work) else part
+def _body(part: ir.Part) -> Body:
+    return part.body if isinstance(part, ir.Work) else part
 
 
 def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
@@ -125,7 +111,11 @@ def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
 
 
 def _inside(
-    stream: Stream, inside: LaunchTimes, dtypes: Mapping[str, str], how: Launched | None, raisers: Mapping[Signal, str]
+    stream: ir.Stream,
+    inside: LaunchTimes,
+    dtypes: Mapping[str, str],
+    how: Launched | None,
+    raisers: Mapping[ir.Signal, str],
 ) -> Iterator[TraceSpan]:
     """The works of a launch, each behind what it waited for."""
     rank, number = stream.rank, stream.id
@@ -145,27 +135,29 @@ def _inside(
         )  # fmt: skip
 
 
-def _awaited(works: Sequence[Work]) -> tuple[Signal, ...]:
+def _awaited(works: Sequence[ir.Work]) -> tuple[ir.Signal, ...]:
     """The flags of others that works wait for which are made as one."""
     own = {flag for work in works for flag in work.signals}
-    return tuple(Signal("flag", flag) for flag in dict.fromkeys(f for w in works for f in w.waits) if flag not in own)
+    return tuple(
+        ir.Signal("flag", flag) for flag in dict.fromkeys(f for w in works for f in w.waits) if flag not in own
+    )
 
 
-def _flags(signals: Sequence[Signal], raisers: Mapping[Signal, str]) -> str:
+def _flags(signals: Sequence[ir.Signal], raisers: Mapping[ir.Signal, str]) -> str:
     """`flag 3 of rank 1 stream dma (x.ficco:20)`, or the first of several."""
     first, *more = signals
     others = f" and {len(more)} more flags" if len(more) > 1 else " and 1 more flag" if more else ""
     return f"{first} of {raisers.get(first, 'nobody')}{others}"
 
 
-def _stages(command: CopyAsync | Launch | CollectiveCall) -> str:
+def _stages(command: ir.CopyAsync | ir.Launch | ir.CollectiveCall) -> str:
     """Its stage, or the names of all that are fused in it."""
-    if isinstance(command, Launch) and command.joined:
+    if isinstance(command, ir.Launch) and command.joined:
         return ", ".join(dict.fromkeys(map(base_name, command.stages)))
     return command.stage
 
 
-def _first(parts: Sequence[Part], rank: int | None) -> tuple[SpanKind, str]:
+def _first(parts: Sequence[ir.Part], rank: int | None) -> tuple[SpanKind, str]:
     """The kind of the first, and its label with how many more there are."""
     body = _body(parts[0])
     more = f" and {len(parts) - 1} more works" if len(parts) > 1 else ""
@@ -175,25 +167,25 @@ def _first(parts: Sequence[Part], rank: int | None) -> tuple[SpanKind, str]:
 # ---------------------------------------------------------------- a run that does not end
 
 
-def words(command: Command) -> str:
+def words(command: ir.Command) -> str:
     """A command for people, with its line."""
     match command:
-        case CopyAsync(transfers=transfers):
+        case ir.CopyAsync(transfers=transfers):
             t = transfers[0]
             more = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
             text = f"copy of stage '{command.stage}' ({t.src.tensor}@{t.src.rank} → {t.dst.tensor}@{t.dst.rank}{more})"
-        case Launch():
+        case ir.Launch():
             text = f"launch of stage '{_stages(command)}' ({_first(command.works, None)[1]})"
-        case CollectiveCall():
+        case ir.CollectiveCall():
             text = f"{command.kind} of stage '{command.stage}'"
-        case WaitEvent() | WaitFlag():
+        case ir.WaitEvent() | ir.WaitFlag():
             text = f"wait for {command.waits[0]}"
-        case Record() | SignalFlag():
+        case ir.Record() | ir.SignalFlag():
             text = f"signal of {command.signals[0]}"
     return f"{text} ({command.origin.place})"
 
 
-def stuck(plan: Plan, devices: Mapping[int, str], passed: HasPassed, *, traced: bool) -> list[str]:
+def stuck(plan: ir.Plan, devices: Mapping[int, str], passed: HasPassed, *, traced: bool) -> list[str]:
     """A line for each stream that has not finished: how far it got. `devices`: for people, by the streams of this
     process."""
     raisers = raisers_of(plan)
@@ -205,9 +197,11 @@ def stuck(plan: Plan, devices: Mapping[int, str], passed: HasPassed, *, traced: 
     return lines
 
 
-def _stuck(stream: Stream, device: str, passed: HasPassed, raisers: Mapping[Signal, str], traced: bool) -> str | None:
-    last: Command | None = None
-    pending: Command | None = None
+def _stuck(
+    stream: ir.Stream, device: str, passed: HasPassed, raisers: Mapping[ir.Signal, str], traced: bool
+) -> str | None:
+    last: ir.Command | None = None
+    pending: ir.Command | None = None
     for command, events in zip(stream.commands, events_of(stream), strict=True):
         if _over(stream, command, events, passed, traced):
             last, pending = command, None
@@ -218,7 +212,7 @@ def _stuck(stream: Stream, device: str, passed: HasPassed, raisers: Mapping[Sign
     finished = f"finished {words(last)}" if last is not None else "finished nothing that can be told"
     text = f"rank {stream.rank} stream {stream.name} ({device}): {finished}; pending is {words(pending)}"
     givers = sorted({raisers.get(signal, "nothing") for signal in pending.waits})
-    if isinstance(pending, WaitEvent | WaitFlag):
+    if isinstance(pending, ir.WaitEvent | ir.WaitFlag):
         text += f", which {givers[0]} gives"
     elif pending.waits:
         flags = sorted(signal.number for signal in pending.waits)
@@ -226,26 +220,26 @@ def _stuck(stream: Stream, device: str, passed: HasPassed, raisers: Mapping[Sign
     return text
 
 
-def _over(stream: Stream, command: Command, events: Sequence[EventName], passed: HasPassed, traced: bool) -> bool:
+def _over(stream: ir.Stream, command: ir.Command, events: Sequence[EventName], passed: HasPassed, traced: bool) -> bool:
     """Whether a command has ended, as far as anything tells."""
     if traced:
         return passed(events[-1])
-    if isinstance(command, Record):
+    if isinstance(command, ir.Record):
         return passed(EventName("plan", command.event))
     return passed(EventName("tail", stream.id))
 
 
-def raisers_of(plan: Plan) -> dict[Signal, str]:
+def raisers_of(plan: ir.Plan) -> dict[ir.Signal, str]:
     """The place that records each event or raises each flag: `rank 1 stream dma (x.ficco:20)`."""
-    found: dict[Signal, str] = {}
+    found: dict[ir.Signal, str] = {}
     for stream in plan.streams:
         for command in stream.commands:
-            origins = {Signal("flag", f): w.origin for w in _works(command) for f in w.signals}
+            origins = {ir.Signal("flag", f): w.origin for w in _works(command) for f in w.signals}
             for signal in command.signals:
                 place = origins.get(signal, command.origin).place
                 found[signal] = f"rank {stream.rank} stream {stream.name} ({place})"
     return found
 
 
-def _works(command: Command) -> Sequence[Work]:
-    return command.works if isinstance(command, Launch) else ()
+def _works(command: ir.Command) -> Sequence[ir.Work]:
+    return command.works if isinstance(command, ir.Launch) else ()

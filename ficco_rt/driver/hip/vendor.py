@@ -25,19 +25,9 @@ from ...kernels.block_fit import Footprint
 from ...kernels.family import TensorMap
 from ...kernels.kernel_compiler import HIPRTC, KernelSource, compile_source
 from ...machine.discover import DeviceFacts
+from ..gpu import vendor as gpu
 from ..gpu.checked import Api
 from ..gpu.refused import Refused
-from ..gpu.vendor import (
-    Address,
-    DriverCall,
-    Gpu,
-    Grid,
-    Handle,
-    LinearCopy,
-    MemOp,
-    PitchedCopy,
-    Vendor,
-)
 from .call import api, call, filled
 from .gemm_library import HipblasLt
 from .rccl import Rccl
@@ -63,7 +53,7 @@ _NAMES = {
 _BUFFER, _SIZE, _END = 1, 2, 3
 
 
-class Hip(Vendor):
+class Hip(gpu.Vendor):
     """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the runtime or a GPU is missing.
 
     HIP has a current device in the place of contexts: a context is an ordinal.
@@ -149,19 +139,19 @@ class Hip(Vendor):
     def sharing(self) -> HipSharing:
         return HipSharing(self._theirs, self.allow, self._own_range)
 
-    def retain(self, ordinal: int) -> Handle:
+    def retain(self, ordinal: int) -> gpu.Handle:
         return ordinal
 
     def release(self, ordinal: int) -> None: ...
 
-    def enable_access(self, ordinal: int, context: Handle) -> None:
+    def enable_access(self, ordinal: int, context: gpu.Handle) -> None:
         enabled = "hipErrorPeerAccessAlreadyEnabled"
         call.succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, devices: Mapping[int, Gpu], ones: Mapping[int, int]) -> None:
+    def prepare(self, devices: Mapping[int, gpu.Gpu], ones: Mapping[int, int]) -> None:
         self._ones = {device.local: ones[ordinal] for ordinal, device in devices.items()}
 
-    def copy_ordinarily(self, here: Gpu, there: str) -> None:
+    def copy_ordinarily(self, here: gpu.Gpu, there: str) -> None:
         if self._between != self._plain:
             LOG.warning(
                 "copies between %s and %s that use no compute units do not arrive on this ROCm; ordinary ones are "
@@ -174,13 +164,13 @@ class Hip(Vendor):
     def collectives(self) -> Rccl:
         return Rccl()
 
-    def current(self) -> Handle:
+    def current(self) -> gpu.Handle:
         return int(call(self.hip.hipGetDevice))
 
-    def enter_action(self, context: Handle) -> DriverCall:
+    def enter_action(self, context: gpu.Handle) -> gpu.DriverCall:
         return self.hip.hipSetDevice, (context,)
 
-    def context_of(self, action: DriverCall) -> Current:
+    def context_of(self, action: gpu.DriverCall) -> Current:
         return "its own"
 
     # ---- memory
@@ -242,7 +232,7 @@ class Hip(Vendor):
         """NOTE the bindings cannot set the mode, they only ask for it: it stays the caller's."""
         return nullcontext()
 
-    def capturing(self, streams: Sequence[Handle]) -> bool:
+    def capturing(self, streams: Sequence[gpu.Handle]) -> bool:
         """NOTE where the call fails, the next one tells why. The bindings may raise ValueError then: they look at a
         status that nobody has written."""
         for stream in streams:
@@ -252,13 +242,13 @@ class Hip(Vendor):
                     return True
         return False
 
-    def capture_of(self, stream: Handle) -> int | None:
+    def capture_of(self, stream: gpu.Handle) -> int | None:
         return 1 if self.capturing([stream]) else None
 
-    def begin_capture(self, stream: Handle) -> None:
+    def begin_capture(self, stream: gpu.Handle) -> None:
         call(self.hip.hipStreamBeginCapture, stream, self.hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
 
-    def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
+    def kernels_of(self, captured: gpu.Handle) -> Sequence[tuple[gpu.Handle, Footprint]]:
         raise Refused("hipGraphKernelNodeGetParams", "not asked", advice="leave out 'leave', which needs it")
 
     # ---- kernels
@@ -269,10 +259,10 @@ class Hip(Vendor):
     def image(self, suffix: str, code: bytes) -> bytes | None:
         return code if suffix in (".hsaco", ".co", ".hipfb") else None
 
-    def allow_smem(self, function: Handle, size: int, what: str) -> None:
+    def allow_smem(self, function: gpu.Handle, size: int, what: str) -> None:
         """All of LDS is every block's to ask for."""
 
-    def share_smem(self, function: Handle, what: str) -> None:
+    def share_smem(self, function: gpu.Handle, what: str) -> None:
         """LDS has one size."""
 
     def gemms(self) -> HipblasLt:
@@ -283,10 +273,10 @@ class Hip(Vendor):
 
     # ---- actions
 
-    def copy(self, run: LinearCopy, stream: Handle) -> DriverCall:
+    def copy(self, run: gpu.LinearCopy, stream: gpu.Handle) -> gpu.DriverCall:
         return self._copy(run, stream, self._kind(run.dst, run.src))
 
-    def copy_rows(self, rows: PitchedCopy, stream: Handle) -> DriverCall:
+    def copy_rows(self, rows: gpu.PitchedCopy, stream: gpu.Handle) -> gpu.DriverCall:
         return self._copy_rows(rows, stream, self._kind(rows.dst, rows.src))
 
     def _kind(self, dst: int, src: int) -> Any:
@@ -300,44 +290,46 @@ class Hip(Vendor):
         """NOTE the runtime says of another process's memory that it is the current device's."""
         return any(begin <= address < begin + size for begin, size in self._theirs.items())
 
-    def _copy(self, run: LinearCopy, stream: Handle, kind: Any) -> DriverCall:
+    def _copy(self, run: gpu.LinearCopy, stream: gpu.Handle, kind: Any) -> gpu.DriverCall:
         return self.hip.hipMemcpyAsync, (run.dst, run.src, run.size, kind, stream)
 
-    def _copy_rows(self, rows: PitchedCopy, stream: Handle, kind: Any) -> DriverCall:
+    def _copy_rows(self, rows: gpu.PitchedCopy, stream: gpu.Handle, kind: Any) -> gpu.DriverCall:
         places = (rows.dst, rows.dst_pitch, rows.src, rows.src_pitch)
         return self.hip.hipMemcpy2DAsync, (*places, rows.width, rows.rows, kind, stream)
 
-    def copy_batch(self, runs: Sequence[LinearCopy], stream: Handle) -> DriverCall:
+    def copy_batch(self, runs: Sequence[gpu.LinearCopy], stream: gpu.Handle) -> gpu.DriverCall:
         raise InternalError(f"a batch of {len(runs)} copies, and HIP has none")
 
-    def signal_action(self, address: int, stream: Handle) -> DriverCall:
+    def signal_action(self, address: int, stream: gpu.Handle) -> gpu.DriverCall:
         """By a copy of a word, without compute units on its own device too: writing a value is a kernel, which slows a
         running GEMM down, and may find no unit free."""
         device = int(call(self.hip.hipStreamGetDevice, stream))
-        return self._copy(LinearCopy(address, self._ones[device], 4), stream, self._between)
+        return self._copy(gpu.LinearCopy(address, self._ones[device], 4), stream, self._between)
 
-    def wait_flag_action(self, address: int, stream: Handle) -> DriverCall:
+    def wait_flag_action(self, address: int, stream: gpu.Handle) -> gpu.DriverCall:
         until = self.hip.hipStreamWaitValueGte
         return self.hip.hipStreamWaitValue32, (stream, address, 1, until, _ANY)
 
-    def mem_op_actions(self, semaphores: Sequence[MemOp], stream: Handle) -> Sequence[DriverCall]:
+    def mem_op_actions(self, semaphores: Sequence[gpu.MemOp], stream: gpu.Handle) -> Sequence[gpu.DriverCall]:
         """One by one: a semaphore is signalled by a copy."""
         return [(self.signal_action if w.signals else self.wait_flag_action)(w.address, stream) for w in semaphores]
 
-    def embed(self, captured: Handle, stream: Handle) -> DriverCall:
+    def embed(self, captured: gpu.Handle, stream: gpu.Handle) -> gpu.DriverCall:
         raise InternalError("the features of HIP say that it embeds no graphs")
 
-    def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
+    def record_outside(self, event: gpu.Handle, stream: gpu.Handle) -> gpu.DriverCall:
         raise InternalError("the features of HIP say that it embeds no graphs")
 
-    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
+    def launch_action(
+        self, function: gpu.Handle, grid: gpu.Grid, arguments: Sequence[bytes], stream: gpu.Handle
+    ) -> gpu.DriverCall:
         """The arguments are packed into a buffer that the action keeps. HIP launches have no priority of their own:
         the stream's counts."""
         values = ctypes.create_string_buffer(_packed(arguments))
         size = ctypes.c_size_t(len(values) - 1)  # ctypes puts a zero behind
         extra = (ctypes.c_void_p * 5)(_BUFFER, ctypes.addressof(values), _SIZE, ctypes.addressof(size), _END)
         shape = (*(*grid.blocks, 1, 1)[:3], *(*grid.threads, 1, 1)[:3])
-        packed = Address(extra, values, size)
+        packed = gpu.Address(extra, values, size)
         return self.hip.hipModuleLaunchKernel, (function, *shape, grid.smem, stream, None, packed)
 
 
