@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Tests wait for processes and time limits, in which another worker goes on."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return quick.ignored(collection_path, config.option.markexpr)
 

@@ -15,7 +15,7 @@ import pytest
 from ficco_rt.device.ir import EventName, Placement, Semaphore
 from ficco_rt.driver.gpu import board, runs, watchdog
 from ficco_rt.driver.gpu.board import Board
-from ficco_rt.driver.gpu.issue_order import ISSUE_ORDER, Client, IssueOrder, Submission
+from ficco_rt.driver.gpu.issue_order import ISSUE_ORDER, LOOKS, Client, IssueOrder, Submission
 from ficco_rt.driver.gpu.resources import RunResources, _entries
 from ficco_rt.driver.gpu.runs import Runs
 from ficco_rt.driver.gpu.watchdog import Watchdog
@@ -650,7 +650,7 @@ def test_semaphores_are_cleared_once_before_the_next_run() -> None:
 
 def test_closing_gives_up_what_does_not_end_and_checks_what_did(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    through = iter([False] * 3)
+    through = iter([False] * (LOOKS + 1))
     world.gpus.idle = lambda: (next(through, True), None)
     monkeypatch.setattr(runs, "DRAIN", 0.0)
     world.runs.settle()
