@@ -14,7 +14,7 @@ not begin.
 A device with fewer hardware queues than streams (`crowded`) is checked as if it had one queue. A kernel launch leaves
 the queue when the kernel begins, any other action when it has ended, and nothing begins before everything that was
 issued to the device earlier has left. A run that completes with one queue completes with any number of queues,
-whichever streams share them. Graphs are checked with their chain instead.
+whichever streams share them: a walk of its own shows that it does. Graphs are checked with their chain instead.
 """
 
 from __future__ import annotations
