@@ -19,8 +19,8 @@ from .ir import PLACELESS, DevicePlan, StreamName
 
 
 def nodes_of(processes: Sequence[int], node: int) -> tuple[int, ...]:
-    """The node of each rank, where `node` consecutive ranks are one; none, if all are. `processes`: of each rank, each
-    of equally many consecutive ones. Nodes of which one process has ranks count as one."""
+    """The node of each rank, with `node` consecutive ranks a node; empty if all ranks are on one. `processes` has each
+    rank's process; each process has equally many consecutive ranks. Nodes of one process count as one node."""
     if not processes or node < 1:
         return ()
     size = lcm(node, processes.count(processes[0]))
@@ -28,8 +28,8 @@ def nodes_of(processes: Sequence[int], node: int) -> tuple[int, ...]:
 
 
 def nodes_share_messages_alone(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Every rank is on a node, and a process on one. No device signals a semaphore of another node or touches its
-    memory."""
+    """Every rank is on a node, and all ranks of a process on the same. No device signals a semaphore of another node or
+    touches its memory."""
     placement = plan.placement
     if not placement.nodes:
         return

@@ -17,7 +17,7 @@ class Best:
     """The fastest trial of a scenario on a machine, and the fastest one of another schedule.
 
     next: The second best.
-    lead: How much less time than the next, as a share of it.
+    lead: How much longer the next one takes, as a share of the fastest one's time.
     """
 
     row: Annotated[Row, INLINE]
