@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Literal, TypeAlias
 
 from ..errors import InternalError
@@ -276,12 +275,8 @@ def process_streams(plan: ir.DevicePlan, process: int, called: bool) -> dict[ir.
     return {s.name: s.device for s in plan.streams if s.device in mine and (called or s.name.kind != "caller")}
 
 
-def run_end_actions(plan: ir.DevicePlan, manner: ir.Manner) -> Iterator[ir.Action]:
-    """What a run issues itself; the body of a graph is captured before."""
-    return chain.from_iterable(_issued(plan, manner))
-
-
 def _issued(plan: ir.DevicePlan, manner: ir.Manner) -> tuple[Sequence[ir.Action], ...]:
+    """What a run issues itself; the body of a graph is captured before."""
     run_ends = plan.run_ends(manner)
     return run_ends.prologue, () if plan.mode in ir.GRAPHS else plan.body, run_ends.epilogue
 

@@ -44,7 +44,6 @@ from ficco_rt.device.run_plan import (
     RunWait,
     Together,
     expected,
-    run_end_actions,
 )
 from ficco_rt.device.run_residency import waiting_streams
 from ficco_rt.errors import InternalError
@@ -277,7 +276,7 @@ def _run(r: RunPlan, rng: random.Random) -> Mutant | None:
         return Mutant(way, replace(r, **{way: have[1:] if have else r.plan.placement.ordinals[:1]}))
     flag = rng.choice(("called", "behind", "timed", "others", "replays"))
     other = replace(r.manner, **{flag: not getattr(r.manner, flag)})
-    if tuple(run_end_actions(r.plan, other)) == tuple(run_end_actions(r.plan, r.manner)):
+    if r.plan.run_ends(other) == r.plan.run_ends(r.manner):
         return None  # the calls are those of the other manner, too
     return Mutant(f"{way}: {flag}", replace(r, manner=other))
 
