@@ -58,6 +58,12 @@ def test_right_where_processes_take_turns_on_a_gpu(both: Processes, name: str, n
     _right(name, both.ask("sharing", "shipped", name, SEEDS, settings=settings))
 
 
+def test_device_plans_know_which_processes_share_a_gpu(both: Processes) -> None:
+    """Copies between such processes take a multiprocessor."""
+    assert both.ask("sharing", "gpus_of", "concurrent/ar_streamed") == [[0, 0]] * 2
+    assert both.ask("gpus_of", "concurrent/ar_streamed") == [[]] * 2
+
+
 def test_graphs_of_callers_on_a_gpu_of_two_processes(cuda_pair: Processes) -> None:
     _right("gemm_ar/streamed", cuda_pair.ask("sharing", "captured", "gemm_ar/streamed", SEEDS))
     answers = cuda_pair.ask("sharing", "mixed", "ag_gemm/oneshot", 5)

@@ -177,6 +177,11 @@ class Worker(Tensors):
             assert executor.trace is trace
         return trace, self.left()
 
+    def gpus_of(self, name: str) -> list[int]:
+        """The GPU of each rank, where processes share one."""
+        with self.executor(name) as executor:
+            return list(executor.driver._gpus.placement.gpus)
+
     def opened(self, name: str, ranks_per_gpu: int = 1) -> str:
         with self.executor(name, ranks_per_gpu=ranks_per_gpu) as executor:
             self.fill(executor, 0)
