@@ -156,7 +156,8 @@ class Ledger:
         for reader in cell.readers:
             if reader.run != me.run:
                 self._compare(region, box, reader, "reads", me, "touches", clock)
-        rest = tuple(r for r in cell.readers if r.run == me.run)  # what is older it knows, or it is a race
+        # NOTE what is older is kept: others that touch them beside it may not know it
+        rest = tuple(r for r in cell.readers if r.stream != me.stream or r.run == me.run)
         return cell if last else _Cell(cell.writer, (*rest, me))
 
     # ---- single elements: the same without boxes

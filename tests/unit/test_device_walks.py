@@ -15,12 +15,14 @@ from ficco_rt.device.features import usual
 from ficco_rt.device.ir import (
     AwaitEvent,
     DevicePlan,
+    EventName,
     LaunchGraph,
     LaunchKernel,
     Mode,
     Placement,
     RecordEvent,
     ResetSemaphores,
+    StreamName,
 )
 from ficco_rt.device.run_ends import RunEndsBuilder
 from ficco_rt.errors import PlanError
@@ -182,6 +184,23 @@ def test_replays_stand_behind_runs_of_processes_with_several_devices(mode: Mode)
     ]
     with pytest.raises(PlanError, match="a replay of a caller"):
         check(replace(plan, called=replace(plan.called, epilogue=tuple(less))))
+
+
+@pytest.mark.parametrize("mode", ["streams", "graph", "traced", "gated"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_replay_stands_behind_the_other_devices_end(mode: Mode, rank: int) -> None:
+    """Each caller's own wait counts: what one device's replay may touch, the other's touches do not hide."""
+    plan = small("gemm_rs/serial", mode)
+    for action in plan.called.epilogue:
+        event = EventName("completion", 1 - rank)
+        if isinstance(action, AwaitEvent) and (action.stream, action.event, action.when) == (
+            StreamName("caller", rank), event, "behind replays",
+        ):  # fmt: skip
+            less = tuple(a for a in plan.called.epilogue if a is not action)
+            with pytest.raises(PlanError, match=f"a replay of a caller's graph on device {rank} touches it"):
+                check(replace(plan, called=replace(plan.called, epilogue=less)))
+            return
+    raise AssertionError("no such wait")
 
 
 def test_one_process_that_is_named_counts_no_runs() -> None:
