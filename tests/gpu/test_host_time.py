@@ -2,6 +2,7 @@
 
 Runs are on PyTorch tensors and streams, with as many ranks as GPUs, or those of `--ranks`; `-s` shows the times.
 Kernels come from a warm cache: creation is measured on the second executor. `--long 10` makes 10,000 runs.
+Free memory of a GPU counts what other processes take there: nothing else may use the GPUs meanwhile.
 """
 
 from __future__ import annotations
