@@ -65,7 +65,7 @@ class Races(Clocks[Node]):
             self.clocks[node.queue] = start(len(self.clocks))
         super().begin(node)
         if isinstance(node.action, LaunchKernel):
-            memory = self._memory(node.action.launch, node.buffer_set)
+            memory = _MEMORY.on(self.plan.launches[node.action.launch].stream)
             self.ledger.write_point(memory, self.clocks[node.queue], self._me(node, -1))
 
     def toucher(self, node: Node, number: int, bit: int) -> Toucher:
@@ -131,11 +131,8 @@ class Races(Clocks[Node]):
             self.ledger.touch_point(self.semaphores[number], clock, me, last=touches.last)
             if not touches.last and self.plan.semaphores[semaphore].device == self.runs.devices[node.queue]:
                 self.reset[number] = me
-        for launch in touches.launches:
-            self.ledger.touch_point(self._memory(launch, buffer_set), clock, me)
-
-    def _memory(self, launch: int, buffer_set: int) -> Region:
-        return _MEMORY.on(launch + buffer_set * len(self.plan.launches))
+        for stream in {self.plan.launches[launch].stream for launch in touches.launches}:
+            self.ledger.touch_point(_MEMORY.on(stream), clock, me)
 
     # ---- semaphores
 
@@ -172,8 +169,7 @@ class Races(Clocks[Node]):
         if named == _WORD.tensor:
             named = where = self.runs.purpose(rank)
         elif named == _MEMORY.tensor:
-            buffer_set, number = divmod(rank, len(self.plan.launches))
-            named = where = f"the memory of launch {number}" + (f" of set {buffer_set}" if buffer_set else "")
+            named = where = f"the partial sums of stream {rank}"
         if isinstance(found, Unwritten):
             message = f"{found.reader.what} reads {where}, which nothing has written in the run"
             key = (found.reader.origin, found.reader.origin, named)
@@ -193,7 +189,7 @@ class Races(Clocks[Node]):
 
 # NOTE tensors of the ledger, a semaphore or a launch a rank: no schedule has a tensor with a space in its name
 _WORD = whole("a semaphore", 0, (1,))
-_MEMORY = whole("a launch", 0, (1,))  # counters, partial sums, a library's workspace: nothing else is there
+_MEMORY = whole("a stream", 0, (1,))  # partial sums, a library's workspace; counters of the launches, too
 
 
 def _in_set(tensor: str, buffer_set: int) -> str:

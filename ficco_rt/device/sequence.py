@@ -409,7 +409,7 @@ class RunSequence:
             }
             mine[device] = {i for i in semaphores if plan.semaphores[i].device == device}
             here = touched(device, does.written | does.read, at_home=True)
-            self._outsider(queue, Footprint(who, here, mine[device], () if apart else does.launches))
+            self._outsider(queue, Footprint(who, here, mine[device], does.launches))
             opens = self._opens(device, mode)
             if opens and not apart:
                 change = ir.StreamMemOps(ir.StreamName("control", device), opens, ir.Cause(who))

@@ -18,7 +18,7 @@ import numpy as np
 from ..geometry.cells import common
 from ..types import TYPES
 from .block_fit import Footprint, resident
-from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
+from .family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
 from .gemm_launch import ALIGNMENT, MatrixGemm, gemm_of
 from .leaving import NO_ROOM, footprint, shapes
 from .occupancy import Limits, Window, at_once, window
@@ -79,12 +79,14 @@ class PackedLaunch:
     table: Table
     stages: int
 
-    def parameters(self, constants: int, scratch: int, epoch: int = 0, abort: int = 0) -> bytes:
+    def parameters(
+        self, constants: int, scratch: int, epoch: int = 0, abort: int = 0, partials: int | None = None
+    ) -> bytes:
         """The kernel's argument; `epoch` and `abort` are addresses of 32-bit words or 0: an up flag holds at least
-        *epoch (else 1); waiting ends when *abort is not 0."""
+        *epoch (else 1); waiting ends when *abort is not 0. `partials`: see `Table.pointers`."""
         made = self.table
         operands, matrices = (constants + at for at in made.offsets[7:])
-        pointers = [*made.pointers(constants, scratch, epoch, abort), operands]
+        pointers = [*made.pointers(constants, scratch, epoch, abort, partials), operands]
         sizes = np.array([len(made.tiles), self.stages], np.int32)
         addends = np.array([*made.addend_pointers(constants), matrices], np.uint64)
         return np.array(pointers, np.uint64).tobytes() + sizes.tobytes() + addends.tobytes()
@@ -301,7 +303,11 @@ class AddressFamily(Family[V]):
             tail_splits=config.split_k.tail,
             band=config.band,
         )
-        return tables_of(made.table, lambda constants, scratch, encode: [made.parameters(constants, scratch)])
+
+        def arguments(constants: int, counters: int, partials: int, encode: Encode) -> list[bytes]:
+            return [made.parameters(constants, counters, partials=partials)]
+
+        return tables_of(made.table, arguments)
 
 
 @lru_cache(maxsize=4096)

@@ -162,23 +162,24 @@ TileWorks: TypeAlias = Sequence[int] | npt.NDArray[Any]  # of each tile the numb
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """A launch on memory. `constants` are put into device memory, and zeroed scratch after them.
+    """A launch on memory. `constants` are put into device memory, and zeroed counters after them. Launches of a stream
+    may have the same memory for their partial sums.
 
-    The kernel leaves the first `counters` words of the scratch as it found them, 0, unless a run is given up.
-    `arguments` of the addresses of constants and scratch are the kernel's parameters. `tile_works` has the number of
-    each tile's work among the configured launch's, or among its `merged` ones; empty where no kernel of ours is.
+    The kernel leaves its counters as it found them, 0, unless a run is given up. `arguments` of the addresses of
+    constants, counters and partial sums are the kernel's parameters. `tile_works` has the number of each tile's work
+    among the configured launch's, or among its `merged` ones; empty where no kernel of ours is.
     """
 
     constants: bytes = field(repr=False)
-    scratch: int  # bytes
     counters: int  # words
-    arguments: Callable[[int, int, Encode], list[bytes]] = field(repr=False)
+    partials: int  # bytes
+    arguments: Callable[[int, int, int, Encode], list[bytes]] = field(repr=False)
     tile_works: TileWorks = field(default=(), repr=False)
 
 
-def tables_of(table: Table, arguments: Callable[[int, int, Encode], list[bytes]]) -> Tables:
+def tables_of(table: Table, arguments: Callable[[int, int, int, Encode], list[bytes]]) -> Tables:
     """The tables of a kernel that reads such a table."""
-    return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments, table.tile_works)
+    return Tables(table.constants, table.counter_bytes // 4, table.partial_bytes, arguments, table.tile_works)
 
 
 class Variant(Protocol):
@@ -260,4 +261,4 @@ class Family(ABC, Generic[V]):
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         """What a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses of
         the flags of `config.resets`."""
-        return Tables(b"", 0, 0, lambda constants, scratch, encode: [])
+        return Tables(b"", 0, 0, lambda constants, counters, partials, encode: [])

@@ -78,17 +78,25 @@ class Table:
         return sum(self._counters)
 
     @property
-    def scratch_bytes(self) -> int:
-        """Device memory that starts as zeros and belongs to this table alone."""
+    def partial_bytes(self) -> int:
+        """Bytes of the partial sums: what other launches of a stream leave there does not matter."""
         rows, columns = self.tile
-        return sum(self._counters) + 4 * self.partials * rows * columns
+        return 4 * self.partials * rows * columns
 
-    def pointers(self, constants: int, scratch: int, epoch: int, abort: int) -> list[int]:
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory of counters, which start as zeros and belong to this table alone, and partial sums behind
+        them."""
+        return self.counter_bytes + self.partial_bytes
+
+    def pointers(self, constants: int, scratch: int, epoch: int, abort: int, partials: int | None = None) -> list[int]:
         """What both kernels' parameters begin with, but for a vendor's descriptors: tiles, depths, flags, signals, the
-        signals' and the splits' counters, partials, epoch and abort."""
+        signals' and the splits' counters, partials, epoch and abort. `partials`: their address, if they do not lie
+        behind the counters."""
         signal_bytes, split_bytes = self._counters
         pointers = [constants + at for at in self.offsets[:4]]
-        return [*pointers, scratch, scratch + signal_bytes, scratch + signal_bytes + split_bytes, epoch, abort]
+        splits = scratch + signal_bytes
+        return [*pointers, scratch, splits, splits + split_bytes if partials is None else partials, epoch, abort]
 
     def resetting(self, scratch: int) -> tuple[int, int, int]:
         """The address of the counter of ended blocks, and the first and the count of the flags to be reset."""

@@ -52,7 +52,7 @@ class User(Family[Variant]):
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         packed = list(_packed(only(works, KernelCall)[config.works[0]]))
-        return Tables(b"", 0, 0, lambda constants, scratch, encode: packed)
+        return Tables(b"", 0, 0, lambda constants, counters, partials, encode: packed)
 
 
 def _packed(work: WorkOf[KernelCall]) -> Iterator[bytes]:

@@ -161,7 +161,7 @@ def test_counters_are_zero_after_a_run_that_was_given_up(cuda: StandIn, arch: st
             verified_run(executor, values="exact")
         cuda.calm()
         for launch in counting:
-            driver._gpus.put(launch.device, launch.scratch, np.full(launch.counters, 7, np.uint32))
+            driver._gpus.put(launch.device, launch.zeros, np.full(launch.counters, 7, np.uint32))
         assert verified_run(executor, seed=1, values="exact").ok
     assert not cuda.violations()
 

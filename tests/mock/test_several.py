@@ -14,7 +14,8 @@ import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.gpu import issue_order, runs
+from ficco_rt.device.check import checked
+from ficco_rt.driver.gpu import binding, issue_order, runs
 from ficco_rt.driver.gpu.gpus import Gpus
 from ficco_rt.driver.gpu.issue_order import Client, Submission
 from ficco_rt.driver.gpu.vendor import Gpu
@@ -295,3 +296,24 @@ def test_a_run_that_departs_while_another_thread_asks_is_not_over() -> None:
     client.submit(submission)
     assert not client.ended()
     assert not client.over
+
+
+def test_executors_in_turn_make_their_device_plans_once(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are: a model has hundreds."""
+    cuda.reset("devices 2")
+    made: list[object] = []
+    monkeypatch.setattr(binding, "checked", lambda plan: made.append(plan) or checked(plan))
+    machine = discover("cuda", 2)
+    sizes = cases.sizes("gemm_rs/serial", 2, True)
+    plans = [plan_of(build(cases.schedule("gemm_rs/serial"), 2, sizes), machine) for _ in range(6)]
+    with ExitStack() as stack:
+        executors = [stack.enter_context(Executor(plan, "cuda", machine=machine, timeout=30)) for plan in plans]
+        for executor in executors:
+            assert verified_run(executor, values="exact").ok
+        first = len(made)
+        for executor in executors:
+            outputs = [t for t in executor.plan.tensors if t.kind == "output"]
+            more = {(t.name, r): executor.driver.alloc(r, s, t.dtype) for t in outputs for r, s in enumerate(t.shapes)}
+            executor.driver.bind({**executor._owned, **more})
+            assert verified_run(executor, seed=1, values="exact").ok
+    assert len(made) == first >= len(plans)

@@ -12,6 +12,7 @@ import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
@@ -93,6 +94,31 @@ def test_split_k_for_the_last_wave(cuda: StandIn) -> None:
     cuda.reset("devices 2; arch sm_90; sms 16")
     plan = compiled(cuda, "ag_gemm/serial", 2, {"M": 64, "N": 128, "K": 4096, "T": "bf16"})
     right(cuda, plan, seeds=3)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+def test_launches_of_a_stream_share_the_memory_of_their_partial_sums(cuda: StandIn, arch: str) -> None:
+    """Of all bindings: a model has hundreds. What is left there does not matter."""
+    cuda.reset(f"devices 2; arch {arch}; sms 16")
+    plan = compiled(cuda, "ag_gemm/serial", 2, {"M": 64, "N": 128, "K": 4096, "T": "bf16"})
+    with Executor(plan, "cuda", timeout=30) as executor:
+        assert verified_run(executor, values="exact").ok
+        driver = executor.driver
+        assert isinstance(driver, GpuDriver)
+        partials = dict(driver._launches._partials)
+        assert {device for device, _ in partials} == {0, 1}
+        for (device, _), (address, size) in partials.items():
+            driver._gpus.put(driver._gpus.devices[device], address, np.full(size // 4, np.nan, np.float32))
+        held = executor.holdings.size
+        outputs = [t for t in plan.tensors if t.kind == "output"]
+        more = {(t.name, rank): driver.alloc(rank, s, t.dtype) for t in outputs for rank, s in enumerate(t.shapes)}
+        held += sum(driver._buffers[buffer].size for buffer in more.values())
+        driver.bind({**executor._owned, **more})
+        assert driver._launches._partials == partials
+        assert 0 < executor.holdings.size - held < min(size for _, size in partials.values())
+        assert verified_run(executor, seed=1, values="exact").ok
+    assert not cuda.violations()
+    assert not cuda.live()
 
 
 @pytest.mark.parametrize("sms", [12, 66])  # whole tiles, and tiles whose K is cut as well

@@ -229,8 +229,8 @@ def test_a_configuration_is_pure_and_holds_no_address(kernel: str, device: Limit
     assert config.smem + config.static_smem <= device.smem_per_block
     made = tables(config, WORKS, tuple(8 * f for f in config.resets))
     again = tables(config, WORKS, tuple(8 * f for f in config.resets))
-    assert (made.constants, made.scratch, made.counters) == (again.constants, again.scratch, again.counters)
-    assert made.arguments(64, 128, lambda m: bytes(128)) == again.arguments(64, 128, lambda m: bytes(128))
+    assert (made.constants, made.counters, made.partials) == (again.constants, again.counters, again.partials)
+    assert made.arguments(64, 128, 192, lambda m: bytes(128)) == again.arguments(64, 128, 192, lambda m: bytes(128))
 
 
 @pytest.mark.parametrize(("kernel", "device"), KERNELS)
@@ -347,7 +347,7 @@ def test_a_users_kernel_gets_addresses_and_numbers() -> None:
     call = WorkOf(KernelCall("mine", arguments, (3, 2), (8, 4)), (read,))
     (config,) = configure(LaunchRequest("mine", (call,), 132, 1024), H100)
     assert (config.family, config.threads, config.blocks, config.smem) == ("user", 32, 6, 1024)
-    at, number = tables(config, [call]).arguments(0, 0, lambda m: b"")
+    at, number = tables(config, [call]).arguments(0, 0, 0, lambda m: b"")
     assert int.from_bytes(at, "little") == (1 << 20) + 4 * (2 * 16 + 8)
     assert (int.from_bytes(number, "little"), len(number)) == (5, 4)
 

@@ -360,7 +360,7 @@ class World:
             abort=did("abort"), ready=did("ready"), aborted=False, unfinished=None, ill=lambda: "", calls=list,
             lent=False,
         )  # fmt: skip
-        launch = SimpleNamespace(counters=2, device=device, scratch=0)
+        launch = SimpleNamespace(counters=2, device=device, zeros=0)
         bound = SimpleNamespace(launches={0: launch, 1: SimpleNamespace(counters=0)})
         binder: Any = SimpleNamespace(bindings={0: bound}.values(), calls=lambda binding, manner: self.calls)
         self.calls = SimpleNamespace(steps=(), enters=False, submission=Submission({}, {}, {}))

@@ -155,7 +155,7 @@ def works_of(launch: Launch, look: Look, step: int = 1) -> tuple[Work, ...]:
 )  # fmt: skip
 def test_every_work_is_packed_once(name: str) -> None:
     for command, config, launch in packed(name, 4):
-        (table,) = launch.arguments(CONSTANTS, SCRATCH, lambda m: b"")
+        (table,) = launch.arguments(CONSTANTS, SCRATCH, 0, lambda m: b"")
         works, terms, runs, flags, counters, count, tiles, ordered, *_ = TABLE.unpack(table)
         assert (counters, tiles) == (SCRATCH, config.tiles)
         assert ordered == (any(w.waits for w in command.works) and any(w.signals for w in command.works))
@@ -433,7 +433,7 @@ def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, r
     request = LaunchRequest(launch.kernel, works_of(launch, look), 132, SMEM)
     (config,) = families.configure(request, Limits.of(H200))
     assert config.read_only == read_only
-    (data,) = families.tables(config, request.works).arguments(0, 0, lambda m: bytes(128))
+    (data,) = families.tables(config, request.works).arguments(0, 0, 0, lambda m: bytes(128))
     assert sm90.INFO.unpack_from(data, sm90.INFOS_AT)[3] == 2 * read_only[0] + read_only[1]
 
 

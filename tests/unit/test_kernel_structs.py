@@ -176,7 +176,7 @@ def packed(kernel: str, work: Work) -> tuple[bytes, bytes]:
     (config,) = configure(request, limits)
     assert (config.kernel, config.resets) == (kernel, request.resets)
     made = tables(config, (work,), (96, 104, 112))
-    (argument,) = made.arguments(0x10000, 0x80000, lambda tensor_map: b"")
+    (argument,) = made.arguments(0x10000, 0x80000, 0, lambda tensor_map: b"")
     return argument, made.constants
 
 

@@ -371,9 +371,9 @@ def naive(streamed: bool, folder: Path, made: list[nvidia.Kernel]) -> None:
     request = LaunchRequest(COPY, tuple(works), 4, streamed=streamed)
     (config,) = families.configure(request, Limits.of(stored("h200-switch").device))
     packed = families.tables(config, works)
-    constants, scratch = aligned(len(packed.constants)), aligned(packed.scratch)
+    constants, scratch = aligned(len(packed.constants)), aligned(4 * packed.counters)
     constants[:] = np.frombuffer(packed.constants, np.uint8)
-    (argument,) = packed.arguments(constants.ctypes.data, scratch.ctypes.data, encoded)
+    (argument,) = packed.arguments(constants.ctypes.data, scratch.ctypes.data, 0, encoded)
     assert config.tiles >= 3 * len(works)
     if not made:
         made.append(nvidia.Kernel(folder, NAIVE, config.options, config.entry, "Table"))
@@ -420,9 +420,9 @@ def test_the_naive_sum(rows: int, tmp_path: Path) -> None:
     request = LaunchRequest(REDUCE, (work,), 4, streamed=True, resets=(flag,))
     (config,) = families.configure(request, Limits.of(stored("h200-switch").device))
     packed = families.tables(config, [work], [flag])
-    constants, scratch = aligned(len(packed.constants)), aligned(packed.scratch)
+    constants, scratch = aligned(len(packed.constants)), aligned(4 * packed.counters)
     constants[:] = np.frombuffer(packed.constants, np.uint8)
-    (argument,) = packed.arguments(constants.ctypes.data, scratch.ctypes.data, encoded)
+    (argument,) = packed.arguments(constants.ctypes.data, scratch.ctypes.data, 0, encoded)
     kernel = nvidia.Kernel(tmp_path, NAIVE, config.options, config.entry, "Table")
     data = np.random.default_rng(6).integers(-3, 4, (2, rows, columns)).astype(memories[0].whole.dtype)
     size = memories[0].whole.strides[0]

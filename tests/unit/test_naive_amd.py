@@ -103,14 +103,14 @@ def launch(works: list[Work], flags: np.ndarray, streamed: bool) -> Made:
 
 def run(made: Made, grid: int, seed: int, folder: Path) -> None:
     packed, config = made.tables, made.config
-    memory = np.zeros(len(packed.constants) + packed.scratch + 512, np.uint8)
+    memory = np.zeros(len(packed.constants) + 4 * packed.counters + 512, np.uint8)
     start = -memory.ctypes.data % 256
     behind = start + -(-len(packed.constants) // 256) * 256
     memory[start : start + len(packed.constants)] = np.frombuffer(packed.constants, np.uint8)
-    (table,) = packed.arguments(memory.ctypes.data + start, memory.ctypes.data + behind, lambda m: b"")
+    (table,) = packed.arguments(memory.ctypes.data + start, memory.ctypes.data + behind, 0, lambda m: b"")
     kernel = amd.OnCpu(folder, SOURCE, config.options, config.entry, "Table", "unsigned char")
     kernel(table, grid, config.threads, seed)
-    assert not memory[behind : behind + packed.scratch].any()  # as it was found
+    assert not memory[behind : behind + 4 * packed.counters].any()  # as it was found
 
 
 @pytest.mark.parametrize(("turn", "arch"), [(0, "gfx90a"), (1, "gfx942")])

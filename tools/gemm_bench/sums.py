@@ -49,11 +49,11 @@ def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], 
     source = Path(kernel_compiler.__file__).with_name("src") / config.source
     function = loaded(kernel_compiler.compile_file(source, config.options).code, config.entry)
     constants = torch.frombuffer(bytearray(made.constants), dtype=torch.uint8).cuda()
-    scratch = torch.zeros(max(256, made.scratch), dtype=torch.uint8, device="cuda")
-    (block,) = made.arguments(constants.data_ptr(), scratch.data_ptr(), encode)
+    counters = torch.zeros(max(256, 4 * made.counters), dtype=torch.uint8, device="cuda")
+    (block,) = made.arguments(constants.data_ptr(), counters.data_ptr(), 0, encode)
     raw = ctypes.create_string_buffer(block, len(block))
     kernel = Kernel(function, config.blocks, config.threads, config.smem, [ctypes.addressof(raw)])
-    keep = (kernel, constants, scratch, out, terms, raw)  # as long as the graphs that launch it
+    keep = (kernel, constants, counters, out, terms, raw)  # as long as the graphs that launch it
     return lambda: keep[0]()
 
 

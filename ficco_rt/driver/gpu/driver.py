@@ -72,6 +72,7 @@ class GpuDriver(api.Driver):
         self.name = vendor.name
         self._vendor = vendor
         self._plan = plan
+        self._made: dict[frozenset[tuple[int, int]], Plans] = {}  # by unaligned launches: those in use stay
         self._numbers = count()
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
@@ -386,7 +387,11 @@ class GpuDriver(api.Driver):
             return made[0]
 
     def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
-        return plans_of(Same(self._plan), self._device, self._gpus.placement, self._features, unaligned)
+        found = self._made.get(unaligned)
+        if found is None:
+            found = plans_of(Same(self._plan), self._device, self._gpus.placement, self._features, unaligned)
+            self._made[unaligned] = found
+        return found
 
     def unbind(self, binding: api.Binding) -> None:
         assert isinstance(binding, BoundPlan)

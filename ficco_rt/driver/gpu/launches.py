@@ -32,13 +32,13 @@ _ALIGNED = 256  # bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundLaunch:
-    """A launch that is ready to be issued. Its table is at address `table`; `counters` words from `scratch` on must be
-    0 before a run, as a whole run leaves them. A launch by the vendor's library has neither. The instrumented variant
+    """A launch that is ready to be issued. Its table is at address `table`; `counters` words from `zeros` on must be 0
+    before a run, as a whole run leaves them. A launch by the vendor's library has neither. The instrumented variant
     of a launch leaves its marks at address `marks`, one for each tile."""
 
     device: Gpu
     table: int
-    scratch: int
+    zeros: int
     counters: int
     calls: Callable[[Handle], Sequence[DriverCall]]  # of the stream
     launched: Launched
@@ -60,6 +60,8 @@ class LaunchBinder:
         self._modules = Modules(gpus)
         self._library = LibraryCalls(gpus)
         self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
+        # by device and stream of the plan, whose launches come one after another: address and bytes
+        self._partials: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
     def library(self) -> str:
@@ -87,17 +89,25 @@ class LaunchBinder:
         self._fits(config, entry, device, what, launch.leave)
         made = tables(config, works, [flags[flag] for flag in config.resets])
         constants = len(made.constants)
-        scratch_at = -(-constants // _ALIGNED) * _ALIGNED
-        image = np.zeros(scratch_at + made.scratch, np.uint8)
+        zeros = -(-constants // _ALIGNED) * _ALIGNED
+        image = np.zeros(zeros + 4 * made.counters, np.uint8)
         image[:constants] = np.frombuffer(made.constants, np.uint8)
+        partials = self._partial_sums(device, launch.stream, made.partials)
         address = self._gpus.placed(device, image, f"the table of a launch of {entry.name}")
         with self._gpus.inside(device):
-            arguments = made.arguments(address, address + scratch_at, self._gpus.vendor.tensor_map)
+            arguments = made.arguments(address, address + zeros, partials, self._gpus.vendor.tensor_map)
         calls = partial(self._call, entry, self._grid(launch), arguments)
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
-        return BoundLaunch(
-            device, address, address + scratch_at, made.counters, calls, launched, arguments, made.tile_works
-        )
+        return BoundLaunch(device, address, address + zeros, made.counters, calls, launched, arguments, made.tile_works)
+
+    def _partial_sums(self, device: Gpu, stream: int, size: int) -> int:
+        """The address of memory for a launch's partial sums, which all launches of a stream share. NOTE one that needs
+        more gets a larger piece; bound launches keep theirs, until the driver is closed."""
+        address, most = self._partials.get((device.ordinal, stream), (0, 0))
+        if size > most:
+            address = self._gpus.alloc(device, size, f"the partial sums of launches on stream {stream}")
+            self._partials[device.ordinal, stream] = address, size
+        return address
 
     def _by_library(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors) -> BoundLaunch:
         (product,) = works_of(launch, memory, {})

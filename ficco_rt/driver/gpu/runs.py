@@ -606,7 +606,7 @@ class Runs:
         self._resources.clear()
         for launch in (launch for binding in self._binder.bindings for launch in binding.launches.values()):
             if launch.counters:
-                self._gpus.put(launch.device, launch.scratch, np.zeros(launch.counters, np.uint32))
+                self._gpus.put(launch.device, launch.zeros, np.zeros(launch.counters, np.uint32))
         self._dirty = False
 
     def settle(self) -> None:

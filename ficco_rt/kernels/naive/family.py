@@ -11,7 +11,7 @@ from ...machine.model import Device
 from ...types import TYPES
 from .. import target
 from ..block_fit import Footprint, resident
-from ..family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..leaving import NO_ROOM, shapes
 from ..occupancy import Limits, Window, at_once, window
 from ..pace import Pace
@@ -151,9 +151,11 @@ class Naive(Family[NaiveGemm]):
         packed.reset(resets)
         image, offsets = packed.image
         counters, works_of_tiles = packed.counters, packed.tile_works
-        return Tables(
-            image, 4 * counters, counters, lambda at, zeros, encode: [packed.table(offsets, at, zeros)], works_of_tiles
-        )
+
+        def arguments(constants: int, zeros: int, partials: int, encode: Encode) -> list[bytes]:
+            return [packed.table(offsets, constants, zeros)]
+
+        return Tables(image, counters, 0, arguments, works_of_tiles)
 
 
 NAIVE = Naive()

@@ -185,8 +185,8 @@ class Sm90(Family[Variant]):
             resets=resets,
         )
 
-        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
-            return [made.parameters(constants, scratch, [encode(m) for m in made.maps])]
+        def arguments(constants: int, counters: int, partials: int, encode: Encode) -> list[bytes]:
+            return [made.parameters(constants, counters, [encode(m) for m in made.maps], partials=partials)]
 
         return tables_of(made.table, arguments)
 

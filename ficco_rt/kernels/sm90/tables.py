@@ -151,10 +151,12 @@ class PackedLaunch:
     first: FirstTiles | FirstGrid | None
 
     def parameters(
-        self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0
-    ) -> bytes:
+        self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0,
+        partials: int | None = None,
+    ) -> bytes:  # fmt: skip
         """The kernel's argument. `encoded` are `maps`, encoded; `epoch` and `abort` addresses of 32-bit words or 0:
-        an up flag holds at least *epoch (else 1); waiting ends when *abort is not 0."""
+        an up flag holds at least *epoch (else 1); waiting ends when *abort is not 0. `partials`: see `Table.pointers`.
+        """
         block, table = bytearray(PARAMETER_BYTES), self.table
         left, right = self.read_only
         for m, data in zip(self.maps, encoded, strict=True):
@@ -164,8 +166,9 @@ class PackedLaunch:
             loaded = self.variant.loaded_bytes(self.right_transposed) - 128 * short
             INFO.pack_into(block, INFOS_AT + i * INFO.size, out.address, out.pitch, loaded, right + 2 * left)
         POINTERS.pack_into(
-            block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort), len(table.tiles), self.stages,
-            *table.addend_pointers(constants), *table.resetting(scratch), table.depth_wait_pointer(constants),
+            block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort, partials), len(table.tiles),
+            self.stages, *table.addend_pointers(constants), *table.resetting(scratch),
+            table.depth_wait_pointer(constants),
         )  # fmt: skip
         if isinstance(self.first, FirstTiles):
             FIRST_TILES.pack_into(block, FIRST_TILES_AT, *self.first)
