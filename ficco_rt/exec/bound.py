@@ -25,7 +25,8 @@ class Bound:
     given: Given
     memory: dict[tuple[str, int], Buffer] = field(default_factory=dict)
     binding: Binding | None = None  # the driver's, when all is bound
-    pinned: object = None  # what a caller bound: kept, with the tensors, until it is released
+    pinned: bool = False  # made by `bind`, or in a caller's graph: kept until it is released
+    tensors: object = None  # what a caller has bound ahead: kept alive until then
 
 
 class Bindings:
@@ -41,7 +42,7 @@ class Bindings:
         key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
         found = self._kept.get(key)
         if found is not None and not self._driver.reuse(found.memory):
-            if found.pinned is not None:
+            if found.pinned:
                 raise UsageError(
                     "these tensors lie in other memory than when they were bound, and what bind() made, or a caller's "
                     "graph, still has the old one: release that, or close the executor, before their memory is freed"
@@ -72,7 +73,7 @@ class Bindings:
         self._kept.clear()
 
     def _make_room(self) -> None:
-        free = [b for b in self._kept.values() if b.pinned is None]
+        free = [b for b in self._kept.values() if not b.pinned]
         for bound in free[: len(free) + 1 - (KEPT if self._driver.on_device else 1)]:
             self.release(bound)
 

@@ -203,7 +203,7 @@ class Executor:
         """
         self._open()
         bound = self._bind(tensors)
-        bound.pinned = tensors
+        bound.pinned, bound.tensors = True, tensors
         return bound
 
     @_alone
@@ -275,7 +275,7 @@ class Executor:
             self.issued_in = (time.perf_counter() - begun) * 1e6
             if embedded:  # a replay of the caller's graph needs the executor and its bound buffers
                 self._ran, self._trace, _ = last
-                bound.pinned = bound.pinned or tensors
+                bound.pinned = True
                 _EMBEDDED.add(self)
                 return
             if streams is None:

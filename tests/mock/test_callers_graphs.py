@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.mock.standin import StandIn
-from tests.mock.test_callers import RANKS, Callers, Tensors
+from tests.mock.test_callers import RANKS, Array, Callers, Tensors
 
 GLOBAL, THREAD = 0, 1  # whose calls spoil a capture
 SEEDS = 4
@@ -288,6 +290,33 @@ def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool,
             made.right(seed, replay)
             assert compare(executor.plan, given, callers.outputs(beside), "exact").ok
         other.close()
+
+
+def test_a_capture_keeps_no_tensor_alive(cuda: StandIn) -> None:
+    """A library that captures has pools of its own, and looks at what is still referenced."""
+    plan, machine = planned(cuda, "gemm_rs/shard")
+    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
+        callers = Callers(plan, 1, default=False)
+        tensors, captures = callers.tensors(), Captures(callers, joined=True)
+        memory = {n: [Array(a.address, a.shape) for a in arrays] for n, arrays in tensors.items()}
+        given = {n: [Array(a.address, a.shape) for a in arrays] for n, arrays in tensors.items()}
+        alive = [weakref.ref(array) for arrays in given.values() for array in arrays]
+        with captures.capturing():
+            executor.run(streams=[int(s) for s in callers.streams], **given)
+        del given
+        gc.collect()
+        assert {reference() for reference in alive} == {None}
+        for _ in range(10):  # more sets of tensors than are kept: the captured one stays
+            executor.run(**callers.tensors())
+        inputs = fresh_inputs(plan, 1, "exact")
+        callers.give(memory, inputs)
+        captures.replay([0], callers.streams)
+        callers.wait()
+        executor.check()
+        assert compare(plan, inputs, callers.outputs(memory), "exact").ok
+        captures.close()
+        callers.close()
+    assert not cuda.violations()
 
 
 def test_tensors_may_be_bound_while_a_capture_is_under_way(cuda: StandIn) -> None:

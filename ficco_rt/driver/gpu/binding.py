@@ -115,7 +115,8 @@ def plans_of(
     same: Same, device: Device, placement: ir.Placement, features: ir.Features, unaligned: frozenset[tuple[int, int]]
 ) -> Plans:
     """Executors of one plan that are opened one after another share its device plans, because making and checking these
-    is the most expensive part of opening an executor. `unaligned`: the launches (stream, command) that plain kernels do."""
+    is the most expensive part of opening an executor. `unaligned`: the launches (stream, command) that plain kernels
+    do."""
     return Plans(layout_of(same.plan, device, placement, features, content_hash(same.plan), unaligned))
 
 
