@@ -33,6 +33,8 @@ def double_buffered(plan: Plan, placement: Placement, features: Features) -> boo
     the run. A device that reads another one's result waits for it, and so is signalled by that device."""
     if len(set(placement.processes)) < 2 or len(set(placement.nodes)) > 1 or not features.keeps_shared:
         return False
+    if not features.alone:
+        return False
     if _most_scratch(plan, placement) > LARGEST:
         return False
     if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):

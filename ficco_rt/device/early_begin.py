@@ -43,7 +43,7 @@ def early_begin_of(plan: Plan, placement: Placement, features: Features) -> Earl
     devices do more than write what is read here; no multiplication could begin earlier; a semaphore cannot change
     without a multiprocessor, and waiting kernels may hold all of these; or there is one process, whose devices share
     events in most modes."""
-    if len(set(placement.processes)) < 2 or not features.batched_mem_ops:
+    if len(set(placement.processes)) < 2 or not (features.batched_mem_ops and features.alone):
         return None
     if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
         return None

@@ -151,6 +151,7 @@ class Features:
     collectives: Library = ""  # the vendor's library, which makes collectives where `collectives.own_way` lets it
     keeps_shared: bool = True  # memory that a process gives back lasts until the others have unmapped it
     vendor_gemms: bool = False  # the vendor's library of GEMMs is installed, and does what no tuned kernel is there for
+    alone: bool = True  # no other plan's runs use the same memory between two runs
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -664,8 +665,7 @@ class Manner:
         return ", ".join(text for text, holds in said.items() if holds)
 
     def takes(self, when: When) -> bool:
-        """Whether an action of a prologue or epilogue takes part. `manners` lists the combinations that a driver
-        makes."""
+        """Whether an action of a prologue or epilogue takes part; `manners` lists what a driver makes."""
         return {
             "always": True,
             "timed": self.timed,

@@ -224,12 +224,12 @@ def process(
 def prepared(driver: str, place: int, ranks_per_gpu: int = 1) -> str:
     """The driver's name; the stand-in is put in the place of CUDA's."""
     if driver == "stand-in":
-        from ficco_rt.driver.gpu.driver import GpuDriver
+        from ficco_rt.driver.gpu.workspace import GpuWorkspace
         from tests.mock import standin
 
         there = "sms 132; nccl 22809; apart 1; query_steps 3000; fabric 1"
         standin.cuda().reset(f"devices {RANKS // ranks_per_gpu}; seed {place + 1}; {there}")
-        GpuDriver._vendors_turn = lambda self: False  # type: ignore[method-assign]
+        GpuWorkspace._vendors_turn = lambda self: False  # type: ignore[method-assign]
         return "cuda"
     return driver
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ficco_rt.driver.gpu import binding, driver
-from ficco_rt.driver.gpu.driver import GpuDriver
+from ficco_rt.driver.gpu.workspace import GpuWorkspace
 from tests.lives import play, striking
 from tests.lives.life import DriverName, Key, Life, Report
 from tests.mock import standin
@@ -102,7 +102,7 @@ class Server:
         self._busy, self._verbose = busy, verbose
         self._flights: list[_Flight] = []
         os.environ["FICCO_CACHE"] = kernels()
-        GpuDriver._vendors_turn = lambda made: False  # type: ignore[method-assign]
+        GpuWorkspace._vendors_turn = lambda made: False  # type: ignore[method-assign]
         vars(driver)["plans_of"] = self._plans = DevicePlans()
         if name != "host":
             standin.of(name)

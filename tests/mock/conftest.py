@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ficco_rt.driver.gpu import gpus
-from ficco_rt.driver.gpu.driver import GpuDriver
+from ficco_rt.driver.gpu.workspace import GpuWorkspace
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.select import tune
 from tests.mock import standin
@@ -29,7 +29,7 @@ def _nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_library_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GEMM of ours is made for the usual devices here, and another test may have brought the library."""
-    monkeypatch.setattr(GpuDriver, "_vendors_turn", lambda driver: False)
+    monkeypatch.setattr(GpuWorkspace, "_vendors_turn", lambda driver: False)
     monkeypatch.setattr(tune, "has_gemms", lambda name: False)
 
 

@@ -27,7 +27,7 @@ class Worker(Tensors):
     def __init__(
         self, place: int, pipes: Sequence[Connection | None], face: Face, question: int, settings: str
     ) -> None:
-        from ficco_rt.driver.gpu.driver import GpuDriver
+        from ficco_rt.driver.gpu.workspace import GpuWorkspace
         from ficco_rt.process.group import Group
 
         self.place, self.face = place, face
@@ -38,7 +38,7 @@ class Worker(Tensors):
         self._came: dict[object, bytes] = {}  # for any of its groups
         self._options: dict[str, Any] = {}  # of its executors
         self.group = Group(Pipes(place, pipes, self._name, self._came))
-        GpuDriver._vendors_turn = lambda driver: False  # type: ignore[method-assign]
+        GpuWorkspace._vendors_turn = lambda driver: False  # type: ignore[method-assign]
 
     def plan(self, name: str, **sizes: object) -> Any:
         from ficco_rt.compiler import build, plan_of
@@ -353,7 +353,7 @@ class Worker(Tensors):
 
         found, sets = [], []
         with self.executor(name) as executor:
-            words = executor.driver._resources.addresses
+            words = executor.driver._parts.resources.addresses
             assert len({address for of in words for address in of}) == 3 * len(words[0]), "sets share words"
             self.fill(executor, 0)
             executor.run()

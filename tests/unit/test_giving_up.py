@@ -16,7 +16,7 @@ from ficco_rt.device.ir import EventName, Placement, Semaphore
 from ficco_rt.driver.gpu import board, runs, watchdog
 from ficco_rt.driver.gpu.board import Board
 from ficco_rt.driver.gpu.issue_order import ISSUE_ORDER, LOOKS, Client, IssueOrder, Submission
-from ficco_rt.driver.gpu.resources import RunResources, _entries
+from ficco_rt.driver.gpu.resources import PlanResources, RunResources, _entries
 from ficco_rt.driver.gpu.runs import Runs
 from ficco_rt.driver.gpu.watchdog import Watchdog
 from ficco_rt.errors import DeviceError
@@ -99,13 +99,10 @@ def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
 
     gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
     made: Any = object.__new__(RunResources)
-    made._gpus = SimpleNamespace(vendor=SimpleNamespace(force=force), devices=gpus.devices)
-    made._semaphores, made.rescue, made._of_set = (
-        {0: (4096, 2 * len(SEMAPHORES))},
-        {0: "a stream"},
-        {0: len(SEMAPHORES)},
-    )
-    made._entries = _entries(gpus, SEMAPHORES)
+    plan: Any = object.__new__(PlanResources)
+    plan._semaphores, plan._of_set = {0: (4096, 2 * len(SEMAPHORES))}, {0: len(SEMAPHORES)}
+    plan._entries = _entries(gpus, SEMAPHORES)
+    made.plans = [plan]
     made._force = lambda ordinal, address: force(address, None)
     if fails:
         with pytest.raises(DeviceError):
@@ -354,7 +351,7 @@ class World:
         )  # fmt: skip
         self.gpus.hang = lambda: setattr(self.gpus, "hung", True)
         resources: Any = SimpleNamespace(
-            sets=1, under_way=lambda number: (), force_up=self._force, clear=self._clear, event=lambda name, of: name,
+            under_way=lambda: (), force_up=self._force, clear=self._clear, event=lambda name, of: name,
         )  # fmt: skip
         communicators: Any = SimpleNamespace(
             abort=did("abort"), ready=did("ready"), aborted=False, unfinished=None, ill=lambda: "", calls=list,
@@ -364,7 +361,7 @@ class World:
         bound = SimpleNamespace(launches={0: launch, 1: SimpleNamespace(counters=0)})
         binder: Any = SimpleNamespace(bindings={0: bound}.values(), calls=lambda binding, manner: self.calls)
         self.calls = SimpleNamespace(steps=(), enters=False, submission=Submission({}, {}, {}))
-        self.runs = Runs(self.gpus, None, resources, binder, communicators)  # type: ignore[arg-type]
+        self.runs = Runs(self.gpus, resources, binder, communicators)
         self.runs._running = True
 
     def did(self, what: str) -> Callable[..., None]:

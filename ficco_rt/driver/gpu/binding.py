@@ -31,9 +31,9 @@ from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .issue_order import Submission
-from .launches import BoundLaunch, LaunchBinder
+from .launches import BoundLaunch, LaunchBinder, PlanKernels
 from .refused import Closing, concerning, undo_on_error
-from .resources import RunResources
+from .resources import PlanResources, RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor, DeviceTensors
@@ -120,11 +120,21 @@ def plans_of(
     return Plans(layout_of(same.plan, device, placement, features, content_hash(same.plan), unaligned))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanParts:
+    """What a plan has in a workspace. `communicators`: by number in the plan, the number in the workspace."""
+
+    resources: PlanResources
+    kernels: PlanKernels
+    communicators: tuple[int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class BoundPlan:
     """One set of tensors, bound. By device: `graphs` to be launched, and `parts` for callers' graphs. `number`: the set
     of semaphores, and of scratch; `more`: the same tensors, bound with the sets behind the first."""
 
+    of: PlanParts
     plans: Plans
     memory: DeviceTensors
     number: int = 0
@@ -172,10 +182,12 @@ class Binder:
         self.bindings: set[BoundPlan] = set()
         self.mark_all = False  # launches that wait for nothing mark in traced runs, too
 
-    def bind(self, plans: Plans, sets: Sequence[DeviceTensors], shared: Shared | None = None) -> BoundPlan:
+    def bind(
+        self, parts: PlanParts, plans: Plans, sets: Sequence[DeviceTensors], shared: Shared | None = None
+    ) -> BoundPlan:
         """`sets`: the tensors with the scratch of each set. Raises DeviceError; nothing is left of it then."""
-        binding = BoundPlan(plans, sets[0], shared=shared)
-        binding.more += (BoundPlan(plans, memory, number) for number, memory in enumerate(sets[1:], 1))
+        binding = BoundPlan(parts, plans, sets[0], shared=shared)
+        binding.more += (BoundPlan(parts, plans, memory, number) for number, memory in enumerate(sets[1:], 1))
         self.bindings |= {binding, *binding.more}
         with undo_on_error(self.release, binding):
             for one in (binding, *binding.more):
@@ -190,7 +202,8 @@ class Binder:
             if device is None:
                 continue
             with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
-                binding.launches[number] = self._launches.bind(launch, device, binding.memory, flags)
+                made = self._launches.bind(launch, device, binding.memory, flags, binding.of.kernels)
+                binding.launches[number] = made
         if binding.number < plans.layout.sets:
             self._body(binding, "streams")
 
@@ -223,7 +236,7 @@ class Binder:
 
     def _flags(self, binding: BoundPlan) -> Mapping[int, int]:
         """The addresses of flags. Those between works that one kernel makes as one have none."""
-        addresses = self._resources.addresses[binding.number]
+        addresses = binding.of.resources.addresses[binding.number]
         return {flag: addresses[semaphore] for flag, semaphore in binding.plans.layout.semaphores.flags.items()}
 
     # ---- the calls of a run
@@ -260,7 +273,7 @@ class Binder:
 
     def _submission(self, binding: BoundPlan, manner: RunManner, run_ends: ir.RunEnds) -> Submission:
         plan = binding.plans.of(manner.mode)
-        streams = {name: of for name, (_, of) in self._resources.streams_of(plan, manner.callers).items()}
+        streams = {name: of for name, (_, of) in binding.of.resources.streams_of(plan, manner.callers).items()}
         locals_ = {ordinal: device.local for ordinal, device in self._gpus.devices.items()}
         waiting = waiting_streams(plan, called=bool(manner.callers))
         through = plan.body if manner.mode == "embedded" else run_ends.epilogue
@@ -292,7 +305,7 @@ class Binder:
     def _steps(
         self, binding: BoundPlan, plan: ir.DevicePlan, actions: Iterable[ir.Action], callers: Callers
     ) -> Iterator[DriverStep]:
-        streams = self._resources.streams_of(plan, callers)
+        streams = binding.of.resources.streams_of(plan, callers)
         for action, call in run_calls.calls_of(plan, actions, streams, partial(self._marks, plan)):
             if isinstance(call, run_calls.Together):
                 yield self._collective(binding, call, streams)
@@ -308,7 +321,7 @@ class Binder:
         """What the calls of a run are. `waiting_streams`: the waits for other executors' runs, each with a device of
         this process, a stream, and whose run."""
         plan, devices = binding.plans.of(manner.mode), self._gpus.devices
-        streams = self._resources.streams_of(plan, manner.callers)
+        streams = binding.of.resources.streams_of(plan, manner.callers)
         names = {(device.ordinal, id(handle)): name for name, (device, handle) in streams.items()}
         ordinals = {device.local: ordinal for ordinal, device in devices.items()}
         waits = [
@@ -354,14 +367,14 @@ class Binder:
         ]
         device = self._gpus.first
         with concerning(device, first.cause.text, first.cause.origin):
-            call = self._communicators.call(calls, members)
+            call = self._communicators.call(calls, members, binding.of.communicators[first.communicator])
         return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin, together)
 
     def _made(
         self, binding: BoundPlan, plan: ir.DevicePlan, call: run_calls.Call, device: Gpu, stream: Handle
     ) -> DriverCall:
         vendor, resources, ordinal = self._gpus.vendor, self._resources, device.ordinal
-        addresses = resources.addresses[binding.number]
+        addresses = binding.of.resources.addresses[binding.number]
 
         def one(semaphore: int) -> LinearCopy:
             return LinearCopy(addresses[semaphore], self._gpus.ones[ordinal], 4)
@@ -394,7 +407,7 @@ class Binder:
                 listed = [Step(addresses[s.first], s.count, KINDS[s.does]) for s in steps]
                 return self._launches.barrier(device, addresses[barrier_peers], listed, stream)
             case ir.ResetSemaphores(first=first, count=count):
-                return vendor.zero_action(resources.semaphore(ordinal, first, binding.number), count, stream)
+                return vendor.zero_action(binding.of.resources.semaphore(ordinal, first, binding.number), count, stream)
             case ir.LaunchGraph() if plan.mode == "embedded":
                 return vendor.embed(binding.parts[ordinal], stream)
             case ir.LaunchGraph():
@@ -405,7 +418,9 @@ class Binder:
     def _marked(self, binding: BoundPlan, launch: int) -> BoundLaunch:
         if launch not in binding.marked:
             with self._gpus.uncaptured():
-                made = self._launches.marked(binding.plans.layout.launches[launch], binding.launches[launch])
+                made = self._launches.marked(
+                    binding.plans.layout.launches[launch], binding.launches[launch], binding.of.kernels
+                )
             binding.marked[launch] = made
         return binding.marked[launch]
 

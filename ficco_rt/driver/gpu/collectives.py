@@ -92,12 +92,12 @@ Opened: TypeAlias = Mapping[int, Handle]  # a queue's communicators, by rank of 
 
 
 class Communicators:
-    """The communicators of a device plan's table, each on the devices of this process's ranks."""
+    """The communicators of device plans' tables, each on the devices of this process's ranks."""
 
-    def __init__(self, gpus: Gpus, library: CollectiveLibrary | None, table: Sequence[Communicator]) -> None:
+    def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
-        self._library = cast(CollectiveLibrary, library)  # nobody asks it where the table is empty
-        self._table = table if library is not None else ()
+        self._library: CollectiveLibrary = cast(CollectiveLibrary, None)  # nobody asks it where the table is empty
+        self._table: list[Communicator] = []
         self._ranks = len(gpus.placement.devices)  # of all processes
         self._open: dict[int, Opened] = {}  # by number
         self._generation = 0  # of what is open, or is being opened: each abort begins the next
@@ -109,6 +109,14 @@ class Communicators:
         self._changing = threading.Lock()  # `abort` comes from other threads
         self._calling = threading.Lock()  # held in calls, until these are over, and while the owner asks for errors
         self.unfinished: int | None = None  # of a call that was given up: the number of communicators that are lost
+
+    def add(self, library: CollectiveLibrary | None, table: Sequence[Communicator]) -> tuple[int, ...]:
+        """The numbers of the communicators that a plan has in its table; equal ones are shared."""
+        if library is None:
+            return ()
+        self._library = self._library or library
+        self._table += (communicator for communicator in table if communicator not in self._table)
+        return tuple(map(self._table.index, table))
 
     @property
     def count(self) -> int:
@@ -210,12 +218,12 @@ class Communicators:
 
     # ---- calls
 
-    def call(self, calls: Sequence[CallCollective], members: Sequence[tuple[int, Member]]) -> DriverCall:
-        """A collective: the `calls` of all ranks, and what those of this process say to the library, with their
-        ranks."""
+    def call(self, calls: Sequence[CallCollective], members: Sequence[tuple[int, Member]], number: int) -> DriverCall:
+        """A collective: the `calls` of all ranks, and what those of this process say to the library, with their ranks.
+        `number`: of the communicator."""
         self.ready()
         first, dtype = calls[0], members[0][1].dtype
-        number, kind, place = first.communicator, first.kind, first.cause.origin
+        kind, place = first.kind, first.cause.origin
         assert self._library is not None
         self._library.code(dtype)  # refused here, where the place is known
         self._places.setdefault(number, {})[f"{kind} ({place.place})" if place is not None else kind] = None

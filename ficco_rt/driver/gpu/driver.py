@@ -27,33 +27,26 @@ from ...device.layout import Layout
 from ...device.run_plan import RunPlan
 from ...errors import DeviceError, UsageError, cause_words
 from ...kernels.catalogue import VENDOR_GEMM
-from ...kernels.families import tuned
 from ...kernels.occupancy import Limits
-from ...machine.discover import DeviceFacts
-from ...machine.discover import machine as machine_from
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...trace.model import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Options, Pool
 from . import clocks
-from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
+from .binding import BoundPlan, Callers, PlanParts, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
-from .collectives import Communicators
-from .copy_trial import try_copies
-from .devices import own_devices, placed
-from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .issue_order import ISSUE_ORDER
-from .launches import LaunchBinder, fits
+from .launches import PlanKernels, fits
 from .peers import Peers, label, touched_by_others
-from .refused import Closing, Refused, concerning, undo_on_error
-from .resources import RunResources
-from .runs import Runs, handles, steady
+from .refused import Refused, concerning, undo_on_error
+from .resources import PlanResources
+from .runs import handles, steady
 from .spans import events_of, raisers_of, spans_of
 from .tensors import DeviceTensor, DeviceTensors
 from .vendor import Numbers, Vendor
-from .watchdog import WATCHDOG
+from .workspace import GpuWorkspace
 
 _NO_ACCESS = (
     "other GPUs cannot be given access to this memory, which is mapped to its addresses or comes from a pool; take "
@@ -68,7 +61,7 @@ class GpuDriver(api.Driver):
     on_device = True
 
     def __init__(self, vendor: Vendor, plan: Plan, options: Options) -> None:
-        group, timeout, collectives = options.group, options.timeout, options.collectives
+        collectives = options.collectives
         self.name = vendor.name
         self._vendor = vendor
         self._plan = plan
@@ -81,29 +74,16 @@ class GpuDriver(api.Driver):
         self._closed = self._poisoned = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
-        self.collectives = self._by_copies = ""
         refuse(plan)
-        self._peers = None
-        locals_: Mapping[int, int] | None = None
-        all_facts: list[DeviceFacts] = []
-        if group is not None and group.size > 1:
-            node = plan.target.node
-            self._peers = Peers(vendor, group, plan.schedule, plan.ranks, node, timeout)
-            placement, locals_, all_facts = self._peers.place(options.ranks_per_gpu)
-        else:
-            placement = placed(vendor, plan.ranks, options.ranks_per_gpu)
-            if group is not None:  # one process of several that were started together: not all take the first GPU
-                needed = len(placement.ordinals)
-                mine, _ = own_devices(vendor, needed, 0, lambda make: [make()])
-                locals_ = dict(zip(placement.ordinals, mine, strict=True))
-        self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'", self._peers, locals_)
+        name = f"schedule '{plan.schedule}'"
+        own = GpuWorkspace(vendor, name, plan.ranks, plan.target.node, options, alone=True)
+        self._workspace = own
+        self._gpus, self._peers, self._communicators = own.gpus, own.peers, own.communicators
+        self._resources, self._launches, self._binder, self._runs = own.resources, own.launches, own.binder, own.runs
+        self._device, self._features = own.device, own.features
         self.ranks = self._gpus.ranks
-        self._communicators = Communicators(self._gpus, None, ())
-        WATCHDOG.watch(self._gpus.client)
         try:
-            facts = all_facts or [d.facts for d in self._gpus.devices.values()]
-            self._device = machine_from(facts, plan.ranks).device
-            self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
+            placement = self._gpus.placement
             shared = self._peers is not None and self._peers.gpus < len(placement.ordinals)
             library, self._by_copies = library_for(vendor, plan, placement, collectives, shared)
             if self._peers is not None and calls_collectives(plan):
@@ -113,11 +93,6 @@ class GpuDriver(api.Driver):
                 alone_reaches_other_nodes(plan, self._by_copies or "no library of collectives is in use")
             if library is not None:
                 self._features = replace(self._features, collectives=library.name)
-            if self._peers is not None:
-                self._features = self._peers.common(self._features)
-                self._peers.connect(self._gpus.devices.values(), partial(self._gpus.inside, self._gpus.first))
-                self._features = replace(self._features, keeps_shared=self._peers.keeps_shared)
-            try_copies(self._gpus, self._peers)
             layout = self._plans().layout
             self.collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:
@@ -126,25 +101,20 @@ class GpuDriver(api.Driver):
                     raise DeviceError(f"{found[0].origin.place}: {found[1]}")
             streams = streams_of(layout.plan, placement, gated=layout.semaphores.start_gate is not None)
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "gate"))
-            self._resources = RunResources(self._gpus, layout.semaphores.table, waiting, layout.kept_sets)
             named = "" if library is None else library.version()
-            left = partial(blocks_left, layout.plan, arch=self._device.arch, library=named)
-            self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels}, left)
-            self._communicators = Communicators(self._gpus, library, layout.communicators)
+            self._parts = PlanParts(
+                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, layout.kept_sets),
+                PlanKernels(
+                    {k.name: k for k in plan.kernels},
+                    partial(blocks_left, layout.plan, arch=self._device.arch, library=named),
+                ),
+                self._communicators.add(library, layout.communicators),
+            )
             self._communicators.ready()
-            self._binder = Binder(self._gpus, self._resources, self._launches, self._communicators)
-            self._runs = Runs(self._gpus, layout.plan, self._resources, self._binder, self._communicators)
-            if layout.communicators or self._peers is not None:
-                self._gpus.client.ill = self._runs.ill
-                WATCHDOG.watch(self._gpus.client)
+            if layout.communicators:
+                own.watch()
         except BaseException as error:
-            if self._peers is not None and isinstance(error, DeviceError | UsageError):
-                self._peers.leave(error)
-            if self._gpus.client.shut() and not self._gpus.hung:
-                with suppress(DeviceError):  # the first error is the one to tell
-                    self._communicators.close()
-                with suppress(DeviceError):
-                    self._gpus.close()
+            own.fail(error)
             raise
 
     def _named(self, library: CollectiveLibrary | None, layout: Layout, asked: CollectivesBy) -> str:
@@ -181,10 +151,6 @@ class GpuDriver(api.Driver):
         own = "" if said else f", as no GEMM of ours is made for {self._device.arch}"
         name = self._launches.library or "the vendor's library"  # it is opened when the first of them is bound
         return f"; {products} by {name}{own}"
-
-    def _vendors_turn(self) -> bool:
-        """Whether the vendor's library does what it can: it is there, and no GEMM of ours is made for the device."""
-        return not tuned(self._device.arch) and self._vendor.has_gemms()
 
     # ---- memory
 
@@ -324,7 +290,8 @@ class GpuDriver(api.Driver):
                         if key in tensors and tensors[key].size and not tensors[key].owned:
                             self._numbers_of[memory[key]] = self._allocations(tensors[key])
                 return api.Binding(self._bound_together(self._peers, sets))
-            return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), [tensors]))
+            plans = self._plans(self._unaligned(tensors))
+            return api.Binding(self._binder.bind(self._parts, plans, [tensors]))
 
     def _in_sets(self, memory: Memory, tensors: DeviceTensors) -> list[DeviceTensors]:
         """The tensors, with the scratch of each set."""
@@ -380,7 +347,7 @@ class GpuDriver(api.Driver):
             made: list[BoundPlan] = []
             with undo_on_error(lambda: list(map(self._binder.release, made))):
                 with peers.in_step("bind launches"):
-                    made.append(self._binder.bind(plans, known, shared))
+                    made.append(self._binder.bind(self._parts, plans, known, shared))
                 if plans.layout.communicators:
                     with peers.in_step("make first calls of collectives"):
                         self._communicators.warm()
@@ -501,30 +468,9 @@ class GpuDriver(api.Driver):
 
     def close(self, *, part: bool = True) -> None:
         """`part`: see `Peers.part`."""
-        if self._closed or not self._runs.here:
-            return
-        self._closed = True
-        told = self._runs.lost
-        closing = Closing()
-        closing(self._runs.settle)
-        client = self._gpus.client
-        if part and self._peers is not None and not (self._runs.lost or self._gpus.blocked):
-            with self._gpus.issue_lock():
-                closing(self._peers.unmap)
-            self._peers.part()
-        if not client.shut():
-            self._gpus.hang()
-        with self._gpus.issue_lock():
-            ISSUE_ORDER.remove(client)
-            if not self._gpus.calm():
-                return  # any call may block; the process's end gives everything back
-            for binding in self._binder.bindings:
-                closing(self._binder.drop_graphs, binding)
-            closing(self._communicators.close)
-            closing(self._launches.close)
-            closing(self._gpus.close)
-        if not told:  # after it calls may fail for the same reason
-            closing.end()
+        if not self._closed and self._runs.here:
+            self._closed = True
+            self._workspace.close(part=part)
 
     def drop(self) -> None:
         """Closes when no thread holds the issue lock: Python may call a finaliser while one does."""

@@ -48,15 +48,20 @@ class BoundLaunch:
     marks: int = 0
 
 
-class LaunchBinder:
-    """Prepares launches. `kernels` are the user kernels, by name."""
+@dataclass(frozen=True, slots=True)
+class PlanKernels:
+    """What a plan says about its launches: the user kernels, by name, and what a launch with `leave` leaves room
+    for."""
 
-    def __init__(
-        self, gpus: Gpus, kernels: Mapping[str, Kernel], blocks_left: Callable[[Leave], tuple[Footprint, ...]]
-    ) -> None:
-        """`blocks_left`: what a launch with `leave` leaves room for."""
-        self._gpus, self._blocks_left = gpus, blocks_left
-        self._kernels = kernels
+    users: Mapping[str, Kernel]
+    blocks_left: Callable[[Leave], tuple[Footprint, ...]]
+
+
+class LaunchBinder:
+    """Prepares launches."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
         self._modules = Modules(gpus)
         self._library = LibraryCalls(gpus)
         self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
@@ -73,18 +78,20 @@ class LaunchBinder:
             closing(self._library.close)
             closing(self._modules.close)
 
-    def bind(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, flags: Mapping[int, int]) -> BoundLaunch:
+    def bind(
+        self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, flags: Mapping[int, int], kernels: PlanKernels
+    ) -> BoundLaunch:
         """`flags` are their addresses."""
         config = launch.config
         if config.matmuls:
-            return self._by_library(launch, device, memory)
+            return self._by_library(launch, device, memory, kernels)
         works = works_of(launch, memory, flags)
         unknown = unread(config, works)
         if unknown is not None:
             raise Refused(
                 config.kernel, f"knows no {unknown}", advice="take tensors of another type, or --backend host"
             )
-        entry = self._entry(launch, device)
+        entry = self._entry(launch, device, kernels)
         what = f"kernel {entry.name}, {config.smem} bytes of shared memory"
         self._fits(config, entry, device, what, launch.leave)
         made = tables(config, works, [flags[flag] for flag in config.resets])
@@ -109,17 +116,19 @@ class LaunchBinder:
             self._partials[device.ordinal, stream] = address, size
         return address
 
-    def _by_library(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors) -> BoundLaunch:
+    def _by_library(
+        self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, kernels: PlanKernels
+    ) -> BoundLaunch:
         (product,) = works_of(launch, memory, {})
-        left = None if launch.leave is None else Left(str(launch.leave), self._blocks_left(launch.leave))
+        left = None if launch.leave is None else Left(str(launch.leave), kernels.blocks_left(launch.leave))
         calls, algorithms = self._library.bind(launch.config, product.views, device, launch.stream, left)
         launched = Launched(self._library.name, 0, None, None)
         return BoundLaunch(device, 0, 0, 0, calls, launched, (), (), algorithms)
 
-    def marked(self, launch: DeviceLaunch, bound: BoundLaunch) -> BoundLaunch:
+    def marked(self, launch: DeviceLaunch, bound: BoundLaunch, kernels: PlanKernels) -> BoundLaunch:
         """The instrumented variant of a bound launch. It uses the same table."""
         twin, device = replace(launch, config=marking(launch.config)), bound.device
-        entry = self._entry(twin, device)
+        entry = self._entry(twin, device, kernels)
         self._fits(twin.config, entry, device, f"kernel {entry.name}, {twin.config.smem} bytes of shared memory")
         marks = np.zeros(len(bound.tile_works), MARK)
         address = self._gpus.placed(device, marks, f"the marks of a launch of {entry.name}")
@@ -159,10 +168,10 @@ class LaunchBinder:
             self._gpus.vendor.to_host(found.ctypes.data, marked.marks, found.nbytes)
         return found
 
-    def _entry(self, launch: DeviceLaunch, device: Gpu) -> LoadedKernel:
+    def _entry(self, launch: DeviceLaunch, device: Gpu, kernels: PlanKernels) -> LoadedKernel:
         config, body = launch.config, launch.works[0].body
         if isinstance(body, KernelCall):
-            return self._modules.users(self._kernels[body.kernel], device)
+            return self._modules.users(kernels.users[body.kernel], device)
         return self._modules.own(config.source, config.entry, device, config.options)
 
     def _fits(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ...device.ir import DevicePlan, DeviceStream, EventName, Semaphore, StreamName
+from ...graph.ir import Priority
 from .devices import inside
 from .gpus import Gpus
 from .peers import Peers
@@ -16,32 +17,98 @@ from .vendor import Gpu, Handle
 
 
 class RunResources:
-    """The streams, events and semaphores of one placement. `semaphores` belong to all its device plans: 32-bit words in
-    device memory, 0 between runs; of each there are `sets`, whose `addresses` the binder looks up by set and semaphore.
-    All `streams` are made at once. NOTE the stream that waits for a start gate and the stream that opens it must not
-    share a hardware queue. So they are made one right after the other, before another executor makes streams."""
+    """The streams and events of device plans, which all plans of a workspace share, and their semaphores: 32-bit words
+    in device memory, 0 between runs."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        self._streams: dict[tuple[int, Priority], list[Handle]] = {}  # by device and priority
+        self._events: dict[EventName, Handle] = {}
+        self.rescue: dict[int, Handle] = {}  # streams that never wait, by device
+        self.plans: list[PlanResources] = []
+
+    def stream(self, device: int, priority: Priority, number: int) -> Handle:
+        """The stream with this number among those of a device and a priority."""
+        made = self._streams.setdefault((device, priority), [])
+        while len(made) <= number:
+            made.append(self._gpus.new_stream(self._gpus.devices[device], priority))
+        return made[number]
+
+    def event(self, name: EventName, device: Gpu) -> Handle:
+        """An event that a stream of the device records."""
+        if name not in self._events:
+            self._events[name] = self._gpus.new_event(device, timing=name.timing)
+        return self._events[name]
+
+    def recorded(self, name: EventName) -> Handle:
+        """An event that has been made."""
+        return self._events[name]
+
+    def under_way(self) -> tuple[int, ...]:
+        """The count of runs of each device on which a replay of a caller's graph has begun and has not ended, by plan.
+        A device without a count is passed over: nothing would tell one replay from the next. From any thread, without
+        the issue lock."""
+        found = []
+        vendor = self._gpus.vendor
+        for ordinal, device in self._gpus.devices.items():
+            counts = [plan.counts[ordinal] for plan in self.plans if ordinal in plan.counts]
+            begun, replayed = (self._events.get(EventName(kind, ordinal)) for kind in ("begun", "replayed"))
+            if begun is None or replayed is None:
+                continue
+            with inside(vendor, device), vendor.uncaptured():
+                if vendor.ended(begun) and not vendor.ended(replayed):
+                    found += [vendor.peek(count, self.rescue[ordinal]) for count in counts]
+        return tuple(found)
+
+    def clear(self) -> None:
+        """Resets all semaphores to 0, whatever a given-up run has left."""
+        for plan in self.plans:
+            plan.clear()
+
+    def force_up(self, gone: Collection[int] = ()) -> None:
+        """Sets all semaphores so that all waits end, except entries of other processes: before a rank has issued the
+        run, nothing may write its callers' tensors. Entries of processes that are `gone` are set, because they have no
+        callers any more."""
+        with Closing() as closing:
+            for plan in self.plans:
+                for ordinal, address in plan.forceable(gone):
+                    closing(self._force, ordinal, address)
+
+    def _force(self, ordinal: int, address: int) -> None:
+        """NOTE without the issue lock: its holder may be waiting for this. No memset: that is a kernel, and may find no
+        multiprocessor free."""
+        with inside(self._gpus.vendor, self._gpus.devices[ordinal]):
+            self._gpus.vendor.force(address, self.rescue[ordinal])
+
+
+class PlanResources:
+    """What one plan has of the resources. `semaphores` belong to all its device plans; of each there are `sets`, whose
+    `addresses` the binder looks up by set and semaphore. All `streams` are made at once. NOTE the stream that waits for
+    a start gate and the stream that opens it must not share a hardware queue. So they are made one right after the
+    other, before another executor makes streams. `counts`: by device, the address of the count of runs in callers'
+    graphs, which have the last set."""
 
     def __init__(
-        self, gpus: Gpus, semaphores: Sequence[Semaphore], streams: Iterable[DeviceStream] = (), sets: int = 1
+        self,
+        gpus: Gpus,
+        resources: RunResources,
+        semaphores: Sequence[Semaphore],
+        streams: Iterable[DeviceStream] = (),
+        sets: int = 1,
     ) -> None:
-        self._gpus = gpus
-        self.sets = sets
+        self._gpus, self._all = gpus, resources
         self._streams: dict[StreamName, Handle] = {}
-        self._events: dict[EventName, Handle] = {}
+        self._taken: Counter[tuple[int, Priority]] = Counter()
         self._semaphores: dict[int, tuple[int, int]] = {}  # device → address, semaphores of all sets
-        self.rescue: dict[int, Handle] = {}  # streams that never wait, by device
         self._entries = _entries(gpus, semaphores)
-        used = ((number, semaphore) for number, semaphore in enumerate(semaphores) if semaphore.used_in("embedded"))
-        self._counts = {w.device: number for number, w in used if w.counts_runs and w.device in gpus.devices}
-        of_set = Counter(semaphore.device for semaphore in semaphores)
+        self._of_set = Counter(semaphore.device for semaphore in semaphores)
         for ordinal, device in gpus.devices.items():
-            size = sets * of_set[ordinal]
+            size = sets * self._of_set[ordinal]
             if size:
-                self._semaphores[ordinal] = (
-                    gpus.alloc(device, 4 * size, "the plan's flags", flags=True, shared=True),
-                    size,
-                )
-                self.rescue[ordinal] = gpus.new_stream(device)
+                address = gpus.alloc(device, 4 * size, "the plan's flags", flags=True, shared=True)
+                self._semaphores[ordinal] = address, size
+                if ordinal not in resources.rescue:
+                    resources.rescue[ordinal] = gpus.new_stream(device)
         with gpus.issue_lock():
             for stream in streams:
                 if stream.device in gpus.devices:
@@ -53,12 +120,18 @@ class RunResources:
         # NOTE nobody here knows a semaphore of another node
         self.addresses = [
             [
-                bases.get(semaphore.device, 0) + 4 * (number * of_set[semaphore.device] + semaphore.index)
+                bases.get(semaphore.device, 0) + 4 * (number * self._of_set[semaphore.device] + semaphore.index)
                 for semaphore in semaphores
             ]
             for number in range(sets)
         ]
-        self._of_set = of_set
+        used = ((number, semaphore) for number, semaphore in enumerate(semaphores) if semaphore.used_in("embedded"))
+        self.counts = {
+            w.device: self.addresses[sets - 1][number]
+            for number, w in used
+            if w.counts_runs and w.device in gpus.devices
+        }
+        resources.plans.append(self)
 
     def _theirs(self, peers: Peers) -> dict[int, int]:
         """Where the semaphores of other processes' devices lie."""
@@ -86,58 +159,26 @@ class RunResources:
         if stream.name.kind == "control":
             return self._gpus.control[stream.device]
         if stream.name not in self._streams:
-            self._streams[stream.name] = self._gpus.new_stream(self._gpus.devices[stream.device], stream.priority)
+            alike = stream.device, stream.priority
+            self._streams[stream.name] = self._all.stream(*alike, self._taken[alike])
+            self._taken[alike] += 1
         return self._streams[stream.name]
-
-    def event(self, name: EventName, device: Gpu) -> Handle:
-        """An event that a stream of the device records."""
-        if name not in self._events:
-            self._events[name] = self._gpus.new_event(device, timing=name.timing)
-        return self._events[name]
-
-    def recorded(self, name: EventName) -> Handle:
-        """An event that has been made."""
-        return self._events[name]
 
     def semaphore(self, device: int, index: int, number: int) -> int:
         """The address of a semaphore by its place on its device, in a set."""
         return self._semaphores[device][0] + 4 * (number * self._of_set[device] + index)
 
-    def under_way(self, number: int) -> tuple[int, ...]:
-        """The count of runs in a set of each device on which a replay of a caller's graph has begun and has not ended.
-        A device without a count is passed over: nothing would tell one replay from the next. From any thread, without
-        the issue lock."""
-        found = []
-        for ordinal, count in self._counts.items():
-            begun, replayed = (self._events.get(EventName(kind, ordinal)) for kind in ("begun", "replayed"))
-            vendor, device = self._gpus.vendor, self._gpus.devices[ordinal]
-            if begun is None or replayed is None:
-                continue
-            with inside(vendor, device), vendor.uncaptured():
-                if vendor.ended(begun) and not vendor.ended(replayed):
-                    found.append(vendor.peek(self.addresses[number][count], self.rescue[ordinal]))
-        return tuple(found)
-
     def clear(self) -> None:
-        """Resets all semaphores to 0, whatever a given-up run has left."""
+        """Resets the semaphores to 0."""
         for ordinal, (address, size) in self._semaphores.items():
             self._gpus.put(self._gpus.devices[ordinal], address, np.zeros(size, np.uint32))
 
-    def force_up(self, gone: Collection[int] = ()) -> None:
-        """Sets all semaphores so that all waits end, except entries of other processes: before a rank has issued the
-        run, nothing may write its callers' tensors. Entries of processes that are `gone` are set, because they have no
-        callers any more."""
-        with Closing() as closing:
-            for ordinal, (address, size) in self._semaphores.items():
-                for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
-                    at = ordinal, i % self._of_set[ordinal]
-                    if self._entries.get(at, -1) in (-1, *gone):
-                        closing(self._force, ordinal, address + 4 * i)
-
-    def _force(self, ordinal: int, address: int) -> None:
-        """NOTE without the issue lock: its holder may be waiting for this."""
-        with inside(self._gpus.vendor, self._gpus.devices[ordinal]):
-            self._gpus.vendor.force(address, self.rescue[ordinal])
+    def forceable(self, gone: Collection[int]) -> Iterator[tuple[int, int]]:
+        """The devices and addresses of the semaphores that may be forced up; see `RunResources.force_up`."""
+        for ordinal, (address, size) in self._semaphores.items():
+            for i in range(size):
+                if self._entries.get((ordinal, i % self._of_set[ordinal]), -1) in (-1, *gone):
+                    yield ordinal, address + 4 * i
 
 
 def _entries(gpus: Gpus, semaphores: Sequence[Semaphore]) -> dict[tuple[int, int], int]:

@@ -13,7 +13,6 @@ from ...device.collectives import ONE_EACH
 from ...device.ir import EventName, Mode
 from ...device.run_plan import RunPlan, uploads
 from ...errors import DeviceError, UsageError
-from ...plan.ir import Plan
 from . import board
 from .binding import Binder, BoundPlan, Callers, RunManner
 from .collectives import Communicators
@@ -32,19 +31,16 @@ DRAIN = 1.0  # seconds that a given-up run gets to end once its semaphores are f
 
 
 class Runs:
-    """The runs of one plan."""
+    """The runs of the plans of a workspace: one after another, in the order in which they are issued."""
 
-    def __init__(
-        self, gpus: Gpus, plan: Plan, resources: RunResources, binder: Binder, communicators: Communicators
-    ) -> None:
+    def __init__(self, gpus: Gpus, resources: RunResources, binder: Binder, communicators: Communicators) -> None:
         self._gpus = gpus
-        self._plan = plan
         self._resources = resources
         self._binder = binder
         self._communicators = communicators
         self._client = gpus.client
         self._client.report, self._client.release = self._report, self._let_through
-        self._client.replaying = lambda: resources.under_way(resources.sets - 1)  # callers' graphs have the last set
+        self._client.replaying = resources.under_way
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: semaphores and counters may be up
@@ -537,11 +533,12 @@ class Runs:
 
     def _report(self, issued: Issued | None = None) -> list[str]:
         """A line for each stream that is not through. `issued`: of a run that is not whole yet, what is."""
-        if self._manner is None or self._manner.mode == "graph":
+        if self._last is None or self._manner is None or self._manner.mode == "graph":
             return []
-        mine = [stream for stream in self._plan.streams if stream.rank in self._gpus.ranks]
+        plan = self._last.plans.layout.plan
+        mine = [stream for stream in plan.streams if stream.rank in self._gpus.ranks]
         devices = {stream.id: str(self._gpus.device(stream.rank)) for stream in mine}
-        return stuck(self._plan, devices, self._passed(issued), traced=self._manner.mode == "traced")
+        return stuck(plan, devices, self._passed(issued), traced=self._manner.mode == "traced")
 
     def _report_on_streams(self) -> list[str]:
         """Where the commands of a graph that did not end block when they are issued one by one."""
