@@ -31,6 +31,8 @@ list of arrays for each input and output, one a rank, and writes outputs in plac
         executor.run(A=A, B=B, C=C)
         executor.duration
 
+A `Workspace` has the GPUs, streams and memory that many executors share: `Executor(plan, workspace=…)`.
+
 A `Group` is the set of processes that run one plan together, as started by torchrun or mpirun: `Executor(plan,
 group=…)` runs this process's ranks. `empty` makes a tensor on a GPU that other processes of a group may read and write.
 A process that was started alone is a group of one.
@@ -70,6 +72,7 @@ __all__ = [
     "Group",
     "Links",
     "Machine",
+    "Workspace",
     "choose",
     "compile",
     "discover",
@@ -91,6 +94,7 @@ if TYPE_CHECKING:
     from .driver.api import DriverName
     from .driver.gpu.symmetric import SymmetricTensor
     from .exec.executor import Executor
+    from .exec.workspace import Workspace
     from .machine.model import Device, Links, Machine
     from .machine.profiles import AnyMachine
     from .plan.ir import Plan
@@ -281,6 +285,10 @@ def __getattr__(name: str) -> Any:
         from .exec.executor import Executor
 
         return Executor
+    if name == "Workspace":
+        from .exec.workspace import Workspace
+
+        return Workspace
     if name == "Group":
         from .process.group import Group
 

@@ -3,7 +3,8 @@ consecutive runs do not interfere.
 
 The check walks through several runs in a row, as callers may make them: without callers' streams, until the host has
 seen the end and uses the tensors; among callers' streams, after a run of the same callers, after a run of others, after
-a run of another mode; and before and after replays of callers' graphs.
+a run of another mode; and before and after replays of callers' graphs. Where plans share scratch (`Features.alone`), it
+also walks through runs and replays of other plans, which may touch all of it.
 
 The first walk is abstract and finds deadlocks. The second walk uses vector clocks and finds races: each access to a
 tensor or a semaphore must know the end of the conflicting accesses before it, in the same run or in the previous one.
@@ -63,6 +64,26 @@ _REPLAYS: tuple[Step, ...] = (
     Other(called=False, replays=True),
     Seen(replays=True),
 )
+_STRANGERS: tuple[Step, ...] = (
+    RunCase(ir.Manner(False, behind=False, timed=True)),
+    Other(called=False, stranger=True),
+    RunCase(ir.Manner(False, behind=True, timed=True, others=True)),
+    Other(stranger=True),
+    RunCase(ir.Manner(True, behind=True, timed=False, others=True)),
+    Other(stranger=True),
+)
+_BESIDE_STRANGERS: tuple[Step, ...] = (  # behind what stands in `_STRANGERS`
+    Other(replay=True, stranger=True),
+    RunCase(ir.Manner(True, behind=True, timed=False, others=True, replays=True)),
+    Other(replay=True, stranger=True),
+)
+_STRANGERS_REPLAYS: tuple[Step, ...] = (
+    RunCase(_REPLAY),
+    Other(replay=True, stranger=True),
+    RunCase(_REPLAY),
+    Other(replays=True, stranger=True),
+    RunCase(_REPLAY),
+)
 
 
 def check(plan: ir.DevicePlan) -> None:
@@ -75,6 +96,10 @@ def check(plan: ir.DevicePlan) -> None:
     if plan.mode != "embedded":
         plain = (*map(_traced, _PLAIN),) if plan.mode == "traced" else (*_PLAIN, *_otherwise_timed(plan))
         several = [(*plain, *_BESIDE_REPLAYS) if plan.features.embeds else plain]
+    if not plan.features.alone:
+        among = (*_STRANGERS, *_BESIDE_STRANGERS) if plan.features.embeds else _STRANGERS
+        among = (*map(_traced, among),) if plan.mode == "traced" else among
+        several.append(_STRANGERS_REPLAYS if plan.mode == "embedded" else among)
     if plan.sets > 1:  # each set more than once, behind runs of the same callers
         several.append((_CALLED, _LIKE, _LIKE, _LIKE))
     for steps in several:

@@ -41,15 +41,18 @@ class RunCase:
 @dataclass(frozen=True, slots=True)
 class Other:
     """A run of another mode on the streams of `callers`, or on nobody's (`called`), or a replay on theirs.
-    `replays`: replays may be under way before it and may follow it."""
+    `replays`: replays may be under way before it and may follow it. `stranger`: it is another plan's, which may touch
+    any scratch, has semaphores of its own, and completes on a device when all devices have ended it."""
 
     replay: bool = False
     called: bool = True
     replays: bool = False
     callers: int = 0
+    stranger: bool = False
 
     def __str__(self) -> str:
-        return "a replay of a caller's graph" if self.replay else "a run of another mode"
+        run = "a replay of a caller's graph" if self.replay else "a run of another mode"
+        return f"{'a replay' if self.replay else 'a run'} of another plan" if self.stranger else run
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,28 +399,33 @@ class RunSequence:
             near = () if step.replay else placement.mates(device)
             others = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
             self._behind(queue, (begun[e] for e in sorted(others)))
+        does_of = self._strangers if step.stranger else self._others
         for device, queue in queues.items():
-            does, who = self._others[device], f"{step} on device {device}"
-            semaphores = {
-                i
-                for i, semaphore in enumerate(plan.semaphores)
-                if (semaphore.device == device or i in does.signalled)
-                and (semaphore.used_in("embedded") if step.replay else semaphore.used != "embedded")
-                and semaphore.reset != "acquired"
-                and (not semaphore.tells_runs or semaphore.counts_runs)
-                and not apart
-            }
+            does, who = does_of[device], f"{step} on device {device}"
+            semaphores = (
+                set()
+                if step.stranger
+                else {
+                    i
+                    for i, semaphore in enumerate(plan.semaphores)
+                    if (semaphore.device == device or i in does.signalled)
+                    and (semaphore.used_in("embedded") if step.replay else semaphore.used != "embedded")
+                    and semaphore.reset != "acquired"
+                    and (not semaphore.tells_runs or semaphore.counts_runs)
+                    and not apart
+                }
+            )
             mine[device] = {i for i in semaphores if plan.semaphores[i].device == device}
             here = touched(device, does.written | does.read, at_home=True)
             self._outsider(queue, Footprint(who, here, mine[device], does.launches))
             opens = self._opens(device, mode)
-            if opens and not apart:
+            if opens and not (apart or step.stranger):
                 change = ir.StreamMemOps(ir.StreamName("control", device), opens, ir.Cause(who))
                 self._append(queue, change, ir.PLACELESS, apart=True)
             there = touched(device, does.written, at_home=False)
             sent[device] = self._outsider(queue, Footprint(who, there, semaphores - mine[device]))
         for device, queue in queues.items():
-            does = self._others[device]
+            does = does_of[device]
             self._behind(queue, (sent[e] for e in sorted(does.feeds)))
             there = touched(device, does.read, at_home=False)
             ends[device] = self._outsider(queue, Footprint(f"{step} on device {device}", there, mine[device]))
@@ -425,7 +433,9 @@ class RunSequence:
             points = [w.point for w in plan.semaphores if w.device == device and w.used_in(mode)]
             self._behind(queue, (ends[p.number] for p in points if p is not None and p.kind == "exit"))
             counts = {i for i, w in enumerate(plan.semaphores) if w.counts_runs and w.device == device}
-            through = self._outsider(queue, None if apart else Footprint(f"{step} on device {device}", (), counts))
+            through = self._outsider(
+                queue, None if apart or step.stranger else Footprint(f"{step} on device {device}", (), counts)
+            )
             self._recorded[ir.EventName("replayed" if step.replay else "completion", device)] = through
         for rank, device in enumerate(placement.devices) if step.called else ():
             self._behind(self._caller(rank, step.callers), self._freed(step, rank, device, queues))
@@ -470,6 +480,16 @@ class RunSequence:
         ready = [(i, w) for i, w in enumerate(self.plan.semaphores) if w.reset == "acquired" and w.used_in(mode)]
         signalled = [ir.SemaphoreOp(i, True) for i, w in ready if w.point is not None and w.point.number == device]
         return (*signalled, *(ir.SemaphoreOp(i, False, acquires=True) for i, w in ready if w.device == device))
+
+    @cached_property
+    def _strangers(self) -> dict[int, _Device]:
+        """By device, what another plan's run may touch: all scratch, from each device."""
+        scratch = {(t.name, rank) for t in self.plan.tensors if t.kind == "scratch" for rank in range(len(t.shapes))}
+        devices = set(self.plan.placement.ordinals)
+        return {
+            device: _Device(written=scratch, launches=does.launches, feeds=devices - {device})
+            for device, does in self._others.items()
+        }
 
     @cached_property
     def _others(self) -> dict[int, _Device]:

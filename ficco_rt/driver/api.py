@@ -47,16 +47,35 @@ CollectivesBy: TypeAlias = Literal["auto", "library", "copies"]
 class Options:
     """How a driver runs a plan. `order`: how the host driver steps through what may run (see `host.order`). On GPUs
     `ranks_per_gpu` ranks share one; `timeout` is the seconds that a run may take, and that a call may block, None
-    without limit; `collectives` says what makes these. `group`: the processes that run the plan together."""
+    without limit; `collectives` says what makes these. `group`: the processes that run the plan together. `workspace`:
+    what the driver shares with others, which then has the other options, too."""
 
     order: str = "fifo"
     ranks_per_gpu: int = 1
     timeout: float | None = None
     collectives: CollectivesBy = "auto"
     group: Group | None = None
+    workspace: SharedWorkspace | None = None
 
 
 DEFAULTS = Options()
+
+
+def size_words(size: int) -> str:
+    """A number of bytes, for people."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+class SharedWorkspace(Protocol):
+    """What drivers of GPUs share (`gpu.workspace`)."""
+
+    closed: bool
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by kind, of the device that holds most."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +137,9 @@ class Driver(Protocol):
     def pools(self) -> tuple[Pool, ...]:
         """The memories behind the ranks, with what is free now. Ranks that share one share its pool."""
 
-    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
-        """A dense row-major buffer of rank's memory; its content is undefined."""
+    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: bool = False) -> Buffer:
+        """A dense row-major buffer of rank's memory; its content is undefined. `scratch`: other plans' runs may use it
+        between two runs."""
 
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         """A caller's array as a buffer, by reference; the executor has checked shape and dtype."""

@@ -12,12 +12,13 @@ from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..process.group import TIMEOUT, Group, gathered
 from ..types import TYPES, Dtype
-from .api import GPUS, CollectivesBy, Driver, DriverName, GpuName, Options
+from .api import GPUS, CollectivesBy, Driver, DriverName, GpuName, Options, SharedWorkspace
 from .gpu.devices import discover as machine_of
 from .gpu.devices import kept_open, own_devices, placed
 from .gpu.driver import GpuDriver
 from .gpu.symmetric import SymmetricTensor
 from .gpu.vendor import Vendor
+from .gpu.workspace import GpuWorkspace
 from .host.driver import HostDriver
 
 
@@ -46,6 +47,11 @@ def open_driver(name: DriverName, plan: Plan, options: Options) -> Driver:
             raise UsageError("collectives of a library need GPUs; the host driver has none")
         return HostDriver(plan, options)
     return GpuDriver(_vendor(name), plan, options)
+
+
+def open_workspace(name: DriverName, ranks: int, node: int, options: Options, limit: int | None) -> SharedWorkspace:
+    """What drivers of several plans share. `node`: ranks of a node. `limit`: bytes of each GPU."""
+    return GpuWorkspace(_vendor(name), "the workspace", ranks, node, options, alone=False, limit=limit)
 
 
 def symmetric(

@@ -25,7 +25,17 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from ..driver.api import Array, Buffer, CollectivesBy, Driver, DriverName, Holdings, OnProgress, Options
+from ..driver.api import (
+    Array,
+    Buffer,
+    CollectivesBy,
+    Driver,
+    DriverName,
+    Holdings,
+    OnProgress,
+    Options,
+    size_words,
+)
 from ..driver.gpu.refused import undo_on_error
 from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
@@ -42,6 +52,7 @@ from ..types import TYPES
 from ..version import __version__
 from .bindings import array_of, checked, checked_on_device
 from .bound import Bindings, Bound, Given
+from .workspace import TIMEOUT, User, Workspace
 
 if TYPE_CHECKING:
     from ..device.run_plan import RunPlan
@@ -49,22 +60,21 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
-
 
 def _alone(method: Callable[Concatenate[Executor, P], T]) -> Callable[Concatenate[Executor, P], T]:
     """What one thread at a time does with an executor. UsageError: another thread is in the midst of something."""
 
     @wraps(method)
     def entered(self: Executor, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        me, before = get_ident(), self._user
+        me, user = get_ident(), self._user
+        before = user.thread
         if before and before != me:
             raise self._in_use()
         try:  # as in `run`
-            self._user = me
+            user.thread = me
             return method(self, *args, **kwargs)
         finally:
-            self._user = before
+            user.thread = before
 
     return entered
 
@@ -82,15 +92,18 @@ class Executor:
     limit. `collectives` says what makes the plan's collectives on GPUs: "library", which is NCCL or RCCL; "copies",
     which are our own copies and sums; "auto", the library if it is installed and each rank has a GPU of its own.
 
+    `workspace`: GPUs with what executors share there (`ficco.Workspace`), whose driver, group and so on the executor
+    has.
+
     `group`: the processes that run the plan together, each its own `ranks`: a torch.distributed process group, an
     mpi4py communicator, or a `ficco.Group`. Every process makes an executor of the same plan; tensors, streams, `write`
     and `read` are of its own ranks. All processes make the same calls in the same order. A run on the host is then
     given up, too, when no process moves for `timeout` seconds.
 
     Executors of a process may be used in different threads, each by one thread at a time: a second thread that enters
-    meanwhile gets a UsageError. Their runs have one order, the same on all GPUs, and share a GPU at the same time if
-    they leave each other room. An executor on GPUs that was not closed is closed when Python frees it, with a
-    ResourceWarning.
+    meanwhile gets a UsageError; executors of one `workspace` count as one. Their runs have one order, the same on all
+    GPUs, and share a GPU at the same time if they leave each other room. An executor on GPUs that was not closed is
+    closed when Python frees it, with a ResourceWarning.
 
     Raises UsageError (a user kernel without host function, no such machine or stream), DeviceError (memory).
     """
@@ -107,8 +120,12 @@ class Executor:
         timeout: float | None = TIMEOUT,
         collectives: CollectivesBy = "auto",
         group: object = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
+        if workspace is not None:
+            self._fits(workspace, driver, machine, ranks_per_gpu, timeout, group)
+            driver, machine, group, timeout = workspace.driver, workspace.machine, workspace.group, workspace.timeout
         self.group: Group | None = None if group is None else as_group(group)
         if machine is None and isinstance(driver, str) and driver in VENDORS:
             machine = discover(driver, plan.ranks, ranks_per_gpu, 1 if self.group is None else self.group.size)
@@ -120,13 +137,14 @@ class Executor:
             order = host_order(order, plan)
             if self.group is not None:
                 agree(self.group, {"ficco": __version__, "driver": driver or "host", **plan_facts(plan)}, timeout)
-            options = Options(order, ranks_per_gpu, timeout, collectives, self.group)
+            shared = None if workspace is None else workspace.shared
+            options = Options(order, ranks_per_gpu, timeout, collectives, self.group, shared)
             driver = open_driver(driver or "host", plan, options)
         self.driver: Driver = driver
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
         self._closed = False
         self._around = sys.exception()  # what is handled where the executor is made is no reason to close it
-        self._user = 0  # the thread that is in a call; 0: none is
+        self._user = User() if workspace is None else workspace.user
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
         self._bound: Bound | None = None  # what the last run ran
@@ -135,6 +153,30 @@ class Executor:
         self._ran = False
         with undo_on_error(self.close):
             self._own(t for t in plan.tensors if t.kind == "scratch")
+        if workspace is not None:
+            workspace.add(self)
+
+    def _fits(
+        self,
+        workspace: Workspace,
+        driver: object,
+        machine: object,
+        ranks_per_gpu: int,
+        timeout: float | None,
+        group: object,
+    ) -> None:
+        """UsageError: the plan does not run in this workspace, or what the workspace says is said again."""
+        workspace.still_open()
+        if (driver, machine, ranks_per_gpu, timeout, group) != (None, None, 1, TIMEOUT, None):
+            raise UsageError(
+                "the driver, the machine, ranks_per_gpu, the timeout and the group of an executor in a workspace are "
+                "the workspace's: leave them out"
+            )
+        if self.plan.ranks != workspace.ranks:
+            raise UsageError(
+                f"schedule '{self.plan.schedule}' was compiled for {self.plan.ranks} ranks, and the workspace has "
+                f"{workspace.ranks}: compile it for these, or make another workspace"
+            )
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -249,11 +291,12 @@ class Executor:
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock, a failing user kernel).
         """
-        me, before = get_ident(), self._user
+        me, user = get_ident(), self._user
+        before = user.thread
         if before and before != me:
             raise self._in_use()
         try:  # NOTE a Ctrl-C may come at any call: none stands between the question and the answer
-            self._user = me
+            user.thread = me
             self._open()
             if bound is None:
                 bound = self._bind(tensors)
@@ -282,7 +325,7 @@ class Executor:
                 self.driver.synchronize(progress)
             self._ran = True
         finally:
-            self._user = before
+            user.thread = before
 
     @_alone
     def synchronize(self) -> None:
@@ -492,11 +535,12 @@ class Executor:
                 who = f"ranks {pool.ranks[0]}–{pool.ranks[-1]}" if len(pool.ranks) > 1 else f"rank {pool.ranks[0]}"
                 names = ", ".join(dict.fromkeys(t.name for t, _ in missing))
                 raise DeviceError(
-                    f"{names} of {who} need {_gib(total)} and {pool.name} has {_gib(pool.free)} free; "
+                    f"{names} of {who} need {size_words(total)} and {pool.name} has {size_words(pool.free)} free; "
                     f"take smaller sizes with --set, or only compile the schedule with `ficco compile`"
                 )
         for tensor, rank in missing:
-            self._owned[tensor.name, rank] = self.driver.alloc(rank, tensor.shapes[rank], tensor.dtype)
+            shape, scratch = tensor.shapes[rank], tensor.kind == "scratch"
+            self._owned[tensor.name, rank] = self.driver.alloc(rank, shape, tensor.dtype, scratch=scratch)
 
     # ---- binding
 
@@ -526,7 +570,3 @@ def _forgotten(driver: Driver, schedule: str) -> None:
         )
     finally:
         driver.drop()
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

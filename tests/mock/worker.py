@@ -18,10 +18,11 @@ from ficco_rt.errors import DeviceError, UsageError
 from tests.mock import standin
 from tests.mock.standin import Face
 from tests.mock.worker_tensors import TIMEOUT, Tensors
+from tests.mock.worker_workspace import Workspaces
 from tests.pipes import Pipes
 
 
-class Worker(Tensors):
+class Worker(Tensors, Workspaces):
     """A process of a group. The rest of ficco_rt is imported when the library stands in for the vendor's."""
 
     def __init__(
@@ -251,8 +252,8 @@ class Worker(Tensors):
         return self.left()
 
     def other_orders(self) -> str:
-        """One process runs what it has bound, the other binds anew."""
-        with self.executor("ag_gemm/streamed") as executor:
+        """One process runs what it has bound, the other binds anew, tensors that the first one writes."""
+        with self.executor("gemm_ar/streamed") as executor:
             self.fill(executor, 0)
             executor.run()
             if self.place:
@@ -398,11 +399,11 @@ class Worker(Tensors):
         return found, self.left()
 
     @contextmanager
-    def _graph_of(self, executor: Any) -> Iterator[Callable[[], None]]:
-        """Inside, a caller's graph holds a run, and a call replays it."""
+    def _graph_of(self, executor: Any, of: Any = None) -> Iterator[Callable[[], None]]:
+        """Inside, a caller's graph holds a run, and a call replays it. `of`: its stream, if there is one."""
         vendor, gpus = executor.driver._vendor, executor.driver._gpus
         with gpus.inside(gpus.first):
-            stream = vendor.new_stream(0)
+            stream = vendor.new_stream(0) if of is None else of
             vendor.begin_capture(stream)
             executor.run(streams=[int(stream)])
             captured = vendor.end_capture(stream)
@@ -418,7 +419,8 @@ class Worker(Tensors):
         finally:
             vendor.destroy_graph(graph)
             vendor.destroy_captured(captured)
-            vendor.destroy_stream(stream)
+            if of is None:
+                vendor.destroy_stream(stream)
 
     def captured_calls(self, node: int, what: str, call: int = 0) -> tuple[list[str], str]:
         """Runs that are collectives of the library alone, and messages between nodes, in a caller's graph among runs of

@@ -159,6 +159,7 @@ TWINS = {
     "each driver has one": {"driver", "peers"},
     "a command, and what it calls": {"check", "choose", "tune", "run"},
     "a value, and what asks for it or fills it": {"inside"},
+    "what callers see, and the drivers' part of it": {"workspace"},
 }
 
 

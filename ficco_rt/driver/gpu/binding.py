@@ -278,7 +278,7 @@ class Binder:
         waiting = waiting_streams(plan, called=bool(manner.callers))
         through = plan.body if manner.mode == "embedded" else run_ends.epilogue
         ends = {
-            locals_[action.event.number]: (self._resources.recorded(action.event), streams[action.stream])
+            locals_[action.event.number]: (binding.of.resources.recorded(action.event), streams[action.stream])
             for action in through
             if action.stream in streams
             and isinstance(action, ir.RecordEvent)
@@ -373,8 +373,8 @@ class Binder:
     def _made(
         self, binding: BoundPlan, plan: ir.DevicePlan, call: run_calls.Call, device: Gpu, stream: Handle
     ) -> DriverCall:
-        vendor, resources, ordinal = self._gpus.vendor, self._resources, device.ordinal
-        addresses = binding.of.resources.addresses[binding.number]
+        vendor, resources, ordinal = self._gpus.vendor, binding.of.resources, device.ordinal
+        addresses = resources.addresses[binding.number]
 
         def one(semaphore: int) -> LinearCopy:
             return LinearCopy(addresses[semaphore], self._gpus.ones[ordinal], 4)
@@ -407,7 +407,7 @@ class Binder:
                 listed = [Step(addresses[s.first], s.count, KINDS[s.does]) for s in steps]
                 return self._launches.barrier(device, addresses[barrier_peers], listed, stream)
             case ir.ResetSemaphores(first=first, count=count):
-                return vendor.zero_action(binding.of.resources.semaphore(ordinal, first, binding.number), count, stream)
+                return vendor.zero_action(resources.semaphore(ordinal, first, binding.number), count, stream)
             case ir.LaunchGraph() if plan.mode == "embedded":
                 return vendor.embed(binding.parts[ordinal], stream)
             case ir.LaunchGraph():

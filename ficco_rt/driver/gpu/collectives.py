@@ -297,7 +297,7 @@ class Communicators:
             for rank in gpus.ranks:
                 device = gpus.device(rank)
                 for what in ("a first collective", "its result"):
-                    memory.append(gpus.alloc(device, size, what))
+                    memory.append(gpus.alloc(device, size, what, "library"))
                 stream = gpus.control[device.ordinal]
                 to, by = wanted.to[rank], senders.get(rank, -1)
                 members.append((rank, Member(memory[-1], memory[-2], count, dtype, stream, count, to, by)))

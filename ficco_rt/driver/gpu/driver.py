@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import TypeAlias
 
 import numpy as np
 
@@ -36,13 +37,15 @@ from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, O
 from . import clocks
 from .binding import BoundPlan, Callers, PlanParts, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
+from .gpus import Kind
 from .inside import LaunchTimes, Marked, launch_times
 from .issue_order import ISSUE_ORDER
 from .launches import PlanKernels, fits
 from .peers import Peers, label, touched_by_others
-from .refused import Refused, concerning, undo_on_error
+from .refused import Closing, Refused, concerning, undo_on_error
 from .resources import PlanResources
 from .runs import handles, steady
+from .sharing import Shared
 from .spans import events_of, raisers_of, spans_of
 from .tensors import DeviceTensor, DeviceTensors
 from .vendor import Numbers, Vendor
@@ -52,6 +55,9 @@ _NO_ACCESS = (
     "other GPUs cannot be given access to this memory, which is mapped to its addresses or comes from a pool; take "
     "tensors of ordinary allocations (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False)"
 )
+
+# Other processes' tensors by set, the unaligned launches of all processes, and what holds the mappings.
+_Others: TypeAlias = tuple[Sequence[DeviceTensors], frozenset[tuple[int, int]], Shared]
 
 
 class GpuDriver(api.Driver):
@@ -63,7 +69,6 @@ class GpuDriver(api.Driver):
     def __init__(self, vendor: Vendor, plan: Plan, options: Options) -> None:
         collectives = options.collectives
         self.name = vendor.name
-        self._vendor = vendor
         self._plan = plan
         self._made: dict[frozenset[tuple[int, int]], Plans] = {}  # by unaligned launches: those in use stay
         self._numbers = count()
@@ -71,13 +76,16 @@ class GpuDriver(api.Driver):
         self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
+        self._others: _Others | None = None  # if all that processes touch of one another is scratch
         self._closed = self._poisoned = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         refuse(plan)
         name = f"schedule '{plan.schedule}'"
-        own = GpuWorkspace(vendor, name, plan.ranks, plan.target.node, options, alone=True)
-        self._workspace = own
+        own = options.workspace or GpuWorkspace(vendor, name, plan.ranks, plan.target.node, options)
+        assert isinstance(own, GpuWorkspace)
+        self._workspace, self._vendor = own, own.vendor
+        self._slots: dict[int, list[int]] = {rank: [] for rank in own.gpus.ranks}  # scratch that plans share
         self._gpus, self._peers, self._communicators = own.gpus, own.peers, own.communicators
         self._resources, self._launches, self._binder, self._runs = own.resources, own.launches, own.binder, own.runs
         self._device, self._features = own.device, own.features
@@ -103,7 +111,9 @@ class GpuDriver(api.Driver):
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "gate"))
             named = "" if library is None else library.version()
             self._parts = PlanParts(
-                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, layout.kept_sets),
+                PlanResources(
+                    self._gpus, self._resources, layout.semaphores.table, waiting, layout.kept_sets, own.area
+                ),
                 PlanKernels(
                     {k.name: k for k in plan.kernels},
                     partial(blocks_left, layout.plan, arch=self._device.arch, library=named),
@@ -114,7 +124,8 @@ class GpuDriver(api.Driver):
             if layout.communicators:
                 own.watch()
         except BaseException as error:
-            own.fail(error)
+            if own.alone or self._peers is not None:
+                own.fail(error)
             raise
 
     def _named(self, library: CollectiveLibrary | None, layout: Layout, asked: CollectivesBy) -> str:
@@ -159,16 +170,23 @@ class GpuDriver(api.Driver):
         for i, device in self._gpus.devices.items():
             with self._gpus.inside(device):
                 free = self._vendor.free_memory()
-            pools.append(Pool(str(device), self._gpus.placement.ranks(i), free))
+            ranks = self._gpus.placement.ranks(i)
+            free += sum(self._workspace.free_slots(rank, self._slots[rank]) for rank in ranks)
+            pools.append(Pool(str(device), ranks, free))
         return tuple(pools)
 
-    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
+    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: bool = False) -> Buffer:
         self._runs.answers()
         device = self._gpus.device(rank)
         tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
         what = f"{list(shape)} of {dtype} for rank {rank}"
         with self._alone(), self._gpus.uncaptured():
-            address = self._gpus.alloc(device, tensor.size, what, shared=True)
+            if scratch and not self._workspace.alone:
+                address = self._workspace.slot(rank, tensor.size, self._slots[rank])
+                self._slots[rank].append(address)
+            else:
+                kind: Kind = "scratch" if scratch else "tensors"
+                address = self._gpus.alloc(device, tensor.size, what, kind, shared=True)
         return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
 
     def _alone(self) -> AbstractContextManager[None]:
@@ -234,7 +252,8 @@ class GpuDriver(api.Driver):
             with self._gpus.uncaptured():
                 self._runs.quiet()
                 for one in (tensor, *self._more.pop(buffer, ())):
-                    self._gpus.free(one.address)
+                    if one.address not in self._slots[one.rank]:
+                        self._gpus.free(one.address)
         self._mapped.discard(buffer)
         self._numbers_of.pop(buffer, None)
         del self._buffers[buffer]
@@ -307,7 +326,7 @@ class GpuDriver(api.Driver):
         first, more = self._buffers[buffer], self._more.setdefault(buffer, [])
         while len(more) < number:
             device = self._gpus.device(first.rank)
-            address = self._gpus.alloc(device, first.size, label(key, number), shared=True)
+            address = self._gpus.alloc(device, first.size, label(key, number), "scratch", shared=True)
             more.append(replace(first, address=address))
             if first.size:
                 self._poison(more[-1])
@@ -323,7 +342,11 @@ class GpuDriver(api.Driver):
 
     def _bound_together(self, peers: Peers, sets: Sequence[DeviceTensors]) -> BoundPlan:
         """All processes bind: each maps the others' tensors that its commands touch, and all take the same device
-        plans. `sets`: this process's tensors, with the scratch of each set."""
+        plans. Where these tensors are scratch alone, that is done once: later each process binds for itself. `sets`:
+        this process's tensors, with the scratch of each set."""
+        if self._others is not None:
+            with self._alone():
+                return self._bound_alone(sets, self._others)
         plan = self._plans().of("streams")
         wanted = touched_by_others(plan)
         kinds = {t.name: t for t in self._plan.tensors}
@@ -334,24 +357,40 @@ class GpuDriver(api.Driver):
                     mine[label(key, number)] = own[key].address, own[key].size
         shared = peers.share("bind tensors", mine)
         with undo_on_error(peers.release, shared):
-            known = [dict(tensors) for tensors in sets]
-            for number, tensors in enumerate(known):
+            others: list[dict[tuple[str, int], DeviceTensor]] = [{} for _ in sets]
+            for number, tensors in enumerate(others):
                 for name, rank in wanted:
                     if rank not in self._gpus.ranks:
                         of = kinds[name]
                         at = label((name, rank), number if of.kind == "scratch" else 0)
                         lies, written = shared.addresses.get(at, 0), of.kind != "input"
                         tensors[name, rank] = DeviceTensor(lies, of.shapes[rank], of.dtype, rank, False, written)
-            said = peers.agreed("choose kernels", lambda: sorted(self._unaligned(known[0])))
-            plans = self._plans(frozenset((s, p) for theirs in said for s, p in theirs))
+            said = peers.agreed("choose kernels", lambda: sorted(self._unaligned({**sets[0], **others[0]})))
+            unaligned = frozenset((s, p) for theirs in said for s, p in theirs)
+            known = [{**own, **theirs} for own, theirs in zip(sets, others, strict=True)]
+            once = all(kinds[name].kind == "scratch" for name, _ in wanted)
             made: list[BoundPlan] = []
             with undo_on_error(lambda: list(map(self._binder.release, made))):
                 with peers.in_step("bind launches"):
-                    made.append(self._binder.bind(self._parts, plans, known, shared))
+                    plans = self._plans(unaligned)
+                    made.append(self._binder.bind(self._parts, plans, known, None if once else shared))
                 if plans.layout.communicators:
                     with peers.in_step("make first calls of collectives"):
                         self._communicators.warm()
+            if once:
+                self._others = others, unaligned, shared
             return made[0]
+
+    def _bound_alone(self, sets: Sequence[DeviceTensors], before: _Others) -> BoundPlan:
+        """UsageError: tensors are less aligned than those that were bound first, by which kernels were agreed on."""
+        others, unaligned, _ = before
+        known = [{**own, **theirs} for own, theirs in zip(sets, others, strict=True)]
+        if not self._unaligned(known[0]) <= unaligned:
+            raise UsageError(
+                "these tensors are less aligned than those that were bound first, for which all processes have agreed "
+                "on kernels: align them like those, or make another executor and bind them first"
+            )
+        return self._binder.bind(self._parts, self._plans(unaligned), known)
 
     def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
         found = self._made.get(unaligned)
@@ -393,15 +432,26 @@ class GpuDriver(api.Driver):
     def check(self) -> None:
         self._runs.check()
 
+    def _mine(self) -> None:
+        """UsageError: the last run was another executor's, and has what is asked for."""
+        if not self._runs.last_of(self._parts):
+            raise UsageError(
+                f"another executor of the workspace has run since the last run of schedule '{self._plan.schedule}', of "
+                "which nothing is left: ask before the next run"
+            )
+
     def run_plan(self) -> RunPlan:
+        self._mine()
         return self._runs.run_plan()
 
     def elapsed(self) -> float:
+        self._mine()
         return self._runs.microseconds()
 
     def spans(self) -> tuple[TraceSpan, ...]:
         """The spans of the last run, if it was recorded; in a group those of all processes, which ask for them at the
         same step."""
+        self._mine()
         binding = self._runs.traced
         if binding is None:
             return ()
@@ -468,9 +518,21 @@ class GpuDriver(api.Driver):
 
     def close(self, *, part: bool = True) -> None:
         """`part`: see `Peers.part`."""
-        if not self._closed and self._runs.here:
-            self._closed = True
+        if self._closed or not self._runs.here:
+            return
+        self._closed = True
+        if self._workspace.alone or self._workspace.closed:
             self._workspace.close(part=part)
+            return
+        with Closing() as closing:
+            closing(self._runs.quiet)
+            for binding in [b for b in self._binder.bindings if b.of is self._parts]:
+                closing(self._binder.release, binding)
+            for buffer in [b for b, tensor in self._buffers.items() if tensor.owned]:
+                closing(self.free, buffer)
+            if self._others is not None and self._peers is not None:
+                closing(self._peers.release, self._others[-1])
+            closing(self._parts.resources.close)
 
     def drop(self) -> None:
         """Closes when no thread holds the issue lock: Python may call a finaliser while one does."""

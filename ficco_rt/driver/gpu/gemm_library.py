@@ -58,7 +58,7 @@ class LibraryCalls:
         key = (device.ordinal, stream)
         if key not in self._workspaces:
             what = f"the workspace of {library.name} for stream {stream}"
-            self._workspaces[key] = self._gpus.alloc(device, config.workspace, what)
+            self._workspaces[key] = self._gpus.alloc(device, config.workspace, what, "library")
         with self._gpus.inside(device):
             if device.ordinal not in self._handles:
                 self._handles[device.ordinal] = library.open()

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ...device.ir import Placement
 from ...errors import DeviceError
+from ..api import size_words
 from .devices import close_devices, inside, open_devices
 from .issue_order import ISSUE_ORDER, SPIN, Client, poll
 from .peers import Peers
 from .refused import Closing, concerning, undo_on_error
 from .vendor import Gpu, Handle, Vendor
+
+Kind: TypeAlias = Literal["scratch", "semaphores", "tables", "partial sums", "library", "tensors"]  # of memory
 
 _BLOCKED: set[tuple[str, int]] = set()  # devices of the process, by vendor, on which something runs that does not end
 
@@ -55,7 +59,8 @@ class Gpus:
         self.ones: dict[int, int] = {}  # a word of each device's memory that holds 1: what raises a flag by a copy
         self._streams: list[tuple[Gpu, Handle]] = []
         self._events: dict[int, tuple[Gpu, Handle]] = {}
-        self._memory: dict[int, tuple[Gpu, int]] = {}  # address → size, too
+        self._memory: dict[int, tuple[Gpu, int, Kind]] = {}  # address → size, too
+        self.limit: int | None = None  # bytes of each device
         with self.issue_lock():
             self._open()
 
@@ -193,18 +198,28 @@ class Gpus:
 
     # ---- memory
 
-    def alloc(self, device: Gpu, size: int, what: str, *, flags: bool = False, shared: bool = False) -> int:
+    def alloc(
+        self, device: Gpu, size: int, what: str, kind: Kind = "tables", *, flags: bool = False, shared: bool = False
+    ) -> int:
         """Bytes of the device's memory: their address. `flags`: what other devices write while kernels look. `shared`:
         what other processes use, if there are any."""
+        if self.limit is not None:
+            held = self.memory_of(device)
+            if sum(held.values()) + size > self.limit:
+                by_kind = ", ".join(f"{size_words(n)} of {name}" for name, n in held.items())
+                raise DeviceError(
+                    f"{device}: {what} needs {size_words(size)}, and the workspace may hold {size_words(self.limit)}; "
+                    f"it holds {by_kind or 'nothing'}; make it with a higher limit"
+                )
         with self.inside(device):
             make = self.vendor.alloc_flags if flags else self.vendor.alloc
             found = self.peers.alloc(device, max(16, size), what, flags) if shared and self.peers is not None else None
             address = make(max(16, size), what) if found is None else found
-            self._memory[address] = (device, size)
+            self._memory[address] = (device, size, kind)
         return address
 
     def free(self, address: int) -> None:
-        device, _ = self._memory[address]
+        device, *_ = self._memory[address]
         with self.inside(device):
             if not self.calm():  # NOTE the call waits for what runs
                 return
@@ -227,11 +242,19 @@ class Gpus:
             self.put(device, address, values)
         return address
 
+    def memory_of(self, device: Gpu) -> dict[Kind, int]:
+        """Bytes of a device's memory by kind."""
+        found: dict[Kind, int] = {}
+        for at, size, kind in list(self._memory.values()):
+            if at is device:
+                found[kind] = found.get(kind, 0) + size
+        return found
+
     # ---- the end
 
     def held(self) -> tuple[int, int, int]:
         """Streams, events, and bytes of memory."""
-        return len(self._streams), len(self._events), sum(size for _, size in self._memory.values())
+        return len(self._streams), len(self._events), sum(size for _, size, _ in self._memory.values())
 
     def close(self) -> None:
         """Releases everything. May be called twice."""

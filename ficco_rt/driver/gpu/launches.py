@@ -112,7 +112,7 @@ class LaunchBinder:
         more gets a larger piece; bound launches keep theirs, until the driver is closed."""
         address, most = self._partials.get((device.ordinal, stream), (0, 0))
         if size > most:
-            address = self._gpus.alloc(device, size, f"the partial sums of launches on stream {stream}")
+            address = self._gpus.alloc(device, size, f"the partial sums of launches on stream {stream}", "partial sums")
             self._partials[device.ordinal, stream] = address, size
         return address
 

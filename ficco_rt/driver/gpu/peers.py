@@ -70,12 +70,10 @@ _NO_IPC = (
 class Peers:
     """See the module. `timeout`: seconds that processes wait for one another; None: without limit."""
 
-    def __init__(
-        self, vendor: Vendor, group: Group, schedule: str, ranks: int, node: int, timeout: float | None
-    ) -> None:
-        """`node`: ranks of a node, of the machine that the plan was made for."""
+    def __init__(self, vendor: Vendor, group: Group, name: str, ranks: int, node: int, timeout: float | None) -> None:
+        """`name`: of what the processes have together, in messages. `node`: ranks of a node."""
         self.group = group
-        self.name = f"schedule '{schedule}'"
+        self.name = name
         self._vendor = vendor
         self._timeout = timeout
         self._sockets: SocketNames | None = None  # how those are named by which descriptors pass
@@ -431,8 +429,9 @@ class Peers:
 
     def _area(self, address: int, size: int, label: str, made: Shared) -> tuple[int, int]:
         """The area that holds these bytes, and where in it they begin."""
-        if address in self._own:
-            return self._own[address][1], 0
+        for base, (mapped, number) in self._own.items():
+            if base <= address < base + mapped.size:
+                return number, address - base
         found = self._sharing.allocation(address, label)
         if found is not None:
             if self._apart is not None:  # IPC memory stays on this machine

@@ -15,6 +15,9 @@ from .peers import Peers
 from .refused import Closing
 from .vendor import Gpu, Handle
 
+# Kinds of events whose number is a device's or a rank's: the same in all plans.
+_OF_DEVICES = ("start", "begin", "end", "completion", "captured", "open", "embedded", "begun", "replayed", "caller")
+
 
 class RunResources:
     """The streams and events of device plans, which all plans of a workspace share, and their semaphores: 32-bit words
@@ -23,9 +26,29 @@ class RunResources:
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
         self._streams: dict[tuple[int, Priority], list[Handle]] = {}  # by device and priority
-        self._events: dict[EventName, Handle] = {}
+        self._events: dict[EventName, Handle] = {}  # those that a device, or a rank's caller, has in every plan
+        self._plan_events: dict[tuple[int, bool], list[Handle]] = {}  # by device, and whether they take times
         self.rescue: dict[int, Handle] = {}  # streams that never wait, by device
         self.plans: list[PlanResources] = []
+        self._areas: dict[int, tuple[int, int]] = {}  # by device, of semaphores: the first free address, and the end
+        self._given_back: dict[tuple[int, int], list[int]] = {}  # by device and number of semaphores: addresses
+
+    def semaphores(self, device: Gpu, number: int, area: int) -> int:
+        """The address of so many semaphores, which nobody has. `area`: of how many at least memory is made."""
+        given_back = self._given_back.get((device.ordinal, number))
+        if given_back:
+            return given_back.pop()
+        free, end = self._areas.get(device.ordinal, (0, 0))
+        if end - free < 4 * number:
+            size = 4 * max(number, area)
+            free = self._gpus.alloc(device, size, "the plan's flags", "semaphores", flags=True, shared=True)
+            end = free + size
+        self._areas[device.ordinal] = free + 4 * number, end
+        return free
+
+    def give_back(self, device: int, address: int, number: int) -> None:
+        """Semaphores that no plan has any more."""
+        self._given_back.setdefault((device, number), []).append(address)
 
     def stream(self, device: int, priority: Priority, number: int) -> Handle:
         """The stream with this number among those of a device and a priority."""
@@ -43,6 +66,13 @@ class RunResources:
     def recorded(self, name: EventName) -> Handle:
         """An event that has been made."""
         return self._events[name]
+
+    def plan_event(self, device: Gpu, timing: bool, number: int) -> Handle:
+        """The event with this number among those of a device that plans use in their runs."""
+        made = self._plan_events.setdefault((device.ordinal, timing), [])
+        while len(made) <= number:
+            made.append(self._gpus.new_event(device, timing=timing))
+        return made[number]
 
     def under_way(self) -> tuple[int, ...]:
         """The count of runs of each device on which a replay of a caller's graph has begun and has not ended, by plan.
@@ -95,18 +125,20 @@ class PlanResources:
         semaphores: Sequence[Semaphore],
         streams: Iterable[DeviceStream] = (),
         sets: int = 1,
+        area: int = 1,
     ) -> None:
+        """`area`: see `RunResources.semaphores`."""
         self._gpus, self._all = gpus, resources
         self._streams: dict[StreamName, Handle] = {}
-        self._taken: Counter[tuple[int, Priority]] = Counter()
+        self._events: dict[EventName, Handle] = {}
+        self._taken: Counter[tuple[int, Priority | bool]] = Counter()  # streams by priority, events by timing
         self._semaphores: dict[int, tuple[int, int]] = {}  # device → address, semaphores of all sets
         self._entries = _entries(gpus, semaphores)
         self._of_set = Counter(semaphore.device for semaphore in semaphores)
         for ordinal, device in gpus.devices.items():
             size = sets * self._of_set[ordinal]
             if size:
-                address = gpus.alloc(device, 4 * size, "the plan's flags", flags=True, shared=True)
-                self._semaphores[ordinal] = address, size
+                self._semaphores[ordinal] = resources.semaphores(device, size, area), size
                 if ordinal not in resources.rescue:
                     resources.rescue[ordinal] = gpus.new_stream(device)
         with gpus.issue_lock():
@@ -164,9 +196,29 @@ class PlanResources:
             self._taken[alike] += 1
         return self._streams[stream.name]
 
+    def event(self, name: EventName, device: Gpu) -> Handle:
+        """An event that a stream of the device records."""
+        if name.kind in _OF_DEVICES:
+            return self._all.event(name, device)
+        if name not in self._events:
+            alike = device.ordinal, name.timing
+            self._events[name] = self._all.plan_event(device, name.timing, self._taken[alike])
+            self._taken[alike] += 1
+        return self._events[name]
+
+    def recorded(self, name: EventName) -> Handle:
+        """An event that has been made. KeyError: it has not."""
+        return self._all.recorded(name) if name.kind in _OF_DEVICES else self._events[name]
+
     def semaphore(self, device: int, index: int, number: int) -> int:
         """The address of a semaphore by its place on its device, in a set."""
         return self._semaphores[device][0] + 4 * (number * self._of_set[device] + index)
+
+    def close(self) -> None:
+        """Gives the semaphores back. The plan's runs have ended."""
+        self._all.plans.remove(self)
+        for ordinal, (address, size) in self._semaphores.items():
+            self._all.give_back(ordinal, address, size)
 
     def clear(self) -> None:
         """Resets the semaphores to 0."""

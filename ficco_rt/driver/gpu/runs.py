@@ -14,7 +14,7 @@ from ...device.ir import EventName, Mode
 from ...device.run_plan import RunPlan, uploads
 from ...errors import DeviceError, UsageError
 from . import board
-from .binding import Binder, BoundPlan, Callers, RunManner
+from .binding import Binder, BoundPlan, Callers, PlanParts, RunManner
 from .collectives import Communicators
 from .devices import inside
 from .gpus import Gpus
@@ -45,6 +45,7 @@ class Runs:
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: semaphores and counters may be up
         self._last: BoundPlan | None = None  # what the last run ran
+        self._of: PlanParts | None = None  # of which plan
         self._manner: RunManner | None = None  # and how
         self._issued = 0  # whole runs, without those in callers' graphs
         self._latest: tuple[BoundPlan, RunManner, int | None, Sequence[Wait]] | None = None  # see `run_plan`
@@ -55,6 +56,10 @@ class Runs:
         self._threads_own = False  # some of these are default streams of the calling thread
         self._why = ""  # why these devices get no further run
         self.lost = False  # a run failed or does not end: these devices get no further run
+
+    def last_of(self, parts: PlanParts) -> bool:
+        """Whether the last run was one of this plan, or there was none."""
+        return self._of is None or self._of is parts
 
     @property
     def traced(self) -> BoundPlan | None:
@@ -86,7 +91,7 @@ class Runs:
         taken = False
         try:
             self._prepare()
-            manner, latest = self._set(mode, callers, timing), binding.latest
+            manner, latest = self._set(binding, mode, callers, timing), binding.latest
             calls = latest[1] if latest is not None and latest[0] is manner else self._binder.calls(binding, manner)
             ISSUE_ORDER.acquire(client)
             taken = True
@@ -95,7 +100,7 @@ class Runs:
             enters = calls.enters or waits
             if enters:
                 gpus.begin_issue()
-            self._running, self._last, self._manner = True, binding, manner
+            self._running, self._last, self._manner, self._of = True, binding, manner, binding.of
             if self._board is not None:
                 self._board.issues()
             make(gpus, steps)
@@ -113,12 +118,12 @@ class Runs:
                 ISSUE_ORDER.release()
         return False
 
-    def _set(self, mode: Mode, callers: Callers, timing: bool) -> RunManner:
+    def _set(self, binding: BoundPlan, mode: Mode, callers: Callers, timing: bool) -> RunManner:
         """How a run is made now: the very manner of the run before, if that says it. NOTE each run comes here."""
         before, replays = self._manner, self._replays
         timed = mode == "traced" or timing or not callers
         behind = self._running or replays  # replays may be under way like the run before
-        others = before is None or before.mode != mode or before.callers != callers
+        others = before is None or before.mode != mode or before.callers != callers or self._of is not binding.of
         if callers is not self._looked_at:
             self._looked_at, self._threads_own = callers, any(map(is_threads_own, callers))
         others = others or self._threads_own  # NOTE another thread's may have been meant by the same handle
@@ -457,7 +462,8 @@ class Runs:
     def since(self, ordinal: int, event: EventName) -> float:
         """Microseconds from a recorded run's begin to an event. Devices' clocks are set to one another by the event
         that begins the run: they agree to some microseconds, the time that it takes to reach them."""
-        begin, passed = self._resources.recorded(EventName("begin", ordinal)), self._resources.recorded(event)
+        assert self._last is not None
+        begin, passed = map(self._last.of.resources.recorded, (EventName("begin", ordinal), event))
         with concerning(self._gpus.devices[ordinal]):
             return max(0.0, 1e3 * self._gpus.vendor.milliseconds(begin, passed))
 
@@ -556,7 +562,8 @@ class Runs:
     def _passed(self, issued: Issued | None) -> HasPassed:
         def passed(event: EventName) -> bool:
             try:
-                handle = self._resources.recorded(event)
+                assert self._last is not None
+                handle = self._last.of.resources.recorded(event)
                 return (issued is None or id(handle) in issued) and self._gpus.vendor.ended(handle)
             except (DeviceError, KeyError):
                 return False

@@ -7,13 +7,12 @@ of. So where several plans share a workspace, devices signal the ends of their r
 or alternates between buffer sets (`Features.alone`).
 
 Scratch lies in *slots*: pieces of each device's memory that all plans use. A plan takes for each of its scratch tensors
-the smallest free slot that is large enough, the same in all processes, and a new one where none is.
+the smallest slot that is large enough and that it does not have yet, and a new one where none is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from ...errors import DeviceError, UsageError
 from ...kernels.families import tuned
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
-from ..api import Options
+from ..api import Options, SharedWorkspace
 from .binding import Binder
 from .collectives import Communicators
 from .copy_trial import try_copies
@@ -37,14 +36,28 @@ from .runs import Runs
 from .vendor import Vendor
 from .watchdog import WATCHDOG
 
+AREA = 1 << 14  # semaphores of which several plans' are parts
 
-class GpuWorkspace:
-    """See the module. `name`: what messages call its owner. `node`: ranks of a node. `alone`: it is one executor's.
+
+class GpuWorkspace(SharedWorkspace):
+    """See the module. `name`: what messages call its owner. `node`: ranks of a node. `limit`: bytes of each GPU that it
+    may hold. `alone`: it is one executor's. `area`: semaphores of which memory is made at once.
 
     Raises UsageError, DeviceError: GPUs are too few, or processes do not reach each other's memory."""
 
-    def __init__(self, vendor: Vendor, name: str, ranks: int, node: int, options: Options, *, alone: bool) -> None:
+    def __init__(
+        self,
+        vendor: Vendor,
+        name: str,
+        ranks: int,
+        node: int,
+        options: Options,
+        *,
+        alone: bool = True,
+        limit: int | None = None,
+    ) -> None:
         self.vendor, self.options, self.alone = vendor, options, alone
+        self.area = 1 if alone else AREA
         self.peers: Peers | None = None
         self.closed = False
         group, timeout = options.group, options.timeout
@@ -60,9 +73,9 @@ class GpuWorkspace:
                 mine, _ = own_devices(vendor, needed, 0, lambda make: [make()])
                 locals_ = dict(zip(placement.ordinals, mine, strict=True))
         self.gpus = Gpus(vendor, placement, timeout, name, self.peers, locals_)
+        self.gpus.limit = limit
         self.communicators = Communicators(self.gpus)
-        self.users = 0  # executors
-        self._slots: dict[int, list[tuple[int, int]]] = {}  # by rank: addresses and bytes, smallest first
+        self._slots: dict[int, dict[int, int]] = {}  # by rank: bytes by address
         WATCHDOG.watch(self.gpus.client)
         try:
             facts = all_facts or [d.facts for d in self.gpus.devices.values()]
@@ -106,24 +119,26 @@ class GpuWorkspace:
 
     # ---- scratch
 
-    def slots(self, sizes: Mapping[int, Sequence[int]], what: str) -> dict[int, list[int]]:
-        """By rank, the addresses of slots for scratch tensors of these sizes, which all ranks of this process have in
-        the same order. Raises DeviceError: memory."""
-        found: dict[int, list[int]] = {}
-        for rank, needed in sizes.items():
-            slots, free = self._slots.setdefault(rank, []), Counter(self._slots[rank])
-            at: dict[int, int] = {}
-            for number in sorted(range(len(needed)), key=lambda i: -needed[i]):
-                slot = min((s for s in free.elements() if s[1] >= needed[number]), key=lambda s: s[1], default=None)
-                if slot is None:
-                    device = self.gpus.device(rank)
-                    slot = self.gpus.alloc(device, needed[number], what, shared=True), needed[number]
-                    slots.append(slot)
-                else:
-                    free[slot] -= 1
-                at[number] = slot[0]
-            found[rank] = [at[number] for number in range(len(needed))]
-        return found
+    def slot(self, rank: int, size: int, taken: Collection[int]) -> int:
+        """The address of a slot for scratch of a rank; none of `taken`. Raises DeviceError: memory."""
+        slots = self._slots.setdefault(rank, {})
+        fit = [(held, at) for at, held in slots.items() if held >= size and at not in taken]
+        if fit:
+            return min(fit)[1]
+        device = self.gpus.device(rank)
+        made = self.gpus.alloc(device, size, f"scratch of rank {rank}", "scratch", shared=True)
+        slots[made] = size
+        return made
+
+    def free_slots(self, rank: int, taken: Collection[int]) -> int:
+        """Bytes of the slots of a rank that are none of `taken`."""
+        return sum(size for at, size in self._slots.get(rank, {}).items() if at not in taken)
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by kind, of the device that holds most."""
+        found = [self.gpus.memory_of(device) for device in self.gpus.devices.values()]
+        return {str(kind): size for kind, size in max(found, key=lambda held: sum(held.values())).items()}
 
     # ---- the end
 

@@ -1,0 +1,117 @@
+"""What executors on the same GPUs share: a model's hundreds of operations take the memory of the largest one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet
+
+from ..driver.api import DriverName, Options
+from ..driver.registry import VENDORS, discover, open_workspace
+from ..errors import DeviceError, UsageError
+from ..files.arguments import whole
+from ..machine.profiles import chosen
+from ..process.group import Group, as_group
+
+TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
+
+
+class Closable(Protocol):
+    """An executor."""
+
+    def close(self) -> None: ...
+
+
+class User:
+    """The thread that is in a call; 0: none is."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.thread = 0
+
+
+class Workspace:
+    """GPUs with all that executors on them can share: streams, events, loaded kernels, semaphores, scratch, and memory
+    for partial sums. `Executor(plan, workspace=…)` runs a plan there.
+
+    Executors of a workspace run one after another, in the order of their calls: each may follow any other, on streams,
+    as graphs, and in graphs that you capture. Order the streams of graphs that you replay yourself. Scratch is the
+    largest that any of the plans needs, not the sum, so `read` of scratch and a trace are those of the last run of all.
+
+    `ranks` is that of all plans. `driver`, `ranks_per_gpu`, `group` and `timeout` are as for an `Executor`. `limit` is
+    the most bytes of each GPU that the workspace may hold; an executor or a binding that needs more is refused. In a
+    group, all processes make the same executors and bindings in the same order; a run then ends when all processes have
+    ended theirs, which takes some microseconds.
+
+    Raises UsageError (no such driver), DeviceError (GPUs are too few; memory).
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        driver: DriverName = "cuda",
+        *,
+        ranks_per_gpu: int = 1,
+        group: object = None,
+        timeout: float | None = TIMEOUT,
+        limit: int | None = None,
+    ) -> None:
+        if driver not in VENDORS:
+            raise UsageError(
+                f"a workspace is on GPUs, driver='cuda' or driver='hip'; given {driver!r}. Executors of the host "
+                "driver share nothing that counts: make them without a workspace"
+            )
+        self.ranks = whole(ranks, "ranks")
+        self.group: Group | None = None if group is None else as_group(group)
+        size = 1 if self.group is None else self.group.size
+        self.machine = chosen(discover(driver, self.ranks, ranks_per_gpu, size), self.ranks)
+        self.driver: DriverName = driver
+        self.timeout = timeout
+        options = Options(ranks_per_gpu=ranks_per_gpu, timeout=timeout, group=self.group)
+        self.shared = open_workspace(driver, self.ranks, self.machine.node, options, limit)
+        self.user = User()
+        self._executors: WeakSet[Closable] = WeakSet()
+
+    def add(self, executor: Closable) -> None:
+        """The executor is closed with the workspace."""
+        self._executors.add(executor)
+
+    def still_open(self) -> None:
+        """UsageError: it is closed."""
+        if self.shared.closed:
+            raise UsageError("the workspace is closed; make a new one")
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes on the GPU of this process that holds most, by kind: `scratch` and `semaphores`, which other GPUs write
+        to, too; `tables` of launches, `partial sums` of GEMMs whose K is split, workspaces of a vendor's `library`, and
+        `tensors` that executors hold for `write` and `read`. Sizes are those that were asked for.
+
+        Raises UsageError (the workspace is closed).
+        """
+        self.still_open()
+        return dict(self.shared.memory)
+
+    def close(self) -> None:
+        """Close all executors of the workspace, and release everything; may be called twice.
+
+        Raises DeviceError (the devices still run something that does not end, or refuse to give something back).
+        """
+        for executor in list(self._executors):
+            executor.close()
+        self.shared.close()
+
+    def __enter__(self) -> Workspace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with suppress(DeviceError, UsageError):  # the first error is the one to tell
+            self.close()

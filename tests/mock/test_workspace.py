@@ -1,0 +1,198 @@
+"""Executors that share a workspace: any plan may follow any other, and they hold what the largest one needs."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+import ficco_rt as ficco
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.inputs import fresh_inputs
+from ficco_rt.exec.verify import compare, verified_run
+from ficco_rt.exec.workspace import Workspace
+from ficco_rt.plan.ir import Plan
+from tests import cases
+from tests.mock.processes import Processes
+from tests.mock.standin import StandIn
+from tests.mock.test_callers import Callers, Tensors
+from tests.mock.test_callers_graphs import Captures
+
+NAMES = ("ag_gemm/streamed", "gemm_rs/serial", "ag_gemm/oneshot", "gemm_ar/overlapped")
+MORE = ("gemm_rs/streamed", "ag_gemm/stationary_a", "gemm_rs/oneshot", "concurrent/ar_copies", "gemm_rs/direct")
+TURNS = 12 if cases.ALL else 4
+
+
+def planned(library: StandIn, name: str, ranks: int = 2, **sizes: object) -> Plan:
+    chosen = cases.sizes(name, ranks, True) | cases.few_chunks(name) | sizes
+    return plan_of(build(cases.schedule(name), ranks, chosen), discover(library.face, ranks))
+
+
+@contextmanager
+def shared(library: StandIn, settings: str = "devices 2", **options: Any) -> Iterator[Workspace]:
+    """A workspace of two ranks, of which nothing is left in the end."""
+    library.reset(settings)
+    with Workspace(2, library.face, **options) as workspace:
+        yield workspace
+    assert not library.violations()
+    assert not library.live()
+
+
+def test_any_plan_follows_any_other(library: StandIn) -> None:
+    """On nobody's streams; each finds in scratch what others have left there."""
+    with shared(library) as workspace:
+        executors = [Executor(planned(library, name), workspace=workspace) for name in (*NAMES, *MORE)]
+        chance = random.Random(1)
+        for seed in range(3 * TURNS):
+            library.set(f"seed {seed}; call_steps {seed % 4}; query_steps {(5, 5000)[seed % 2]}")
+            executor = chance.choice(executors)
+            executor.graph, executor.traced = chance.random() < 0.5, chance.random() < 0.2
+            result = verified_run(executor, seed=seed, values="exact")
+            assert result.ok, (executor, seed, result.worst)
+
+
+@pytest.mark.parametrize("names", [NAMES, MORE], ids=["some", "others"])
+def test_behind_each_other_among_the_callers_streams(cuda: StandIn, names: tuple[str, ...]) -> None:
+    """Without a wait in between: runs on two callers' streams, as graphs, and replays of what these have captured."""
+    with shared(cuda) as workspace, ExitStack() as closing:
+        executors = [Executor(planned(cuda, name, T="fp32"), workspace=workspace) for name in names]
+        callers = [Callers(executor.plan, 1, default=False) for executor in executors]
+        streams = [int(s) for s in callers[0].streams]
+        tensors: list[Tensors] = [caller.tensors() for caller in callers]
+        captures = []
+        for executor, caller, given in zip(executors, callers, tensors, strict=True):
+            caller.streams, own = callers[0].streams, caller.streams
+            closing.callback(_closed, caller, own)
+            executor.run(**given)
+            captures.append(Captures(caller, joined=True))
+            closing.callback(captures[-1].close)
+            with captures[-1].capturing():
+                executor.run(streams=streams, **given)
+        chance = random.Random(2)
+        for seed in range(3 * TURNS):
+            cuda.set(f"seed {seed}; call_steps {seed % 4}; query_steps {(5, 5000)[seed % 2]}")
+            inputs = [fresh_inputs(executor.plan, seed, "exact") for executor in executors]
+            for caller, given, values in zip(callers, tensors, inputs, strict=True):
+                caller.give(given, values)
+            for number in (*range(len(executors)), *chance.choices(range(len(executors)), k=4)):
+                if chance.random() < 0.5:
+                    captures[number].replay([0], callers[0].streams)
+                else:
+                    executors[number].graph = chance.random() < 0.5
+                    executors[number].run(streams=streams, **tensors[number])
+            chance.choice(executors).synchronize()
+            callers[0].wait()
+            for executor, caller, given, values in zip(executors, callers, tensors, inputs, strict=True):
+                result = compare(executor.plan, values, caller.outputs(given), "exact")
+                assert result.ok, (executor, seed, result.worst)
+
+
+def _closed(caller: Callers, own: list[Any]) -> None:
+    caller.streams = own
+    caller.close()
+
+
+@pytest.mark.parametrize(
+    ("both", "names"), [("cuda", NAMES), ("cuda", MORE), ("hip", NAMES)], indirect=["both"], ids=["a", "b", "hip"]
+)
+def test_in_two_processes(both: Processes, names: tuple[str, ...]) -> None:
+    answers = both.ask("together", names, TURNS)
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+        assert answer[1] == ""
+    for seed, turns in enumerate(zip(*(found for found, _ in answers), strict=True)):
+        for name, parts in zip(names, zip(*turns, strict=True), strict=True):
+            graph = build(cases.schedule(name), 2, cases.sizes(name, 2, True) | cases.few_chunks(name))
+            got = {key: array for part in parts for key, array in part.items()}
+            outputs = {t.name: [got[t.name, r] for r in range(2)] for t in graph.tensors if t.kind == "output"}
+            result = compare(graph, fresh_inputs(graph, seed, "exact"), outputs, "exact")
+            assert result.ok, (name, seed, result.worst)
+
+
+def test_memory_is_that_of_the_largest(cuda: StandIn) -> None:
+    """Scratch, streams and events of many plans are no more than those of the one that needs most."""
+    sizes = [{"M": 32 * (i + 1), "N": 64, "K": 64} for i in range(6)]
+    with shared(cuda, timeout=30) as workspace:
+        (largest,) = [Executor(planned(cuda, "ag_gemm/streamed", **sizes[-1]), workspace=workspace)]
+        assert verified_run(largest, values="exact").ok
+        memory, held = workspace.memory, largest.holdings
+        others = [Executor(planned(cuda, "ag_gemm/streamed", **more), workspace=workspace) for more in sizes]
+        for executor in others:
+            assert verified_run(executor, values="exact").ok
+        for kind in ("scratch", "semaphores"):
+            assert workspace.memory[kind] == memory[kind], kind
+        assert (largest.holdings.streams, largest.holdings.events) == (held.streams, held.events)
+        for executor in others:
+            executor.close()
+        assert workspace.memory == memory
+
+
+def test_a_limit_is_kept(cuda: StandIn) -> None:
+    with shared(cuda, limit=200_000) as workspace:
+        small = Executor(planned(cuda, "ag_gemm/serial"), workspace=workspace)
+        assert verified_run(small, values="exact").ok
+        with pytest.raises(DeviceError, match=r"needs .* and the workspace may hold 0\.2 MiB; it holds .* of scratch"):
+            Executor(planned(cuda, "ag_gemm/serial", M=512, K=512), workspace=workspace)
+        assert verified_run(small, seed=1, values="exact").ok
+
+
+def test_what_a_run_has_left_is_there_until_the_next_one(cuda: StandIn) -> None:
+    with shared(cuda) as workspace:
+        first, second = (Executor(planned(cuda, name), workspace=workspace) for name in NAMES[:2])
+        first.traced = True
+        assert verified_run(first, values="exact").ok
+        assert first.trace.spans
+        assert verified_run(first, values="exact").ok
+        assert verified_run(second, values="exact").ok
+        for ask in (lambda: first.trace, lambda: first.run_plan()):
+            with pytest.raises(UsageError, match="another executor of the workspace has run since"):
+                ask()
+        assert second.run_plan().steps
+
+
+def test_one_thread_at_a_time(cuda: StandIn) -> None:
+    """Of all executors of a workspace."""
+    with shared(cuda) as workspace:
+        first, second = (Executor(planned(cuda, name), workspace=workspace) for name in NAMES[:2])
+        told: list[str] = []
+
+        def enter() -> None:
+            try:
+                second.synchronize()
+            except UsageError as error:
+                told.append(str(error))
+
+        workspace.user.thread = threading.get_ident()
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        workspace.user.thread = 0
+        assert len(told) == 1
+        assert "takes one thread at a time" in told[0]
+        first.synchronize()
+
+
+def test_mistakes(cuda: StandIn) -> None:
+    cuda.reset("devices 4")
+    with pytest.raises(UsageError, match="a workspace is on GPUs, driver='cuda' or driver='hip'; given 'host'"):
+        Workspace(2, "host")
+    with shared(cuda, "devices 4") as workspace:
+        with pytest.raises(UsageError, match="was compiled for 4 ranks, and the workspace has 2: compile it for these"):
+            Executor(planned(cuda, "ag_gemm/serial", 4), workspace=workspace)
+        with pytest.raises(UsageError, match="are the workspace's: leave them out"):
+            Executor(planned(cuda, "ag_gemm/serial"), "cuda", workspace=workspace)
+        executor = Executor(planned(cuda, "ag_gemm/serial"), workspace=workspace)
+    with pytest.raises(UsageError, match="is closed; make a new one"):
+        executor.run()
+    with pytest.raises(UsageError, match="the workspace is closed; make a new one"):
+        Executor(planned(cuda, "ag_gemm/serial"), workspace=workspace)
+    with pytest.raises(UsageError, match="the workspace is closed; make a new one"):
+        workspace.memory  # noqa: B018
+    assert ficco.Workspace is Workspace

@@ -1,0 +1,71 @@
+"""Questions to a `Worker` about executors that share a workspace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from tests.mock.worker_tensors import TIMEOUT
+
+
+class Workspaces:
+    def together(self: Any, names: Sequence[str], turns: int) -> tuple[list[Any], str]:
+        """Runs of several plans in one workspace, behind each other without a wait, in orders that are the same in all
+        processes: on streams, as graphs, and (CUDA) in graphs of a caller. In each turn the outputs of all."""
+        from ficco_rt.exec.executor import Executor
+        from ficco_rt.exec.workspace import Workspace
+
+        chance, found = random.Random(turns), []
+        with Workspace(self.group.size, self.face, group=self.group, timeout=TIMEOUT) as workspace, ExitStack() as last:
+            executors = [Executor(self.plan(name), workspace=workspace) for name in names]
+            vendor, gpus = executors[0].driver._vendor, executors[0].driver._gpus  # type: ignore[attr-defined]
+            for executor in executors:
+                self.fill(executor, 0)
+                executor.run()
+            with gpus.inside(gpus.first):
+                stream = vendor.new_stream(0)
+            last.callback(vendor.destroy_stream, stream)
+            embeds = executors[0].driver._features.embeds  # type: ignore[attr-defined]
+            graphs = [last.enter_context(self._graph_of(executor, stream)) for executor in executors if embeds]
+            for seed in range(turns):
+                self.gpus.set(f"seed {2 * seed + self.place}; call_steps {seed % 4}; query_steps {(5, 5000)[seed % 2]}")
+                for executor in executors:
+                    self.fill(executor, seed)
+                for number in (*range(len(executors)), *chance.choices(range(len(executors)), k=5)):
+                    executors[number].graph = chance.random() < 0.5
+                    executors[number].run(streams=[int(stream)])
+                    again = chance.choice(range(len(executors)))
+                    if embeds and chance.random() < 0.5:
+                        graphs[again]()
+                executors[chance.choice(range(len(executors)))].synchronize()
+                found.append([self.outputs(executor) for executor in executors])
+            self._binds_alone(executors)
+            memory = workspace.memory
+            assert memory["scratch"] < sum(self._scratch(executor) for executor in executors), memory
+            executors[0].close()
+            executors[0] = Executor(self.plan(names[0]), workspace=workspace)
+            assert workspace.memory["scratch"] == memory["scratch"], "a plan like another one took more"
+            self.fill(executors[0], turns)
+            executors[0].run()
+        return found, self.left()
+
+    def _binds_alone(self: Any, executors: Sequence[Any]) -> None:
+        """Where all that processes touch of one another is scratch, one of them binds for itself."""
+        for executor in executors:
+            if executor.driver._others is not None and self.place:
+                outputs = [t for t in executor.plan.tensors if t.kind == "output"]
+                more = {
+                    (t.name, r): executor.driver.alloc(r, t.shapes[r], t.dtype) for t in outputs for r in executor.ranks
+                }
+                executor.driver.bind({**executor._owned, **more})
+
+    @staticmethod
+    def _scratch(executor: Any) -> int:
+        from ficco_rt.types import TYPES
+
+        scratch = [t for t in executor.plan.tensors if t.kind == "scratch"]
+        return sum(TYPES[t.dtype].bytes * int(np.prod(t.shapes[executor.ranks[0]])) for t in scratch)
