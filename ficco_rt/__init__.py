@@ -31,7 +31,12 @@ list of arrays for each input and output, one a rank, and writes outputs in plac
         executor.run(A=A, B=B, C=C)
         executor.duration
 
-A `Workspace` has the GPUs, streams and memory that many executors share: `Executor(plan, workspace=…)`.
+A `Workspace` has the GPUs, streams and memory that many executors share: `Executor(plan, workspace=…)`. An `Operation`
+in it runs with any number of rows: it has plans for some, and takes the next larger one.
+
+    with ficco.Workspace(ranks=4, driver="host") as workspace:
+        operation = ficco.Operation(workspace, "ag_gemm", max_m=64, buckets=[64], N=128, K=64, T="fp32")
+        operation.run(A=[a[:5] for a in A], B=B, C=[np.empty((20, 32), np.float32) for rank in range(4)])
 
 A `Group` is the set of processes that run one plan together, as started by torchrun or mpirun: `Executor(plan,
 group=…)` runs this process's ranks. `empty` makes a tensor on a GPU that other processes of a group may read and write.
@@ -72,6 +77,7 @@ __all__ = [
     "Group",
     "Links",
     "Machine",
+    "Operation",
     "Workspace",
     "choose",
     "compile",
@@ -100,6 +106,7 @@ if TYPE_CHECKING:
     from .plan.ir import Plan
     from .process.group import Group
     from .select.choose import By, Choice
+    from .select.sized import Operation
     from .trace.model import Trace
 
 
@@ -285,6 +292,10 @@ def __getattr__(name: str) -> Any:
         from .exec.executor import Executor
 
         return Executor
+    if name == "Operation":
+        from .select.sized import Operation
+
+        return Operation
     if name == "Workspace":
         from .exec.workspace import Workspace
 

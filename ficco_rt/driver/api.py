@@ -66,10 +66,30 @@ def size_words(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """A copy on a rank's device: blocks of `width` bytes, whose first bytes lie `dst_pitch` and `src_pitch` apart."""
+
+    rank: int
+    dst: int
+    src: int
+    width: int
+    blocks: int
+    dst_pitch: int
+    src_pitch: int
+
+
 class SharedWorkspace(Protocol):
     """What drivers of GPUs share (`gpu.workspace`)."""
 
     closed: bool
+
+    def staging(self, rank: int, name: str, size: int) -> int:
+        """The address of memory for a tensor that stands for a caller's: the same for all runs, and no scratch."""
+
+    def copy_rows(self, copies: Sequence[CopiedRows], streams: Sequence[object] | None, *, first: bool) -> None:
+        """Copies to or from staging, on callers' streams; without these it ends before the return. `first`: before a
+        run, behind the copies after the run before."""
 
     @property
     def memory(self) -> Mapping[str, int]:

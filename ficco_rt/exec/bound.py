@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..plan.ir import Plan
 
 KEPT = 8  # sets of tensors on GPUs; of numpy arrays one, as what is kept keeps them alive
+KEPT_OF_MANY = 128  # in a workspace, where each of a model's layers has its own
 
 Given: TypeAlias = Mapping[tuple[str, int], Array | DeviceArray]  # the caller's arrays by tensor and rank
 _Key: TypeAlias = frozenset[tuple[str, int, object]]  # tensor, rank, and which array it is
@@ -32,8 +33,9 @@ class Bound:
 class Bindings:
     """Binds a plan on a driver, and caches the bindings of the last few sets of arrays."""
 
-    def __init__(self, driver: Driver, plan: Plan) -> None:
+    def __init__(self, driver: Driver, plan: Plan, kept: int = KEPT) -> None:
         self._driver = driver
+        self._most = kept if driver.on_device else 1
         self._dtypes = {t.name: t.dtype for t in plan.tensors}
         self._kept: dict[_Key, Bound] = {}  # the last used one last
 
@@ -74,7 +76,7 @@ class Bindings:
 
     def _make_room(self) -> None:
         free = [b for b in self._kept.values() if not b.pinned]
-        for bound in free[: len(free) + 1 - (KEPT if self._driver.on_device else 1)]:
+        for bound in free[: len(free) + 1 - self._most]:
             self.release(bound)
 
     def _bind(self, key: _Key, given: Given, owned: Memory) -> Bound:

@@ -51,7 +51,7 @@ from ..trace.model import Lane, Trace
 from ..types import TYPES
 from ..version import __version__
 from .bindings import array_of, checked, checked_on_device
-from .bound import Bindings, Bound, Given
+from .bound import KEPT, KEPT_OF_MANY, Bindings, Bound, Given
 from .workspace import TIMEOUT, User, Workspace
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Executor:
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
         self._bound: Bound | None = None  # what the last run ran
-        self._bindings = Bindings(driver, plan)
+        self._bindings = Bindings(driver, plan, KEPT if workspace is None else KEPT_OF_MANY)
         self._trace: Trace | None = None
         self._ran = False
         with undo_on_error(self.close):
@@ -247,6 +247,15 @@ class Executor:
         bound = self._bind(tensors)
         bound.pinned, bound.tensors = True, tensors
         return bound
+
+    @_alone
+    def bind_at(self, given: Given) -> Bound:
+        """Bind tensors that lie where they are said to lie. They have the plan's shapes and types: nothing is checked.
+
+        Raises UsageError (the executor is closed, memory of another GPU), DeviceError (memory).
+        """
+        self._open()
+        return self._bindings.get(given, self._owned)
 
     @_alone
     def release(self, bound: Bound) -> None:

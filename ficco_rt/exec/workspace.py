@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
 
-from ..driver.api import DriverName, Options
+from ..driver.api import GPUS, DriverName, Options
 from ..driver.registry import VENDORS, discover, open_workspace
 from ..errors import DeviceError, UsageError
 from ..files.arguments import whole
-from ..machine.profiles import chosen
+from ..machine.profiles import DEFAULT, chosen
 from ..process.group import Group, as_group
 
 TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
@@ -41,6 +41,8 @@ class Workspace:
     as graphs, and in graphs that you capture. Order the streams of graphs that you replay yourself. Scratch is the
     largest that any of the plans needs, not the sum, so `read` of scratch and a trace are those of the last run of all.
 
+    On the host (`driver="host"`) executors share nothing, and take turns all the same: a program can be tried there.
+
     `ranks` is that of all plans. `driver`, `ranks_per_gpu`, `group` and `timeout` are as for an `Executor`. `limit` is
     the most bytes of each GPU that the workspace may hold; an executor or a binding that needs more is refused. In a
     group, all processes make the same executors and bindings in the same order; a run then ends when all processes have
@@ -59,50 +61,53 @@ class Workspace:
         timeout: float | None = TIMEOUT,
         limit: int | None = None,
     ) -> None:
-        if driver not in VENDORS:
-            raise UsageError(
-                f"a workspace is on GPUs, driver='cuda' or driver='hip'; given {driver!r}. Executors of the host "
-                "driver share nothing that counts: make them without a workspace"
-            )
+        if driver not in (*VENDORS, "host"):
+            raise UsageError(f"there is no driver {driver!r}; there are {', '.join(('host', *VENDORS))}")
+        on_gpus = driver in VENDORS
         self.ranks = whole(ranks, "ranks")
         self.group: Group | None = None if group is None else as_group(group)
         size = 1 if self.group is None else self.group.size
-        self.machine = chosen(discover(driver, self.ranks, ranks_per_gpu, size), self.ranks)
+        found = discover(driver, self.ranks, ranks_per_gpu, size) if driver in GPUS else DEFAULT
+        self.machine = chosen(found, self.ranks)
         self.driver: DriverName = driver
         self.timeout = timeout
         options = Options(ranks_per_gpu=ranks_per_gpu, timeout=timeout, group=self.group)
-        self.shared = open_workspace(driver, self.ranks, self.machine.node, options, limit)
+        self.shared = open_workspace(driver, self.ranks, self.machine.node, options, limit) if on_gpus else None
+        self._closed = False
         self.user = User()
         self._executors: WeakSet[Closable] = WeakSet()
 
     def add(self, executor: Closable) -> None:
-        """The executor is closed with the workspace."""
+        """The executor is closed with the workspace. Raises nothing."""
         self._executors.add(executor)
 
     def still_open(self) -> None:
-        """UsageError: it is closed."""
-        if self.shared.closed:
+        """Raises UsageError (it is closed)."""
+        if self._closed:
             raise UsageError("the workspace is closed; make a new one")
 
     @property
     def memory(self) -> Mapping[str, int]:
         """Bytes on the GPU of this process that holds most, by kind: `scratch` and `semaphores`, which other GPUs write
-        to, too; `tables` of launches, `partial sums` of GEMMs whose K is split, workspaces of a vendor's `library`, and
-        `tensors` that executors hold for `write` and `read`. Sizes are those that were asked for.
+        to, too; `tables` of launches, `partial sums` of GEMMs whose K is split, workspaces of a vendor's `library`,
+        `staging` for rows that an `Operation` copies, and `tensors` that executors hold for `write` and `read`. Sizes
+        are those that were asked for. On the host there are none.
 
         Raises UsageError (the workspace is closed).
         """
         self.still_open()
-        return dict(self.shared.memory)
+        return {} if self.shared is None else dict(self.shared.memory)
 
     def close(self) -> None:
         """Close all executors of the workspace, and release everything; may be called twice.
 
         Raises DeviceError (the devices still run something that does not end, or refuse to give something back).
         """
+        self._closed = True
         for executor in list(self._executors):
             executor.close()
-        self.shared.close()
+        if self.shared is not None:
+            self.shared.close()
 
     def __enter__(self) -> Workspace:
         return self

@@ -181,8 +181,8 @@ def test_one_thread_at_a_time(cuda: StandIn) -> None:
 
 def test_mistakes(cuda: StandIn) -> None:
     cuda.reset("devices 4")
-    with pytest.raises(UsageError, match="a workspace is on GPUs, driver='cuda' or driver='hip'; given 'host'"):
-        Workspace(2, "host")
+    with pytest.raises(UsageError, match="there is no driver 'gpu'; there are host, cuda, hip"):
+        Workspace(2, "gpu")  # type: ignore[arg-type]
     with shared(cuda, "devices 4") as workspace:
         with pytest.raises(UsageError, match="was compiled for 4 ranks, and the workspace has 2: compile it for these"):
             Executor(planned(cuda, "ag_gemm/serial", 4), workspace=workspace)

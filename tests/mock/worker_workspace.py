@@ -53,6 +53,51 @@ class Workspaces:
             executors[0].run()
         return found, self.left()
 
+    def sized(self: Any, asked: Sequence[tuple[str, int]]) -> tuple[bool, str]:
+        """Operations on tensors of these rows, of which each process has its rank's."""
+        import ficco_rt as ficco
+        from ficco_rt.exec.device_arrays import look
+        from tests.host.test_sized import K, N
+
+        fine, ranks = True, self.group.size
+        with ficco.Workspace(ranks, self.face, group=self.group, timeout=TIMEOUT) as workspace:
+            made = {
+                name: ficco.Operation(workspace, name, max_m=40, buckets=(8, 20), N=N, K=K, T="fp32")
+                for name in dict.fromkeys(name for name, _ in asked)
+            }
+            for seed, (name, m) in enumerate(asked):
+                left, right, wanted = self._numbers(name, m, seed, ranks, N, K)
+                driver = made[name].executor(m).driver
+                with ExitStack() as stack:
+                    given = {}
+                    for tensor, values in (("A", left), ("B", right), ("C", np.full(wanted.shape, np.nan, np.float32))):
+                        given[tensor] = self._tensor("empty", driver, values.shape, "fp32", stack)
+                        if values.size:
+                            driver._gpus.put(driver._gpus.first, look(given[tensor], str).address, values)
+                    made[name].run(**{n: [tensor] for n, tensor in given.items()})
+                    found = np.empty(wanted.shape, np.float32)
+                    if found.size:
+                        with driver._gpus.inside(driver._gpus.first):
+                            driver._vendor.to_host(found.ctypes.data, look(given["C"], str).address, found.nbytes)
+                    fine = fine and np.array_equal(found, wanted)
+                    del given
+        return fine, self.left()
+
+    def _numbers(self: Any, name: str, m: int, seed: int, ranks: int, n: int, k: int) -> tuple[Any, Any, Any]:
+        """This rank's A and B, and what its C must be."""
+        rng = np.random.default_rng(seed)
+        rows = m * ranks if name == "gemm_rs" else m
+        depth, columns = (k, n // ranks) if name == "ag_gemm" else (k // ranks, n)
+        a, b = (
+            [rng.integers(-2, 3, shape).astype(np.float32) for _ in range(ranks)]
+            for shape in ((rows, depth), (depth, columns))
+        )
+        mine = self.place
+        if name == "ag_gemm":
+            return a[mine], b[mine], np.concatenate(a) @ b[mine]
+        total = sum(left @ right for left, right in zip(a, b, strict=True))
+        return a[mine], b[mine], total[mine * m : mine * m + m] if name == "gemm_rs" else total
+
     def _binds_alone(self: Any, executors: Sequence[Any]) -> None:
         """Where all that processes touch of one another is scratch, one of them binds for itself."""
         for executor in executors:

@@ -21,7 +21,8 @@ from .peers import Peers
 from .refused import Closing, concerning, undo_on_error
 from .vendor import Gpu, Handle, Vendor
 
-Kind: TypeAlias = Literal["scratch", "semaphores", "tables", "partial sums", "library", "tensors"]  # of memory
+# What memory is for.
+Kind: TypeAlias = Literal["scratch", "semaphores", "tables", "partial sums", "library", "staging", "tensors"]
 
 _BLOCKED: set[tuple[str, int]] = set()  # devices of the process, by vendor, on which something runs that does not end
 

@@ -21,7 +21,7 @@ from ...errors import DeviceError, UsageError
 from ...kernels.families import tuned
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
-from ..api import Options, SharedWorkspace
+from ..api import CopiedRows, Options, SharedWorkspace
 from .binding import Binder
 from .collectives import Communicators
 from .copy_trial import try_copies
@@ -32,8 +32,9 @@ from .launches import LaunchBinder
 from .peers import Peers
 from .refused import Closing
 from .resources import RunResources
-from .runs import Runs
-from .vendor import Vendor
+from .runs import Runs, handles
+from .steps import DriverStep, entered, make
+from .vendor import Gpu, Handle, PitchedCopy, Vendor
 from .watchdog import WATCHDOG
 
 AREA = 1 << 14  # semaphores of which several plans' are parts
@@ -76,6 +77,8 @@ class GpuWorkspace(SharedWorkspace):
         self.gpus.limit = limit
         self.communicators = Communicators(self.gpus)
         self._slots: dict[int, dict[int, int]] = {}  # by rank: bytes by address
+        self._staging: dict[tuple[int, str], tuple[int, int]] = {}  # by rank and tensor: address and bytes
+        self._copied: dict[int, Handle] = {}  # by rank: the event behind the last copy from staging
         WATCHDOG.watch(self.gpus.client)
         try:
             facts = all_facts or [d.facts for d in self.gpus.devices.values()]
@@ -134,6 +137,42 @@ class GpuWorkspace(SharedWorkspace):
         """Bytes of the slots of a rank that are none of `taken`."""
         return sum(size for at, size in self._slots.get(rank, {}).items() if at not in taken)
 
+    def staging(self, rank: int, name: str, size: int) -> int:
+        address, most = self._staging.get((rank, name), (0, 0))
+        if size > most:  # NOTE bindings keep the smaller one
+            device = self.gpus.device(rank)
+            with self.gpus.uncaptured():
+                address = self.gpus.alloc(device, size, f"rows of {name} for rank {rank}", "staging", shared=True)
+            self._staging[rank, name] = address, size
+        return address
+
+    def copy_rows(self, copies: Sequence[CopiedRows], streams: Sequence[object] | None, *, first: bool) -> None:
+        """NOTE another caller's stream may still copy from the memory: its end is an event, unless it is captured."""
+        gpus, vendor = self.gpus, self.vendor
+        callers = handles(streams or (), gpus.ranks, vendor.stream)
+        captured = bool(callers) and vendor.capturing(callers)
+        steps: list[DriverStep] = []
+        ends: dict[int, tuple[Gpu, Handle]] = {}
+        for copy in copies:
+            device = gpus.device(copy.rank)
+            stream = callers[gpus.ranks.index(copy.rank)] if callers else gpus.control[device.ordinal]
+            what = f"rows of rank {copy.rank}"
+            if first and not captured and copy.rank not in ends and copy.rank in self._copied:
+                steps.append(DriverStep(device, *vendor.wait_action(stream, self._copied[copy.rank]), what))
+            ends[copy.rank] = device, stream
+            if copy.width:
+                steps.append(DriverStep(device, *vendor.copy_rows(_pitched(copy), stream), what))
+        for rank, (device, stream) in ends.items():
+            if not first and not captured:
+                if rank not in self._copied:
+                    self._copied[rank] = gpus.new_event(device)
+                record = vendor.record_action(self._copied[rank], stream)
+                steps.append(DriverStep(device, *record, f"rows of rank {rank}"))
+        with gpus.issue_lock(), gpus.issuing():
+            make(gpus, list(entered(vendor, steps, captured=captured)))
+        for device, stream in ends.values() if not callers else ():
+            gpus.finish(device, stream)
+
     @property
     def memory(self) -> Mapping[str, int]:
         """Bytes by kind, of the device that holds most."""
@@ -168,3 +207,7 @@ class GpuWorkspace(SharedWorkspace):
             closing(self.gpus.close)
         if not told:  # after it calls may fail for the same reason
             closing.end()
+
+
+def _pitched(copy: CopiedRows) -> PitchedCopy:
+    return PitchedCopy(copy.dst, copy.src, copy.width, copy.blocks, copy.dst_pitch, copy.src_pitch)

@@ -1,0 +1,138 @@
+"""Operations whose number of rows is known when they run: a model has another number of tokens at each step.
+
+An operation has a plan for each of some numbers of rows, its *buckets*; each is chosen, compiled and proven when it is
+first used. A run takes the smallest bucket that is large enough. Fewer rows are copied to memory of the bucket's size,
+and the result's rows back: two copies of a rank's rows beside the run. A bucket's own number of rows needs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+
+from ..errors import UsageError
+from ..exec import padded
+from ..exec.executor import Executor
+from ..exec.workspace import Workspace
+from ..files.arguments import whole
+from .choose import By, choose
+
+LEAST = 16  # rows of a rank in the smallest bucket, if nothing is said
+
+# By operation, the tensors that have m rows, or (True) m rows of each rank, and whether M counts those of all ranks.
+_ROWS: Mapping[str, tuple[Mapping[str, bool], bool]] = {
+    "ag_gemm": ({"A": False, "C": True}, True),
+    "gemm_rs": ({"A": True, "C": False}, True),
+    "gemm_ar": ({"A": False, "C": False}, False),
+}
+
+
+class Operation:
+    """An operation of `ficco choose` with up to `max_m` rows, in a workspace. m is the number of rows of a rank: of A
+    in `ag_gemm`, whose C has those of all ranks; of C in `gemm_rs`, whose A has those of all ranks; of A and C in
+    `gemm_ar`. All ranks have the same m. `sizes` are the other sizes, and types, as `choose` takes them.
+
+    `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
+    and `by` are as for an `Executor` and for `choose`. `run` takes tensors as `Executor.run` does. In a group all
+    processes make the same calls with the same m.
+
+    Raises UsageError (no such operation, sizes that are missing), ScheduleError (sizes that do not fit).
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        operation: str,
+        *,
+        max_m: int,
+        buckets: Iterable[int] | None = None,
+        graph: bool = False,
+        by: By | None = None,
+        **sizes: object,
+    ) -> None:
+        if operation not in _ROWS:
+            raise UsageError(f"'{operation}' has no number of rows that may change; {', '.join(_ROWS)} have")
+        if "M" in sizes:
+            raise UsageError("M is given by the tensors of each run: say max_m, the most rows of a rank, in its place")
+        self.max_m = _positive(max_m, "max_m")
+        powers: Iterable[int] = takewhile(lambda m: m < self.max_m, (LEAST << i for i in range(64)))
+        asked = powers if buckets is None else (_positive(m, "a bucket") for m in buckets)
+        self.buckets = tuple(sorted({*asked, self.max_m}))
+        if self.buckets[-1] > self.max_m:
+            raise UsageError(f"a bucket of {self.buckets[-1]} rows is larger than max_m, {self.max_m}")
+        self._workspace, self._operation, self._by, self._sizes = workspace, operation, by, sizes
+        self._graph = graph
+        self._executors: dict[int, Executor] = {}
+
+    def bucket(self, m: int) -> int:
+        """The number of rows of the plan that serves m rows.
+
+        Raises UsageError (more than `max_m`).
+        """
+        if not 0 <= m <= self.max_m:
+            raise UsageError(
+                f"{m} rows of a rank, and the operation takes {self.max_m} at most: make it with a larger max_m"
+            )
+        return min(bucket for bucket in self.buckets if bucket >= m)
+
+    def executor(self, m: int) -> Executor:
+        """The executor that serves m rows, made if there is none yet.
+
+        Raises UsageError (more than `max_m`), DeviceError (memory), ScheduleError (sizes that do not fit).
+        """
+        bucket = self.bucket(m)
+        if bucket < self.max_m and not self._executors:
+            self.executor(self.max_m)  # the others then fit into its scratch
+        if bucket not in self._executors:
+            ranks = self._workspace.ranks
+            sizes = {**self._sizes, "M": bucket * ranks if _ROWS[self._operation][1] else bucket}
+            plan = choose(self._operation, ranks, self._workspace.machine, self._by, sizes=sizes).plan
+            made = Executor(plan, workspace=self._workspace)
+            made.graph = self._graph
+            self._executors[bucket] = made
+        return self._executors[bucket]
+
+    def warm(self) -> None:
+        """Make the executors of all buckets, ahead of runs.
+
+        Raises DeviceError (memory), ScheduleError (sizes that do not fit).
+        """
+        for bucket in self.buckets:
+            self.executor(bucket)
+
+    def run(self, *, streams: Sequence[object] | None = None, **tensors: Sequence[object]) -> None:
+        """Run the operation once on tensors of any m up to `max_m`, as `Executor.run` does.
+
+        Raises UsageError (what is given does not fit), DeviceError (memory, deadlock).
+        """
+        every, _ = _ROWS[self._operation]
+        blocks = {name: self._workspace.ranks if of_all else 1 for name, of_all in every.items()}
+        m = _rows(tensors, "A", blocks["A"])
+        executor = self.executor(m)
+        padded.run(self._workspace, executor, tensors, padded.Rows(m, self.bucket(m), self.max_m, blocks), streams)
+
+    def synchronize(self) -> None:
+        """Wait for the last run's end.
+
+        Raises UsageError (the workspace is closed), DeviceError (the run failed, or did not end in time).
+        """
+        for executor in list(self._executors.values())[:1]:
+            executor.synchronize()
+
+
+def _positive(value: object, what: str) -> int:
+    number = whole(value, what)
+    if number < 1:
+        raise UsageError(f"{what} is a number of rows, at least 1; given {number}")
+    return number
+
+
+def _rows(tensors: Mapping[str, Sequence[object]], name: str, blocks: int) -> int:
+    """m, by the first rank's tensor."""
+    of_ranks = tensors.get(name) or ()
+    shape: Sequence[int] = getattr(of_ranks[0], "shape", ()) if len(of_ranks) else ()
+    if not len(shape):
+        raise UsageError(f"{name}: wanted a list of tensors, one a rank, whose rows tell how many there are")
+    if shape[0] % blocks:
+        raise UsageError(f"{name} has {shape[0]} rows, which are not the same number of {blocks} ranks")
+    return int(shape[0]) // blocks

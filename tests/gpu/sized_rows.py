@@ -1,0 +1,134 @@
+"""Operations of any number of rows in one workspace, on PyTorch tensors and streams, in this process or in those of a
+launcher:
+
+    python -m tests.gpu.sized_rows '{"ranks": 2, "each": 2, "sizes": 200}'
+
+Right numbers for many sizes in a random order, of three operations behind each other without a wait; nothing grows once
+each bucket has run; and what a call costs the host. Numbers are so small that no sum rounds: results are compared bit
+by bit with PyTorch's products in fp32.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from typing import Any
+
+MOST, N, K = 8192, 1024, 512
+OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
+
+
+class Tensors:
+    """The inputs of all ranks, with room for the most rows, and the outputs of this process's: each rank's on its
+    device."""
+
+    def __init__(self, operation: str, ranks: int, devices: dict[int, int]) -> None:
+        import torch
+
+        self.torch, self.operation, self.ranks, self.mine = torch, operation, ranks, tuple(devices)
+        made = torch.Generator("cuda").manual_seed(OPERATIONS.index(operation))
+        left, right, out = {
+            "ag_gemm": ((MOST, K), (K, N // ranks), (MOST * ranks, N // ranks)),
+            "gemm_rs": ((MOST * ranks, K // ranks), (K // ranks, N), (MOST, N)),
+            "gemm_ar": ((MOST, K // ranks), (K // ranks, N), (MOST, N)),
+        }[operation]
+
+        def numbers(shape: tuple[int, ...]) -> Any:
+            return torch.randint(-1, 2, shape, generator=made, device="cuda").bfloat16()
+
+        on = [devices.get(rank, torch.cuda.current_device()) for rank in range(ranks)]
+        self.a, self.b = ([numbers(shape).to(on[rank]) for rank in range(ranks)] for shape in (left, right))
+        self.c = [torch.empty(out, dtype=torch.bfloat16, device=device) for device in devices.values()]
+
+    def rows(self, m: int) -> dict[str, list[Any]]:
+        """What a run with m rows is given. Its outputs are spoilt."""
+        times_a = self.ranks if self.operation == "gemm_rs" else 1
+        times_c = self.ranks if self.operation == "ag_gemm" else 1
+        outputs = [c[: times_c * m] for c in self.c]
+        for output in outputs:
+            output.fill_(float("nan"))
+        return {
+            "A": [self.a[rank][: times_a * m] for rank in self.mine],
+            "B": [self.b[rank] for rank in self.mine],
+            "C": outputs,
+        }
+
+    def right(self, m: int, outputs: list[Any]) -> bool:
+        if self.operation == "ag_gemm":
+            gathered = self.torch.cat([a[:m].to("cuda") for a in self.a]).float()
+            wanted = [gathered @ self.b[rank].to("cuda").float() for rank in self.mine]
+        else:
+            rows = m * self.ranks if self.operation == "gemm_rs" else m
+            total = sum((a[:rows].float() @ b.float()).to("cuda") for a, b in zip(self.a, self.b, strict=True))
+            wanted = [total[r * m : r * m + m] if self.operation == "gemm_rs" else total for r in self.mine]
+        return all(bool((c.to("cuda").float() == w).all()) for c, w in zip(outputs, wanted, strict=True))
+
+
+def sized(ranks: int, each: int, sizes: int) -> bool:
+    import torch
+
+    import ficco_rt as ficco
+
+    group = ficco.Group.from_env()
+    chance, good = random.Random(sizes), True
+    with ficco.Workspace(ranks, ranks_per_gpu=each, group=group if group.size > 1 else None) as workspace:
+        made = {name: ficco.Operation(workspace, name, max_m=MOST, N=N, K=K) for name in OPERATIONS}
+        begun = time.perf_counter()
+        for operation in made.values():
+            operation.warm()
+        warm = time.perf_counter() - begun
+        mine = made["ag_gemm"].executor(0).ranks
+        devices = {rank: rank // each if group.size == 1 else 0 if each > 1 else rank for rank in mine}
+        torch.cuda.set_device(devices[mine[0]])
+        tensors = {name: Tensors(name, ranks, devices) for name in OPERATIONS}
+        streams = [torch.cuda.Stream(device) for device in devices.values()]
+
+        def turn(m: int) -> None:
+            """All operations with m rows, without a wait."""
+            nonlocal good
+            given = {name: tensors[name].rows(m) for name in OPERATIONS}
+            torch.cuda.synchronize()
+            for name in chance.sample(OPERATIONS, len(OPERATIONS)):
+                made[name].executor(m).graph = m % 2 == 0
+                made[name].run(streams=streams, **given[name])
+            made["ag_gemm"].synchronize()
+            torch.cuda.synchronize()
+            for name in OPERATIONS:
+                fine = tensors[name].right(m, given[name]["C"])
+                good = good and fine
+                if not fine:
+                    print(f"wrong: {name}, {m} rows, ranks {mine}", flush=True)
+
+        for bucket in made["ag_gemm"].buckets:
+            turn(bucket)
+            turn(bucket - 1)  # fewer rows, on streams
+            turn(bucket - 2)  # and as a graph
+        memory, held = dict(workspace.memory), made["ag_gemm"].executor(0).holdings
+        for m in (0, 1, MOST, *(chance.randrange(MOST + 1) for _ in range(sizes - 3))):
+            turn(m)
+        after = dict(workspace.memory), made["ag_gemm"].executor(0).holdings
+        for name, m in (("ag_gemm", 256), ("ag_gemm", 250), ("gemm_ar", 250)):
+            given, calls = tensors[name].rows(m), []
+            for _ in range(200):
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                made[name].run(streams=streams, **given)
+                calls.append(1e6 * (time.perf_counter() - begun))
+                made[name].synchronize()
+            print(f"{name} with {m} rows, ranks {mine}: a call takes the host {statistics.median(calls):.0f} µs")
+    mib = {kind: f"{size / 2**20:.1f}" for kind, size in memory.items()}
+    print(
+        f"{sizes} sizes of {len(OPERATIONS)} operations, ranks {mine}: {'right' if good else 'WRONG'}; "
+        f"made in {warm:.1f} s; MiB {mib}; {held.streams} streams, {held.events} events",
+        flush=True,
+    )
+    if after[0] != memory or after[1] != held:
+        print(f"it grows: {memory} {held} → {after}", flush=True)
+    return good and after == (memory, held)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if sized(**json.loads(sys.argv[1])) else 1)

@@ -1,0 +1,105 @@
+"""Operations whose rows are known when they run, on the host: every m, in any order, and what does not fit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ficco_rt as ficco
+from ficco_rt.errors import UsageError
+from tests import cases
+
+RANKS, N, K, MOST = 4, 128, 64, 600
+DRAWN = MOST + 1 if cases.ALL else 12
+OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
+
+
+@pytest.fixture(scope="module")
+def operations() -> Iterator[dict[str, ficco.Operation]]:
+    with ficco.Workspace(RANKS, "host") as workspace:
+        sizes: dict[str, Any] = {"N": N, "K": K, "T": "fp32"}
+        buckets = (16, 64, 200)
+        yield {n: ficco.Operation(workspace, n, max_m=MOST, buckets=buckets, **sizes) for n in OPERATIONS}
+
+
+def tensors(operation: str, m: int, seed: int) -> tuple[dict[str, list[Any]], list[Any]]:
+    """Inputs and spoilt outputs with m rows a rank, and what must come out."""
+    rng = np.random.default_rng(seed)
+
+    def numbers(*shape: int) -> Any:
+        return rng.integers(-2, 3, shape).astype(np.float32)
+
+    if operation == "ag_gemm":
+        a, b = [numbers(m, K) for _ in range(RANKS)], [numbers(K, N // RANKS) for _ in range(RANKS)]
+        wanted = [np.concatenate(a) @ right for right in b]
+    else:
+        rows = m * RANKS if operation == "gemm_rs" else m
+        a, b = [numbers(rows, K // RANKS) for _ in range(RANKS)], [numbers(K // RANKS, N) for _ in range(RANKS)]
+        total = sum(left @ right for left, right in zip(a, b, strict=True))
+        wanted = [total[r * m : (r + 1) * m] if operation == "gemm_rs" else total for r in range(RANKS)]
+    return {"A": a, "B": b, "C": [np.full(w.shape, np.nan, np.float32) for w in wanted]}, wanted
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_number_of_rows(operations: dict[str, ficco.Operation], operation: str) -> None:
+    """FICCO_ALL=1: 0 to 600 in a random order; else a draw, with the ends of the buckets."""
+    chance = random.Random(operation)
+    edges = [0, 1, 15, 16, 17, 64, 65, 200, MOST]
+    for m in chance.sample([*range(MOST + 1)], DRAWN) + edges:
+        given, wanted = tensors(operation, m, m)
+        operations[operation].run(**given)
+        assert all(np.array_equal(c, w) for c, w in zip(given["C"], wanted, strict=True)), m
+    assert operations[operation].buckets == (16, 64, 200, MOST)
+    assert operations[operation].executor(65) is operations[operation].executor(200)
+
+
+def test_buckets_are_powers_of_two() -> None:
+    with ficco.Workspace(RANKS, "host") as workspace:
+        operation = ficco.Operation(workspace, "ag_gemm", max_m=100, N=N, K=K)
+        assert operation.buckets == (16, 32, 64, 100)
+        assert [operation.bucket(m) for m in (0, 1, 16, 17, 100)] == [16, 16, 16, 32, 100]
+        assert ficco.Operation(workspace, "ag_gemm", max_m=3, N=N, K=K).buckets == (3,)
+        assert not workspace.memory
+
+
+def test_mistakes(operations: dict[str, ficco.Operation]) -> None:
+    operation = operations["ag_gemm"]
+    given, _ = tensors("ag_gemm", 5, 1)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        (given | {"A": [np.ones((601, K), np.float32)] * RANKS}, "601 rows of a rank, and the operation takes 600"),
+        (
+            given | {"A": [*given["A"][:3], given["A"][3][:4]]},
+            r"input A, rank 3: wanted fp32 of shape \[5, 64\]",
+        ),
+        (given | {"C": [c[:19] for c in given["C"]]}, r"output C, rank 0: wanted fp32 of shape \[20, 32\]; given"),
+        (given | {"B": given["B"][:2]}, "B: wanted a list of 4, one a rank; given 2"),
+        (given | {"D": given["B"]}, "give each of A, B, C, and nothing else; D is not so"),
+        ({"A": given["A"], "B": given["B"]}, "give each of A, B, C, and nothing else; C is not so"),
+        (given | {"A": []}, "A: wanted a list of tensors, one a rank, whose rows tell how many there are"),
+        (given | {"C": [c.T.copy().T for c in given["C"]]}, "given one with gaps or another order of dimensions"),
+    ]
+    for more, said in wrong:
+        with pytest.raises(UsageError, match=said):
+            operation.run(**more)
+    rows, _ = tensors("gemm_rs", 5, 1)
+    with pytest.raises(UsageError, match="A has 19 rows, which are not the same number of 4 ranks"):
+        operations["gemm_rs"].run(**(rows | {"A": [a[:19] for a in rows["A"]]}))
+
+
+def test_operations_that_are_none() -> None:
+    with ficco.Workspace(RANKS, "host") as workspace:
+        made: list[tuple[str, dict[str, Any], str]] = [
+            ("a2a_gemm", {}, "'a2a_gemm' has no number of rows that may change; ag_gemm, gemm_rs, gemm_ar have"),
+            ("ag_gemm", {"M": 64}, "M is given by the tensors of each run: say max_m"),
+            ("ag_gemm", {"max_m": 0}, "max_m is a number of rows, at least 1; given 0"),
+            ("ag_gemm", {"buckets": (0,)}, "a bucket is a number of rows, at least 1; given 0"),
+            ("ag_gemm", {"buckets": (65,)}, "a bucket of 65 rows is larger than max_m, 64"),
+        ]
+        for name, more, said in made:
+            options = {"max_m": 64, "N": N, "K": K} | more
+            with pytest.raises(UsageError, match=said):
+                ficco.Operation(workspace, name, **options)

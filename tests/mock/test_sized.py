@@ -1,0 +1,104 @@
+"""Operations whose rows are known when they run, on stand-in GPUs: rows are copied beside runs, on callers' streams."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ficco_rt as ficco
+from tests.host.test_sized import OPERATIONS, K, N
+from tests.host.test_sized import tensors as numbers_of
+from tests.mock.processes import Processes
+from tests.mock.standin import StandIn
+from tests.mock.test_callers import RANKS, Array, Callers, Tensors
+from tests.mock.test_callers_graphs import Captures
+
+MOST, BUCKETS = 40, (8, 20)
+
+
+def operation(workspace: ficco.Workspace, name: str) -> ficco.Operation:
+    return ficco.Operation(workspace, name, max_m=MOST, buckets=BUCKETS, N=N, K=K, T="fp32")
+
+
+class Caller(Callers):
+    """A caller with tensors of any shape."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__(plan, 1, default=False)
+
+    def placed(self, values: dict[str, list[np.ndarray]]) -> Tensors:
+        found = {n: [self.array(r, v.shape) for r, v in enumerate(arrays)] for n, arrays in values.items()}
+        self.give(found, values)
+        return found
+
+
+def test_any_rows_in_any_order(cuda: StandIn) -> None:
+    """Several operations behind each other without a wait, on streams and as graphs, on two sets of streams."""
+    cuda.reset(f"devices {RANKS}")
+    with ficco.Workspace(RANKS) as workspace:
+        operations = {name: operation(workspace, name) for name in OPERATIONS}
+        callers = [Caller(operations["ag_gemm"].executor(MOST).plan) for _ in range(2)]
+        streams = [[int(s) for s in caller.streams] for caller in callers]
+        chance = random.Random(1)
+        for seed in range(12):
+            cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
+            made: list[tuple[int, list[Array], list[np.ndarray], str]] = []
+            for name in chance.choices(OPERATIONS, k=4):
+                m, by = chance.randrange(MOST + 1), chance.randrange(2)
+                values, wanted = numbers_of(name, m, seed)
+                placed = callers[by].placed(values)
+                operations[name].executor(m).graph = chance.random() < 0.5
+                operations[name].run(streams=streams[by], **placed)
+                made.append((by, placed["C"], wanted, f"{name}, {m} rows, seed {seed}"))
+            operations["gemm_rs"].synchronize()
+            for caller in callers:
+                caller.wait()
+            for by, outputs, wanted, what in made:
+                for output, want in zip(outputs, wanted, strict=True):
+                    assert not output.size or np.array_equal(callers[by].read(output), want), what
+        staging = workspace.memory["staging"]
+        for m in range(MOST + 1):
+            values, _ = numbers_of("gemm_ar", m, m)
+            operations["gemm_ar"].run(**callers[0].placed(values))
+        assert workspace.memory["staging"] == staging
+        for caller in callers:
+            caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
+def test_captured_with_fewer_rows(cuda: StandIn) -> None:
+    """The copies are captured, too; a replay reads what the tensors hold then."""
+    cuda.reset(f"devices {RANKS}")
+    with ficco.Workspace(RANKS) as workspace:
+        made = operation(workspace, "ag_gemm")
+        caller = Caller(made.executor(13).plan)
+        placed = caller.placed(numbers_of("ag_gemm", 13, 0)[0])
+        made.run(**placed)
+        captures = Captures(caller, joined=True)
+        with captures.capturing():
+            made.run(streams=[int(s) for s in caller.streams], **placed)
+        for seed in range(1, 4):
+            values, wanted = numbers_of("ag_gemm", 13, seed)
+            caller.give(placed, values)
+            captures.replay([0], caller.streams)
+            other, fresh = numbers_of("ag_gemm", 20, seed)
+            beside = caller.placed(other)
+            made.run(streams=[int(s) for s in caller.streams], **beside)
+            caller.wait()
+            made.synchronize()
+            for found, wants in ((placed, wanted), (beside, fresh)):
+                assert all(np.array_equal(caller.read(c), w) for c, w in zip(found["C"], wants, strict=True)), seed
+        captures.close()
+        caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
+@pytest.mark.parametrize("both", ["cuda", "hip"], indirect=True)
+def test_in_two_processes(both: Processes) -> None:
+    answers = both.ask("sized", [(name, m) for name in OPERATIONS for m in (0, 3, 8, 15, 33)])
+    assert answers == [(True, "")] * 2, answers
