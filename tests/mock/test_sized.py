@@ -70,6 +70,38 @@ def test_any_rows_in_any_order(cuda: StandIn) -> None:
     assert not cuda.live()
 
 
+def test_rows_on_two_callers_streams(cuda: StandIn) -> None:
+    """What one has not copied out yet, the run that the other one calls does not overwrite."""
+    cuda.reset(f"devices {RANKS}")
+    with ficco.Workspace(RANKS) as workspace:
+        made = operation(workspace, "gemm_rs")
+        callers = [Caller(made.executor(13).plan) for _ in range(2)]
+        streams = [[int(s) for s in caller.streams] for caller in callers]
+        both = [caller.placed(numbers_of("gemm_rs", 13, 0)[0]) for caller in callers]
+        for turn in (0, 1):  # all is made before
+            made.run(streams=streams[turn], **both[turn])
+        made.synchronize()
+        for seed in range(40):
+            cuda.set(f"seed {seed}; call_steps 0; query_steps {(1, 50)[seed % 2]}")
+            wanted = []
+            for turn, caller in enumerate(callers):
+                values, wants = numbers_of("gemm_rs", 13, 2 * seed + turn)
+                caller.give(both[turn], values)
+                wanted.append(wants)
+            for turn in (0, 1, 0, 1):
+                made.run(streams=streams[turn], **both[turn])
+            made.synchronize()
+            for caller in callers:
+                caller.wait()
+            for turn, wants in enumerate(wanted):
+                found = [callers[turn].read(c) for c in both[turn]["C"]]
+                assert all(np.array_equal(c, w) for c, w in zip(found, wants, strict=True)), (seed, turn)
+        for caller in callers:
+            caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
 def test_captured_with_fewer_rows(cuda: StandIn) -> None:
     """The copies are captured, too; a replay reads what the tensors hold then."""
     cuda.reset(f"devices {RANKS}")

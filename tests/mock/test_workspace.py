@@ -123,15 +123,18 @@ def test_memory_is_that_of_the_largest(cuda: StandIn) -> None:
         (largest,) = [Executor(planned(cuda, "ag_gemm/streamed", **sizes[-1]), workspace=workspace)]
         assert verified_run(largest, values="exact").ok
         memory, held = workspace.memory, largest.holdings
-        others = [Executor(planned(cuda, "ag_gemm/streamed", **more), workspace=workspace) for more in sizes]
+        others: list[Any] = [Executor(planned(cuda, "ag_gemm/streamed", **more), workspace=workspace) for more in sizes]
         for executor in others:
             assert verified_run(executor, values="exact").ok
         for kind in ("scratch", "semaphores"):
             assert workspace.memory[kind] == memory[kind], kind
         assert (largest.holdings.streams, largest.holdings.events) == (held.streams, held.events)
+        semaphores = {executor.driver._parts.resources.addresses[0][0] for executor in others}
         for executor in others:
             executor.close()
         assert workspace.memory == memory
+        again: Any = Executor(planned(cuda, "ag_gemm/streamed", **sizes[0]), workspace=workspace)
+        assert again.driver._parts.resources.addresses[0][0] in semaphores
 
 
 def test_a_limit_is_kept(cuda: StandIn) -> None:
