@@ -364,6 +364,7 @@ def test_a_call_that_is_interrupted_is_asked_about_no_more(
 
         made.graph = graph
         with monkeypatch.context() as patch:
+            patch.setattr(made.driver._gpus.client, "ill", None)  # type: ignore[attr-defined]  # no watchdog asks first
             patch.setattr(vendors, "state", interrupted)
             patch.setattr(collectives, "ANSWER", 10.0)
             release = made.driver._runs._release  # type: ignore[attr-defined]
