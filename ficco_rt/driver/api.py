@@ -97,6 +97,9 @@ class SharedWorkspace(Protocol):
 
     def close(self) -> None: ...
 
+    def drop(self) -> None:
+        """Closes from a finaliser."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:

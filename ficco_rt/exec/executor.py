@@ -18,11 +18,9 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import wraps
 from math import prod
 from threading import get_ident
-from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ..driver.api import (
@@ -52,7 +50,7 @@ from ..types import TYPES
 from ..version import __version__
 from .bindings import array_of, checked, checked_on_device
 from .bound import KEPT, KEPT_OF_MANY, Bindings, Bound, Given
-from .workspace import TIMEOUT, User, Workspace
+from .workspace import TIMEOUT, Closable, User, Workspace
 
 if TYPE_CHECKING:
     from ..device.run_plan import RunPlan
@@ -79,7 +77,7 @@ def _alone(method: Callable[Concatenate[Executor, P], T]) -> Callable[Concatenat
     return entered
 
 
-class Executor:
+class Executor(Closable):
     """Runs a plan any number of times, and owns what the plan needs for it.
 
     `driver` is a name ("host", the default, or "cuda") or a Driver made for this plan, which the executor then owns.
@@ -153,6 +151,7 @@ class Executor:
         self._ran = False
         with undo_on_error(self.close):
             self._own(t for t in plan.tensors if t.kind == "scratch")
+        self._workspace = workspace  # which lives as long
         if workspace is not None:
             workspace.add(self)
 
@@ -189,18 +188,6 @@ class Executor:
         return self.driver.ranks
 
     # ---- life
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        with suppress(DeviceError, UsageError):  # the first error is the one to tell
-            self.close()
 
     @_alone
     def close(self) -> None:

@@ -60,7 +60,7 @@ def run(
     if not rows.given:
         return
     if not executor.driver.on_device:
-        _on_host(executor, named, seen, rows)
+        _on_host(executor, named, seen, rows, streams)
     elif rows.given < rows.planned:
         _on_device(workspace, executor, named, seen, rows, streams)
     else:
@@ -88,7 +88,13 @@ def _checked(tensor: Tensor, rank: int, array: object, rows: Rows, *, on_device:
     return found
 
 
-def _on_host(executor: Executor, named: Mapping[str, Tensor], seen: _Seen, rows: Rows) -> None:
+def _on_host(
+    executor: Executor,
+    named: Mapping[str, Tensor],
+    seen: _Seen,
+    rows: Rows,
+    streams: Sequence[object] | None,
+) -> None:
     import numpy as np
 
     padded: dict[str, list[Array]] = {}
@@ -102,7 +108,7 @@ def _on_host(executor: Executor, named: Mapping[str, Tensor], seen: _Seen, rows:
                     _block(whole, rows, name)[:, : rows.given] = array.reshape(rows.blocks[name], rows.given, -1)
                 array = whole
             padded.setdefault(name, []).append(array)
-    executor.run(None, progress=None, **padded)
+    executor.run(None, streams=streams, progress=None, **padded)
     for name in rows.blocks:
         for rank, whole in zip(executor.ranks, padded[name], strict=True):
             array = seen[name, rank]

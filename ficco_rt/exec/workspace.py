@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import get_ident
 from types import TracebackType
-from typing import Protocol
-from weakref import WeakSet
+from typing import Self
+from weakref import WeakSet, finalize
 
-from ..driver.api import GPUS, DriverName, Options
+from ..driver.api import DriverName, Options, SharedWorkspace
+from ..driver.gpu.refused import Closing
 from ..driver.registry import VENDORS, discover, open_workspace
 from ..errors import DeviceError, UsageError
 from ..files.arguments import whole
@@ -18,10 +22,23 @@ from ..process.group import Group, as_group
 TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
 
 
-class Closable(Protocol):
-    """An executor."""
+class Closable(ABC):
+    """What a `with` closes. An error of the body is the one to tell."""
 
+    @abstractmethod
     def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with suppress(DeviceError, UsageError):
+            self.close()
 
 
 class User:
@@ -33,7 +50,7 @@ class User:
         self.thread = 0
 
 
-class Workspace:
+class Workspace(Closable):
     """GPUs with all that executors on them can share: streams, events, loaded kernels, semaphores, scratch, and memory
     for partial sums. `Executor(plan, workspace=…)` runs a plan there.
 
@@ -65,14 +82,17 @@ class Workspace:
             raise UsageError(f"there is no driver {driver!r}; there are {', '.join(('host', *VENDORS))}")
         on_gpus = driver in VENDORS
         self.ranks = whole(ranks, "ranks")
+        if limit is not None and whole(limit, "limit") < 1:
+            raise UsageError(f"limit is a number of bytes, at least 1; given {limit}")
         self.group: Group | None = None if group is None else as_group(group)
         size = 1 if self.group is None else self.group.size
-        found = discover(driver, self.ranks, ranks_per_gpu, size) if driver in GPUS else DEFAULT
+        found = discover(driver, self.ranks, ranks_per_gpu, size) if on_gpus else DEFAULT
         self.machine = chosen(found, self.ranks)
         self.driver: DriverName = driver
         self.timeout = timeout
         options = Options(ranks_per_gpu=ranks_per_gpu, timeout=timeout, group=self.group)
         self.shared = open_workspace(driver, self.ranks, self.machine.node, options, limit) if on_gpus else None
+        self._finalizer = None if self.shared is None else finalize(self, _forgotten, self.shared)
         self._closed = False
         self.user = User()
         self._executors: WeakSet[Closable] = WeakSet()
@@ -80,6 +100,21 @@ class Workspace:
     def add(self, executor: Closable) -> None:
         """The executor is closed with the workspace. Raises nothing."""
         self._executors.add(executor)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, the calling thread alone uses the workspace. Raises UsageError (another one does)."""
+        me, before = get_ident(), self.user.thread
+        if before and before != me:
+            raise UsageError(
+                "another thread is using the workspace, which takes one thread at a time: make a workspace for each "
+                "thread, or keep threads apart by a threading.Lock"
+            )
+        try:
+            self.user.thread = me
+            yield
+        finally:
+            self.user.thread = before
 
     def still_open(self) -> None:
         """Raises UsageError (it is closed)."""
@@ -104,19 +139,18 @@ class Workspace:
         Raises DeviceError (the devices still run something that does not end, or refuse to give something back).
         """
         self._closed = True
-        for executor in list(self._executors):
-            executor.close()
-        if self.shared is not None:
-            self.shared.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        with Closing() as closing:
+            for executor in list(self._executors):
+                closing(executor.close)
+            if self.shared is not None:
+                closing(self.shared.close)
 
-    def __enter__(self) -> Workspace:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        with suppress(DeviceError, UsageError):  # the first error is the one to tell
-            self.close()
+def _forgotten(shared: SharedWorkspace) -> None:
+    """Nobody has closed the workspace."""
+    try:
+        warnings.warn("a workspace was not closed: call close(), or use `with`", ResourceWarning, 2)
+    finally:
+        shared.drop()

@@ -109,7 +109,9 @@ class Operation:
         blocks = {name: self._workspace.ranks if of_all else 1 for name, of_all in every.items()}
         m = _rows(tensors, "A", blocks["A"])
         executor = self.executor(m)
-        padded.run(self._workspace, executor, tensors, padded.Rows(m, self.bucket(m), self.max_m, blocks), streams)
+        rows = padded.Rows(m, self.bucket(m), self.max_m, blocks)
+        with self._workspace.entered():
+            padded.run(self._workspace, executor, tensors, rows, streams)
 
     def synchronize(self) -> None:
         """Wait for the last run's end.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ficco_rt as ficco
@@ -172,20 +175,47 @@ def test_one_thread_at_a_time(cuda: StandIn) -> None:
             except UsageError as error:
                 told.append(str(error))
 
+        operation = ficco.Operation(workspace, "ag_gemm", max_m=8, buckets=(), N=128, K=64, T="fp32")
+
+        def run() -> None:
+            with pytest.raises(UsageError) as caught:
+                operation.run(A=[np.ones((8, 64), np.float32)] * 2, B=[], C=[])
+            told.append(str(caught.value))
+
+        operation.executor(8)
         workspace.user.thread = threading.get_ident()
-        thread = threading.Thread(target=enter)
-        thread.start()
-        thread.join()
+        for function in (enter, run):
+            thread = threading.Thread(target=function)
+            thread.start()
+            thread.join()
         workspace.user.thread = 0
-        assert len(told) == 1
-        assert "takes one thread at a time" in told[0]
+        assert len(told) == 2
+        assert all("takes one thread at a time" in text for text in told)
         first.synchronize()
+
+
+def test_nobody_closes_it(cuda: StandIn) -> None:
+    """A warning, and nothing is left; executors keep it."""
+    cuda.reset("devices 2")
+    executor: Any = Executor(planned(cuda, NAMES[0]), workspace=Workspace(2))
+    assert verified_run(executor, values="exact").ok
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del executor
+        gc.collect()
+    assert [str(warning.message).split(":")[0] for warning in told if warning.category is ResourceWarning] == [
+        "an executor of schedule 'ag_gemm_streamed' was not closed",
+        "a workspace was not closed",
+    ]
+    assert not cuda.live()
 
 
 def test_mistakes(cuda: StandIn) -> None:
     cuda.reset("devices 4")
     with pytest.raises(UsageError, match="there is no driver 'gpu'; there are host, cuda, hip"):
         Workspace(2, "gpu")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="limit is a number of bytes, at least 1; given 0"):
+        Workspace(2, limit=0)
     with shared(cuda, "devices 4") as workspace:
         with pytest.raises(UsageError, match="was compiled for 4 ranks, and the workspace has 2: compile it for these"):
             Executor(planned(cuda, "ag_gemm/serial", 4), workspace=workspace)

@@ -126,6 +126,8 @@ class GpuDriver(api.Driver):
         except BaseException as error:
             if own.alone or self._peers is not None:
                 own.fail(error)
+            elif hasattr(self, "_parts"):
+                self._parts.resources.close()
             raise
 
     def _named(self, library: CollectiveLibrary | None, layout: Layout, asked: CollectivesBy) -> str:

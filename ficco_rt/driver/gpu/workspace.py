@@ -57,7 +57,7 @@ class GpuWorkspace(SharedWorkspace):
         alone: bool = True,
         limit: int | None = None,
     ) -> None:
-        self.vendor, self.options, self.alone = vendor, options, alone
+        self.vendor, self.alone = vendor, alone
         self.area = 1 if alone else AREA
         self.peers: Peers | None = None
         self.closed = False
@@ -180,6 +180,15 @@ class GpuWorkspace(SharedWorkspace):
         return {str(kind): size for kind, size in max(found, key=lambda held: sum(held.values())).items()}
 
     # ---- the end
+
+    def drop(self) -> None:
+        """Closes when no thread holds the issue lock: Python may call a finaliser while one does."""
+
+        def close() -> None:
+            with suppress(DeviceError):
+                self.close(part=False)
+
+        ISSUE_ORDER.later(close)
 
     def close(self, *, part: bool = True) -> None:
         """Releases everything; may be called twice. `part`: see `Peers.part`."""
