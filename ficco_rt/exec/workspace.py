@@ -82,6 +82,8 @@ class Workspace(Closable):
             raise UsageError(f"there is no driver {driver!r}; there are {', '.join(('host', *VENDORS))}")
         on_gpus = driver in VENDORS
         self.ranks = whole(ranks, "ranks")
+        if self.ranks < 1:
+            raise UsageError(f"a workspace has at least 1 rank; given {self.ranks}")
         if limit is not None and whole(limit, "limit") < 1:
             raise UsageError(f"limit is a number of bytes, at least 1; given {limit}")
         self.group: Group | None = None if group is None else as_group(group)

@@ -90,6 +90,11 @@ def test_mistakes(operations: dict[str, ficco.Operation]) -> None:
         operations["gemm_rs"].run(**(rows | {"A": [a[:19] for a in rows["A"]]}))
 
 
+def test_no_ranks() -> None:
+    with pytest.raises(UsageError, match="a workspace has at least 1 rank; given 0"):
+        ficco.Workspace(0, "host")
+
+
 def test_operations_that_are_none() -> None:
     with ficco.Workspace(RANKS, "host") as workspace:
         made: list[tuple[str, dict[str, Any], str]] = [
