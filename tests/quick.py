@@ -36,7 +36,7 @@ SLOW = frozenset(
         "unit/test_concurrent.py::test_iterations_are_counted_by_what_is_written_anew",
         "unit/test_concurrent.py::test_settings_by_their_threads_are_made_in_processes_of_their_own",
         "unit/test_docs.py::test_commands_run_and_print_what_is_shown",
-        "unit/test_early_begin.py::test_each_mode_of_an_opening_holds",
+        "unit/test_sharing.py::test_large_plans_enter",
         "unit/test_explore.py::test_the_page_s_commands_are_understood",
         "unit/test_explore.py::test_the_page_s_tables_are_made_of_a_sweep",
         "unit/test_format.py::test_a_large_file_is_laid_out_soon",

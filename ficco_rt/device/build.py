@@ -30,12 +30,11 @@ from ..plan.issue import issue_order
 from . import ir
 from .chain import chained, parted, postponed
 from .collectives import alone_reaches_other_nodes, barrier_peers, calls_of, communicators_of, own_way, part_of
-from .double_buffering import double_buffered
-from .early_begin import early_begin_of
 from .launches import LaunchPlanner
 from .layout import Layout
 from .run_ends import RunEndsBuilder, touched
 from .semaphores import semaphores_of
+from .sharing import sharing_of
 from .start_gate import short
 
 
@@ -60,24 +59,10 @@ def layout_of(
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
     by_stream = tuple(touched(stream, plan) for stream in plan.streams)
-    early = early_begin_of(plan, placement, features)
-    sets = 2 if early is None and double_buffered(plan, placement, features) else 1
-    semaphores = semaphores_of(
-        plan, placement, by_kernel, unraised, by_stream, early_begin=early, sets=sets, barriers=bool(reason)
-    )
+    sharing = sharing_of(plan, placement, features, by_library=not reason)
+    semaphores = semaphores_of(plan, placement, by_kernel, unraised, by_stream, sharing, barriers=bool(reason))
     return Layout(
-        plan,
-        plan_hash,
-        device,
-        placement,
-        features,
-        by_stream,
-        semaphores,
-        early,
-        sets,
-        launches,
-        communicators,
-        reason,
+        plan, plan_hash, device, placement, features, by_stream, semaphores, sharing, launches, communicators, reason
     )
 
 
@@ -164,8 +149,8 @@ class _Builder:
             own=run_ends.run_ends(called=False) if with_ends else ir.RunEnds((), ()),
             called=run_ends.run_ends(called=True) if with_ends else ir.RunEnds((), ()),
             communicators=self.layout.communicators,
-            sets=1 if self.mode == "embedded" else self.layout.sets,
-            between=run_ends.between() if with_ends else ir.RunEnds((), ()),
+            sets=self.layout.sharing.sets,
+            private=tuple(sorted(self.layout.sharing.private)),
         )
 
     def _written(self) -> tuple[int, ...]:

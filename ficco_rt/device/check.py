@@ -2,9 +2,9 @@
 consecutive runs do not interfere.
 
 The check walks through several runs in a row, as callers may make them: without callers' streams, until the host has
-seen the end and uses the tensors; among callers' streams, after a run of the same callers, after a run of others, after
-a run of another mode; and before and after replays of callers' graphs. Where plans share scratch (`Features.alone`), it
-also walks through runs and replays of other plans, which may touch all of it.
+seen the end and uses the tensors; among callers' streams, after a run of the same callers and after a run of others;
+and before and after other runs, of any plan in any mode, on streams and in callers' graphs, of which it knows the
+contract alone (`sharing`). So it also shows that the plan keeps the contract.
 
 The first walk is abstract and finds deadlocks. The second walk uses vector clocks and finds races: each access to a
 tensor or a semaphore must know the end of the conflicting accesses before it, in the same run or in the previous one.
@@ -37,52 +37,72 @@ from .sequence import Node, Other, RunCase, RunSequence, Seen, Step
 _CALLED = RunCase(ir.Manner(True, behind=False, timed=False), uses=(True, True))
 _LIKE = RunCase(ir.Manner(True, behind=True, timed=False), uses=(True, True))
 _REPLAY = ir.Manner(True, behind=True, timed=False, others=True, replays=True)
+_LATER = replace(_REPLAY, replays=False)
+_OWN = RunCase(ir.Manner(False, behind=True, timed=True, others=True))
+_AMONG = RunCase(ir.Manner(True, behind=True, timed=False, others=True), callers=1)
+# NOTE Two runs that are unlike the plan's, or alike, with one of it between them show that it has begun everywhere when
+# it ends. Behind replays, and in callers' graphs, a run stands right behind one that uses the same set.
 _PLAIN: tuple[Step, ...] = (
     RunCase(ir.Manner(False, behind=False, timed=True)),
     RunCase(ir.Manner(False, behind=True, timed=True)),
     Other(called=False),
-    RunCase(ir.Manner(False, behind=True, timed=True, others=True)),
+    _OWN,
+    Other(called=False),
+    _OWN,
+    Other(called=False, alike=False),
+    _OWN,
+    Other(called=False, alike=False),
     Seen(),
     _CALLED,
     _LIKE,
+    _LIKE,
     Other(),
-    RunCase(ir.Manner(True, behind=True, timed=True, others=True), callers=1),
+    replace(_AMONG, manner=replace(_AMONG.manner, timed=True)),
+    Other(),
+    _AMONG,
+    Other(alike=False),
+    _AMONG,
+    Other(alike=False),
     Seen(),
 )
 _BESIDE_REPLAYS: tuple[Step, ...] = (  # behind what stands in `_PLAIN`
     Other(replay=True),
     RunCase(ir.Manner(True, behind=True, timed=False, others=True, replays=True), callers=1),
     Other(replay=True, callers=1),
+    RunCase(ir.Manner(True, behind=True, timed=False, others=True, replays=True)),
+    Other(replay=True),
+    Other(replay=True, later=True),
+    RunCase(ir.Manner(True, behind=True, timed=False, others=True, replays=True)),
+    Other(replay=True),
+    Other(replay=True, later=True),
+    RunCase(ir.Manner(False, behind=True, timed=True, others=True, replays=True)),
+    Other(replays=True),
     RunCase(ir.Manner(False, behind=True, timed=True, others=True, replays=True)),
     Seen(replays=True),
 )
 _REPLAYS: tuple[Step, ...] = (
     RunCase(_REPLAY, uses=(True, True)),
-    Other(replays=True),
-    RunCase(_REPLAY, uses=(False, True)),
+    RunCase(_LATER, uses=(True, True)),
+    Other(replay=True, later=True),
+    RunCase(_LATER, uses=(False, True)),
+    Other(replay=True, later=True),
+    RunCase(_LATER),
+    Other(replay=True, later=True, alike=False),
+    RunCase(_LATER),
+    Other(replay=True, later=True, alike=False),
     RunCase(_REPLAY, uses=(True, False)),
+    RunCase(_REPLAY, uses=(False, True)),
+    Other(replay=True),
+    RunCase(_REPLAY),
+    Other(replays=True),
+    Other(replays=True),
+    RunCase(_REPLAY),
+    Other(replay=True),
+    RunCase(_LATER, uses=(True, False)),
+    Other(replays=True, alike=False),
+    RunCase(_REPLAY),
     Other(called=False, replays=True),
     Seen(replays=True),
-)
-_STRANGERS: tuple[Step, ...] = (
-    RunCase(ir.Manner(False, behind=False, timed=True)),
-    Other(called=False, stranger=True),
-    RunCase(ir.Manner(False, behind=True, timed=True, others=True)),
-    Other(stranger=True),
-    RunCase(ir.Manner(True, behind=True, timed=False, others=True)),
-    Other(stranger=True),
-)
-_BESIDE_STRANGERS: tuple[Step, ...] = (  # behind what stands in `_STRANGERS`
-    Other(replay=True, stranger=True),
-    RunCase(ir.Manner(True, behind=True, timed=False, others=True, replays=True)),
-    Other(replay=True, stranger=True),
-)
-_STRANGERS_REPLAYS: tuple[Step, ...] = (
-    RunCase(_REPLAY),
-    Other(replay=True, stranger=True),
-    RunCase(_REPLAY),
-    Other(replays=True, stranger=True),
-    RunCase(_REPLAY),
 )
 
 
@@ -96,19 +116,8 @@ def check(plan: ir.DevicePlan) -> None:
     if plan.mode != "embedded":
         plain = (*map(_traced, _PLAIN),) if plan.mode == "traced" else (*_PLAIN, *_otherwise_timed(plan))
         several = [(*plain, *_BESIDE_REPLAYS) if plan.features.embeds else plain]
-    if not plan.features.alone:
-        among = (*_STRANGERS, *_BESIDE_STRANGERS) if plan.features.embeds else _STRANGERS
-        among = (*map(_traced, among),) if plan.mode == "traced" else among
-        several.append(_STRANGERS_REPLAYS if plan.mode == "embedded" else among)
-    if plan.sets > 1:  # each set more than once, behind runs of the same callers
-        several.append((_CALLED, _LIKE, _LIKE, _LIKE))
     for steps in several:
-        _check_runs(RunSequence(plan, [step for step in steps for _ in range(_times(step, plan))]))
-
-
-def _times(step: Step, plan: ir.DevicePlan) -> int:
-    """Runs of other modes take every set, so that the run behind them finds each touched."""
-    return plan.sets if isinstance(step, Other) and not step.replay else 1
+        _check_runs(RunSequence(plan, steps))
 
 
 def _traced(step: Step) -> Step:

@@ -205,7 +205,7 @@ def _of_parts(found: Sequence[KernelConfig]) -> tuple[KernelConfig, ...]:
 def differences(found: DevicePlan, wanted: DevicePlan) -> Iterator[Diagnostic]:
     """Where a device plan differs from the one that its plan gives: in each list the first member, and each other
     field."""
-    ends = ("own", "called", "between")
+    ends = ("own", "called")
     for name in (*ends, *(field.name for field in fields(DevicePlan) if field.name not in ends)):
         a, b = getattr(found, name), getattr(wanted, name)
         if isinstance(a, RunEnds):

@@ -369,6 +369,8 @@ def semaphores_are_given_once(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
             if semaphore.counts_runs:
                 continue
             used, said = semaphore.used_in(plan.mode), f"semaphore {i} ({semaphore.purpose})"
+            if semaphore.tells_runs and not manner.replays:  # an entry barrier may stand behind replays alone
+                used = used and ups[i] > 0
             if (ups[i] != used or (i in waiters) != used) and (i, "signalled") not in wrong:
                 wrong.add((i, "signalled"))
                 yield Diagnostic(ir.PLACELESS, f"{said} is signalled {ups[i]} times in a run ({manner})")
@@ -408,7 +410,8 @@ def runs_are_counted(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
                         f"{action.stream} joins a barrier before it has counted the run, or counts it twice"
                     )
         for i, semaphore in enumerate(plan.semaphores):
-            if semaphore.counts_runs and counted[i] != semaphore.used_in(plan.mode):
+            used = semaphore.used_in(plan.mode) and (manner.replays or counted[i] > 0)
+            if semaphore.counts_runs and counted[i] != used:
                 yield Diagnostic(
                     ir.PLACELESS, f"semaphore {i} ({semaphore.purpose}) counts {counted[i]} times in a run ({manner})"
                 )
@@ -434,19 +437,6 @@ def graphs_are_launched(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
         for action in launches:
             if devices[action.stream] != action.device:
                 yield action.mistake(f"the graph of device {action.device} on a stream of another one")
-
-
-def replays_are_awaited(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
-    """What stands between replays and runs of other modes waits, and does nothing else; other modes have their own."""
-    if plan.mode != "embedded" and (plan.between.prologue or plan.between.epilogue):
-        yield Diagnostic(ir.PLACELESS, f"replays of callers' graphs in the mode '{plan.mode}'")
-    for side, kind, stream in (
-        (plan.between.prologue, "replayed", "control"),
-        (plan.between.epilogue, "completion", "caller"),
-    ):
-        for action in side:
-            if not isinstance(action, ir.AwaitEvent) or action.event.kind != kind or action.stream.kind != stream:
-                yield action.mistake(f"{action.stream} between runs and replays does not wait for the event '{kind}'")
 
 
 def graphs_are_whole(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
@@ -553,7 +543,6 @@ RULES: tuple[Callable[[ir.DevicePlan], Iterator[Diagnostic]], ...] = (  # a late
     runs_are_counted,
     collectives_are_called_together,
     graphs_are_launched,
-    replays_are_awaited,
     graphs_are_whole,
     crowded_graphs_are_chains,
     start_gates_open_last,

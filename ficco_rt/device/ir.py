@@ -9,8 +9,8 @@ Ordering rules:
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
 - a semaphore is 0 when a run begins; streams and kernels that wait for it continue once it is 1; it is reset once;
 - a stream that acquires a semaphore (`SemaphoreOp.acquires`) waits for it and resets it itself;
-- consecutive runs alternate between `sets` sets of semaphores and scratch: what a run leaves in a set is visible to no
-  run before the next one that uses this set;
+- consecutive runs alternate between `sets` sets of semaphores and of scratch that is not `private`: what a run leaves
+  in a set is visible to no run before the next one that uses this set;
 - a semaphore that counts runs (`Semaphore.tells_runs`) is never reset: a device counts its runs in one of its
   semaphores, and writes the count to semaphores of other devices; a device that waits for such a semaphore continues
   once the semaphore has reached its own count;
@@ -35,12 +35,13 @@ from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Transfer, Work
 
-VERSION = 7
+VERSION = 8
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
 # callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `gated`, as
 # on streams, behind a start gate (`start_gate`).
 Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced", "gated"]
+Used: TypeAlias = Literal["always", "graph", "embedded", "traced", "gated"]  # modes that use a semaphore
 Library: TypeAlias = Literal["", "NCCL", "RCCL"]  # of collectives; none
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
 PLAIN: tuple[Mode, ...] = ("streams", "gated")  # on streams, nothing between commands
@@ -50,7 +51,7 @@ PLACELESS = Span("device plan", 1, 1, 1, 1)  # of what no line of a schedule has
 
 # When an action of a prologue or epilogue is issued: `behind` a run that may still be under way, or `alone`, when the
 # host has seen that run's end; where the run is `timed`. "behind others": the run before did not end on the same
-# callers' streams. "behind replays": callers' graphs hold runs of the plan, and may be under way.
+# callers' streams. "behind replays": callers' graphs hold runs, and may be under way.
 When: TypeAlias = Literal["always", "timed", "behind", "alone", "timed or behind", "behind others", "behind replays"]
 
 StreamKind: TypeAlias = Literal["plan", "signal", "wait", "control", "caller", "gate"]
@@ -149,9 +150,7 @@ class Features:
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
     queues: int  # hardware queues of a device: streams beyond that number share them
     collectives: Library = ""  # the vendor's library, which makes collectives where `collectives.own_way` lets it
-    keeps_shared: bool = True  # memory that a process gives back lasts until the others have unmapped it
     vendor_gemms: bool = False  # the vendor's library of GEMMs is installed, and does what no tuned kernel is there for
-    alone: bool = True  # no other plan's runs use the same memory between two runs
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -190,9 +189,10 @@ class EventName:
 
     plan: the plan's event; signal, wait: the plan's stream whose side stream it joins; barrier: a collective's group,
     with `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion,
-    captured: the device; entry, exit, ready: the device, points that semaphores alone tell others: its callers are
-    ready; its part of the run is over and its semaphores are reset; others may write its memory and signal its
-    semaphores; open: the device, when all are ready whose memory it writes; embedded: the device, behind its graph in a
+    captured: the device; entry, ready, exit: the device, points that semaphores alone tell others: its callers are
+    ready and all earlier runs have ended on it (`ready` where streams tell it); the run is through with other devices'
+    callers' tensors;
+    open: the device, when all others are ready; embedded: the device, behind its graph in a
     caller's; begun, replayed: the device, each time that such a graph begins and has run; caller: the rank; tail: the
     plan's stream, at its end, or with `behind` its side stream that signals; chain: counts where the chain of a crowded
     device's graph goes on to another stream, `rank` is the device; timestamp: the plan's stream, where `rank` counts
@@ -237,20 +237,20 @@ class Semaphore:
     `index` is its place among its device's semaphores. It is reset by the `kernel` that alone waits for it, by its
     stream right `behind` that kernel, at the `completion` of the run, or by the stream that waits for it (`acquired`);
     or `never`: it tells of runs. Then its `point` is an entry or exit, or it has none and is its device's own count of
-    the runs. `used`: in all modes, in graphs, in graphs that are embedded, in traced runs, in both of these, or, as a
-    start gate, in the modes that have one."""
+    the runs. `used`: in all modes, in graphs, in graphs that are embedded, in traced runs, or, as a start gate, in the
+    modes that have one."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
     reset: Literal["kernel", "behind", "completion", "acquired", "never"]
-    used: Literal["always", "graph", "embedded", "traced", "embedded or traced", "gated"] = "always"
+    used: Used = "always"
 
     def used_in(self, mode: Mode) -> bool:
         if self.used in ("always", "gated"):
             return self.used == "always" or mode in GATED
-        return mode in self.used.split(" or ") or (self.used == "graph" and mode == "embedded")
+        return mode == self.used or (self.used == "graph" and mode == "embedded")
 
     @property
     def tells_runs(self) -> bool:
@@ -549,9 +549,8 @@ class RunEnds:
 class DevicePlan:
     """See the module. `own` is the prologue and epilogue of a run that nobody's streams wait for, `called` that of a
     run among the callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's. `sets`:
-    number of sets of semaphores and scratch, between which consecutive runs alternate. `between`, of `embedded` alone:
-    what the runs of every other mode wait for at their begin and their end, so that they stand behind replays and
-    replays behind them; nobody issues it."""
+    number of sets of semaphores and scratch, between which consecutive runs alternate; `private` scratch is in none of
+    them (`sharing`)."""
 
     version: int
     schedule: str
@@ -570,7 +569,7 @@ class DevicePlan:
     called: RunEnds
     communicators: tuple[Communicator, ...] = ()
     sets: int = 1
-    between: RunEnds = RunEnds((), ())
+    private: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -587,7 +586,6 @@ class DevicePlan:
     def actions(self) -> Iterator[Action]:
         """All actions: prologues, body and epilogues."""
         yield from (*self.own.prologue, *self.called.prologue, *self.body, *self.own.epilogue, *self.called.epilogue)
-        yield from (*self.between.prologue, *self.between.epilogue)
 
     @property
     def parts(self) -> Iterator[tuple[StreamName, Work | Move | CallCollective]]:
@@ -686,13 +684,13 @@ def manners(plan: DevicePlan) -> tuple[Manner, ...]:
 
     | | behind | timed | others | replays |
     |---|---|---|---|---|
-    | a part of a callers' graph (`embedded`) | yes | no | yes | yes |
+    | a part of a callers' graph (`embedded`) | yes | no | yes | the first one of the graph |
     | alone: the host has seen the end of the run before | no | own or traced: yes; else either | no | no |
     | behind a run of the same callers and the same mode | yes | same | no | either, if the driver embeds graphs |
     | behind any other run | yes | same | yes | same |
     """
     if plan.mode == "embedded":
-        return (Manner(True, behind=True, timed=False, others=True, replays=True),)
+        return tuple(Manner(True, behind=True, timed=False, others=True, replays=first) for first in (True, False))
     behind = [Manner(False, behind=False, timed=True)]
     for others, replays in product((False, True), (False, True) if plan.features.embeds else (False,)):
         behind.append(Manner(False, behind=True, timed=True, others=others, replays=replays))

@@ -23,7 +23,8 @@ class Races(Clocks[Node]):
         self.runs, self.plan = runs, runs.plan
         self.mistakes: dict[tuple[Span, Span, str], Diagnostic] = {}
         self.reset: dict[int, Toucher] = {}  # who has reset a semaphore last
-        self.scratch = {t.name for t in self.plan.tensors if t.kind == "scratch"} if self.plan.sets > 1 else set()
+        scratch = {t.name for t in self.plan.tensors if t.kind == "scratch"} - set(self.plan.private)
+        self.scratch = scratch if self.plan.sets > 1 else set()  # of which each set has its own
         self.later: dict[tuple[int, int], Region] = {}  # by id of a region, and set
         semaphores, sets = self.plan.sets * len(self.plan.semaphores), range(self.plan.sets)
         shapes = {_in_set(t.name, i): t.shapes for t in self.plan.tensors for i in sets}
@@ -133,6 +134,8 @@ class Races(Clocks[Node]):
                 self.reset[number] = me
         for stream in {self.plan.launches[launch].stream for launch in touches.launches}:
             self.ledger.touch_point(_MEMORY.on(stream), clock, me)
+        for number in touches.of_others:
+            self.ledger.touch_point(_OTHERS.on(number), clock, me)
 
     # ---- semaphores
 
@@ -170,6 +173,8 @@ class Races(Clocks[Node]):
             named = where = self.runs.purpose(rank)
         elif named == _MEMORY.tensor:
             named = where = f"the partial sums of stream {rank}"
+        elif named == _OTHERS.tensor:
+            named = where = "what other runs share"
         if isinstance(found, Unwritten):
             message = f"{found.reader.what} reads {where}, which nothing has written in the run"
             key = (found.reader.origin, found.reader.origin, named)
@@ -187,9 +192,10 @@ class Races(Clocks[Node]):
         self.mistakes.setdefault(key, Diagnostic(later.origin, message, (note,)))
 
 
-# NOTE tensors of the ledger, a semaphore or a launch a rank: no schedule has a tensor with a space in its name
+# NOTE tensors of the ledger, a semaphore, a stream or a set a rank: no schedule has a tensor with a space in its name
 _WORD = whole("a semaphore", 0, (1,))
 _MEMORY = whole("a stream", 0, (1,))  # partial sums, a library's workspace; counters of the launches, too
+_OTHERS = whole("a set", 0, (1,))
 
 
 def _in_set(tensor: str, buffer_set: int) -> str:

@@ -12,32 +12,26 @@ A run in the mode `traced` or `gated` begins when the host has issued all of it,
 
 Each device completes a run after all of its streams have ended and its semaphores are reset.
 
-Devices that share no events (`eventless_peers`) have barriers made of semaphores. At the end of a run each device
-signals all others that its part is over and its semaphores are reset, and completes the run when all others have
-signalled this. So no device signals a semaphore of the next run before this semaphore is reset, no device touches what
-another one still uses, and no device is ever a whole run ahead. Where an early begin is possible (`early_begin`), there
-is no barrier at the end: at the beginning each device signals the devices that write its memory that it is ready, and
-waits for those whose memory it writes; its local streams do not wait. Runs that alternate between two sets of
-semaphores and scratch (`double_buffering`) need none of this, except runs in callers' graphs.
-
-At the beginning, a device also waits for the devices whose callers' tensors it touches, and for no others: each of them
-signals that its callers are ready. In a traced run a device waits for all others of its node, so that they begin
-together. These semaphores, and those that signal ends, count runs, so none of them is ever reset.
+Devices that share no events keep the contract of `sharing`. In an entry barrier each device tells all others that its
+callers are ready and that it has ended all earlier runs, and waits until they have told it the same. Behind an exit
+barrier a device's callers' tensors are no longer touched. A kernel makes these barriers by semaphores that count runs,
+so that none of them is ever reset. Where local streams begin before the entry, their kernels might leave that one no
+multiprocessor: there streams tell it. In a traced run all devices of a node begin together, by an entry barrier.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ..graph.budget import Budget
 from ..plan.ir import Plan, Stream
 from . import ir
 from .layout import Layout
-from .semaphores import eventless_peers
 from .start_gate import START_GATE
+
+_Point: TypeAlias = Literal["ready", "entry", "exit"]
 
 BEGIN, END, GRAPH = ir.Cause("the begin of a run"), ir.Cause("the end of a run"), ir.Cause("the graph of a run")
 
@@ -51,6 +45,7 @@ class RunEndsBuilder:
     ) -> None:
         self.layout, self.mode, self.streams, self.budget = layout, mode, streams, budget
         self.plan, self.placement = layout.plan, layout.placement
+        self.sharing = layout.sharing
         self.semaphores, self.points = layout.semaphores, layout.semaphores.of_points(mode)
         self.start_gate = self.semaphores.start_gate if gated else None
         self.on: dict[int, list[ir.DeviceStream]] = defaultdict(list)  # by device
@@ -70,17 +65,6 @@ class RunEndsBuilder:
         if self.mode == "embedded":
             return self._paid(self._embed_graphs(), self._behind_embedded()) if called else ir.RunEnds((), ())
         return self._paid(self._begin(called), self._end(called))
-
-    def between(self) -> ir.RunEnds:
-        """The actions that order runs of other modes before and after replays; used by the mode `embedded`."""
-        if self.mode != "embedded":
-            return ir.RunEnds((), ())
-        begin = (
-            self._await(ir.StreamName("control", i), self._replays(i), "behind replays")
-            for i in self.placement.ordinals
-        )
-        end = (self._before_replays(rank) for rank in range(self.plan.ranks))
-        return self._paid(chain.from_iterable(begin), chain.from_iterable(end))
 
     def _paid(self, begin: Iterable[ir.Action], end: Iterable[ir.Action]) -> ir.RunEnds:
         """A prologue and an epilogue, whose actions the budget counts as they are made."""
@@ -130,7 +114,7 @@ class RunEndsBuilder:
                 yield from self._await(control, comes, when)
                 yield from self._await(control, self._completions(device), "behind")
                 yield from self._await(control, self._replays(device), "behind replays")
-                yield from self._tell_begin(device)
+                yield from self._entry(device, control)
             yield ir.RecordEvent(control, begin, BEGIN, when)
             opened = list(self._open(device))
             yield from opened
@@ -160,12 +144,7 @@ class RunEndsBuilder:
             yield from self._reset(device)
             yield ir.RecordEvent(control, ir.EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
-            device = self.placement.devices[rank]
-            mine = ir.EventName("completion", device)
-            apart = bool(self.placement.others(device))
-            if apart:
-                yield ir.AwaitEvent(ir.StreamName("caller", rank), mine, END)
-            yield from (a for a in self._before_replays(rank) if not apart or a.event != mine)
+            yield self._freed(rank)
         if self.start_gate is not None:  # the last action of the run
             yield ir.StreamMemOps(ir.StreamName("gate", first), (ir.SemaphoreOp(self.start_gate, True),), START_GATE)
 
@@ -177,19 +156,22 @@ class RunEndsBuilder:
         """Where graphs in callers' graphs have run, on the devices of a device's process."""
         return [ir.EventName("replayed", other) for other in self.placement.mates(device)]
 
-    def _before_replays(self, rank: int) -> Iterator[ir.AwaitEvent]:
-        """A replay on a caller's stream stands behind all of the run, its semaphores and its scratch too."""
-        completions = self._completions(self.placement.devices[rank])
-        yield from self._await(ir.StreamName("caller", rank), completions, "behind replays", END)
+    def _freed(self, rank: int) -> ir.AwaitEvent:
+        """A caller goes on behind the exit barrier of its device, where there is one. A replay on its stream stands
+        behind all of the run on the device; the others tell it their ends."""
+        device = self.placement.devices[rank]
+        exits = bool(self._steps("exit", device))
+        completion = ir.EventName("completion", device)
+        return ir.AwaitEvent(ir.StreamName("caller", rank), completion, END, "always" if exits else "behind replays")
 
     def _on(self, device: int, *kinds: str) -> list[ir.DeviceStream]:
         """A device's streams of the plan, with their side streams."""
         return [s for s in self.on[device] if s.name.kind in (kinds or ("plan", "wait"))]
 
     def _ends(self, device: int) -> list[ir.DeviceStream]:
-        """The streams whose ends make the end of a run. Where a run ends behind the others' ends, all side streams have
-        signalled their semaphores by then: somebody has waited for these."""
-        return self._on(device, "plan", "signal") if self.layout.sets > 1 else self._on(device, "plan")
+        """The streams whose ends make the end of a run. In one process somebody has waited for all that side streams
+        signal."""
+        return self._on(device, "plan", "signal") if self.placement.others(device) else self._on(device, "plan")
 
     @staticmethod
     def _await(
@@ -200,57 +182,60 @@ class RunEndsBuilder:
 
     # ---- devices that share no events
 
-    def _tell_begin(self, device: int) -> Iterator[ir.Action]:
-        """A device tells those that touch its callers' tensors that these have come, and waits for those whose callers'
-        tensors it touches."""
-        steps = [*self._signalled("entry", device), *self._awaited("entry", device)]
+    def _entry(self, device: int, stream: ir.StreamName) -> Iterator[ir.Action]:
+        """The entry barrier, if a kernel tells it."""
+        steps = self._steps("entry", device)
         if steps:
-            yield self._barrier(device, [self._counted(device), *steps], BEGIN)
+            always = self.sharing.entry == "always" or self.mode == "traced"
+            counted = ir.BarrierStep("count", self.semaphores.counts[device])
+            yield self._barrier(device, stream, [counted, *steps], BEGIN, "always" if always else "behind replays")
 
     def _reset(self, device: int) -> Iterator[ir.Action]:
         """Behind all streams of the device none of its semaphores is signalled any more: whoever signals one is waited
         for."""
-        first, count = self.semaphores.reset(device, self.mode)
-        told = [*self._signalled("exit", device), *self._awaited("exit", device)]
-        if told:
-            steps = [] if any(self._tell_begin(device)) else [self._counted(device)]
-            if count:
-                steps.append(ir.BarrierStep("reset", self.semaphores.places[device].start + first, count))
-            yield self._barrier(device, [*steps, *told], END)
+        control, (first, count) = ir.StreamName("control", device), self.semaphores.reset(device, self.mode)
+        steps = self._steps("exit", device)
+        if steps and count:
+            steps.insert(0, ir.BarrierStep("reset", self.semaphores.places[device].start + first, count))
+        if steps:
+            yield self._barrier(device, control, steps, END)
         elif count:
-            yield ir.ResetSemaphores(ir.StreamName("control", device), first, count, END)
+            yield ir.ResetSemaphores(control, first, count, END)
 
     def _open(self, device: int) -> Iterator[ir.Action]:
-        """A device tells those that write its memory that it is ready, and waits for those whose memory it writes."""
-        others = eventless_peers(self.placement, device, self.mode)
-        ready = self.points.get(ir.EventName("ready", device), {}).values()
-        taken = [self.points.get(ir.EventName("ready", other), {}).get(device) for other in others]
-        changes = [ir.SemaphoreOp(semaphore, True) for semaphore in ready]
-        changes += [ir.SemaphoreOp(semaphore, False, acquires=True) for semaphore in taken if semaphore is not None]
+        """The entry barrier, if streams tell it."""
+        changes = [ir.SemaphoreOp(semaphore, True) for semaphore in self._signalled("ready", device)]
+        changes += [ir.SemaphoreOp(semaphore, False, acquires=True) for semaphore in self._awaited("ready", device)]
         if changes:
             yield ir.StreamMemOps(ir.StreamName("control", device), tuple(changes), BEGIN)
             yield ir.RecordEvent(ir.StreamName("control", device), ir.EventName("open", device), BEGIN)
 
     def _is_local(self, stream: ir.DeviceStream) -> bool:
-        early = self.layout.early_begin
-        return early is not None and stream.name.number in early.local_streams
+        return stream.name.number in self.sharing.local_streams
 
-    def _barrier(self, device: int, steps: Sequence[ir.BarrierStep], cause: ir.Cause) -> ir.Barrier:
-        return ir.Barrier(ir.StreamName("control", device), self.semaphores.counts[device], tuple(steps), cause)
+    def _barrier(
+        self,
+        device: int,
+        stream: ir.StreamName,
+        steps: Sequence[ir.BarrierStep],
+        cause: ir.Cause,
+        when: ir.When = "always",
+    ) -> ir.Barrier:
+        return ir.Barrier(stream, self.semaphores.counts[device], tuple(steps), cause, when)
 
-    def _counted(self, device: int) -> ir.BarrierStep:
-        return ir.BarrierStep("count", self.semaphores.counts[device])
-
-    def _signalled(self, kind: Literal["entry", "exit"], device: int) -> list[ir.BarrierStep]:
+    def _steps(self, kind: _Point, device: int) -> list[ir.BarrierStep]:
+        """What a device signals and awaits in a barrier."""
         return [
-            ir.BarrierStep("signal", semaphore)
-            for semaphore in self.points.get(ir.EventName(kind, device), {}).values()
+            *(ir.BarrierStep("signal", semaphore) for semaphore in self._signalled(kind, device)),
+            *(ir.BarrierStep("wait", semaphore) for semaphore in self._awaited(kind, device)),
         ]
 
-    def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[ir.BarrierStep]:
-        peers = eventless_peers(self.placement, device, self.mode)
-        found = [self.points.get(ir.EventName(kind, other), {}).get(device) for other in peers]
-        return [ir.BarrierStep("wait", semaphore) for semaphore in found if semaphore is not None]
+    def _signalled(self, kind: _Point, device: int) -> list[int]:
+        return list(self.points.get(ir.EventName(kind, device), {}).values())
+
+    def _awaited(self, kind: _Point, device: int) -> list[int]:
+        told = (self.points.get(ir.EventName(kind, other), {}) for other in self.placement.near(device))
+        return [semaphores[device] for semaphores in told if device in semaphores]
 
     # ---- callers
 
@@ -276,10 +261,9 @@ class RunEndsBuilder:
         end: list[ir.Action] = []
         for device in self.placement.ordinals:
             control, captured = ir.StreamName("control", device), ir.EventName("captured", device)
-            begin += self._tell_begin(device)
+            if self.sharing.entry == "always":
+                begin += self._entry(device, control)
             begin.append(ir.RecordEvent(control, captured, BEGIN))
-            if self.mode == "embedded":
-                begin.append(ir.RecordEvent(control, ir.EventName("begun", device), BEGIN))
             opened = list(self._open(device))
             begin += opened
             for stream in self._on(device, "plan"):
@@ -307,6 +291,8 @@ class RunEndsBuilder:
             yield from self._await(host, self._completions(device, but=device), "behind")
             yield ir.AwaitEvent(host, ir.EventName("completion", device), BEGIN, "behind others")
             yield from self._await(host, self._replays(device), "behind replays")
+            if self.sharing.entry != "always":
+                yield from self._entry(device, host)
             yield ir.RecordEvent(host, ir.EventName("begin", device), BEGIN, "timed")
             yield ir.LaunchGraph(host, device, GRAPH)
 
@@ -319,11 +305,11 @@ class RunEndsBuilder:
         for rank in range(self.plan.ranks) if called else ():
             caller, mine = ir.StreamName("caller", rank), self.placement.devices[rank]
             owners = [self.placement.devices[self.plan.streams[n].rank] for n in self._frees(rank)]
-            owners += [mine] if self.placement.others(mine) else []
             for device in dict.fromkeys(owners):
                 if hosts[device] != caller:
                     yield ir.AwaitEvent(caller, ir.EventName("completion", device), END)
-            yield from self._before_replays(rank)
+            if mine not in owners and hosts[mine] != caller:
+                yield self._freed(rank)
 
     def _hosts(self, called: bool) -> dict[int, ir.StreamName]:
         """The stream of each device's graph: of the first rank on the device whose caller the graph waits for."""
@@ -341,8 +327,12 @@ class RunEndsBuilder:
             host, *rest = self.placement.ranks(device)
             for rank in rest:
                 yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
-            yield from self._await(ir.StreamName("caller", host), [ir.EventName("caller", rank) for rank in rest])
-            yield ir.LaunchGraph(ir.StreamName("caller", host), device, GRAPH)
+            first = ir.StreamName("caller", host)
+            yield from self._await(first, [ir.EventName("caller", rank) for rank in rest])
+            yield ir.RecordEvent(first, ir.EventName("begun", device), BEGIN)
+            if self.sharing.entry != "always":
+                yield from self._entry(device, first)
+            yield ir.LaunchGraph(first, device, GRAPH)
 
     def _behind_embedded(self) -> Iterator[ir.Action]:
         for device in self.placement.ordinals:

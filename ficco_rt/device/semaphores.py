@@ -20,10 +20,10 @@ from ..errors import PlanError
 from ..graph.budget import SEMAPHORES, Budget
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .collectives import barrier_peers, calls_of
-from .early_begin import EarlyBegin
-from .ir import EventName, Mode, Placement, Semaphore
+from .ir import EventName, Mode, Placement, Semaphore, Used
+from .sharing import Sharing
 
-_USES = ("always", "graph", "embedded", "traced", "embedded or traced")
+_USES: tuple[Used, ...] = ("always", "graph", "embedded", "traced")
 # point of a run → device that waits for it → the semaphore that is signalled there. Without one an event can be used
 PointSemaphores: TypeAlias = Mapping[EventName, Mapping[int, int]]
 _GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "acquired": 1, "never": 2}
@@ -75,16 +75,14 @@ def semaphores_of(
     by_kernel: frozenset[int],
     unraised: frozenset[int],
     touched: Sequence[frozenset[int]],
+    sharing: Sharing,
     *,
-    early_begin: EarlyBegin | None = None,
-    sets: int = 1,
     barriers: bool = True,
 ) -> SemaphoreLayout:
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
     `unraised`: flags between works that a kernel makes as one; they have no semaphore. `touched`: by stream of the
-    plan, the ranks whose inputs and outputs its commands touch. `early_begin`: who waits for whose begin, in place of
-    the end (`early_begin`). `sets`: with two, runs do not tell their ends (`double_buffering`). `barriers`: ranks have
-    barriers before and behind collectives, as these are copies and sums."""
+    plan, the ranks whose inputs and outputs its commands touch. `barriers`: ranks have barriers before and behind
+    collectives, as these are copies and sums."""
     private = private_flags(plan)
     wanted: dict[int, list[Semaphore]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):
@@ -96,7 +94,7 @@ def semaphores_of(
     budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
     for semaphore in chain(
         _point_semaphores(plan, placement, budget, barriers),
-        _barrier_semaphores(plan, placement, touched, early_begin, sets),
+        _barrier_semaphores(plan, placement, touched, sharing),
     ):
         wanted[semaphore.device].append(semaphore)
     table: list[Semaphore] = []
@@ -152,39 +150,29 @@ def _point_semaphores(plan: Plan, placement: Placement, budget: Budget, barriers
 
 
 def _barrier_semaphores(
-    plan: Plan, placement: Placement, touched: Sequence[frozenset[int]], early_begin: EarlyBegin | None, sets: int
+    plan: Plan, placement: Placement, touched: Sequence[frozenset[int]], sharing: Sharing
 ) -> Iterator[Semaphore]:
-    """Semaphores by which devices that share no events learn of each other's end of a run (with two sets only for runs
-    in callers' graphs); or, with an early begin, by which a device learns which others are ready for what it sends. A
-    device also learns of the begin of those whose callers' tensors it touches; in traced runs, of all others."""
-    touches: dict[int, set[int]] = defaultdict(set)  # device → the devices whose callers' tensors it touches
+    """Semaphores of the entry barrier of devices that share no events, and of the exits of those that touch a device's
+    callers' tensors. Where local streams begin before the entry, streams tell it, which reset what they have waited
+    for; a kernel tells the others, by counts of runs. Traced runs of all plans begin together."""
+    touching: dict[int, set[int]] = defaultdict(set)  # device → the devices that touch its callers' tensors
     for stream, ranks in zip(plan.streams, touched, strict=True):
-        touches[placement.devices[stream.rank]] |= {placement.devices[rank] for rank in ranks}
-    entries = {device: EventName("entry", device) for device in placement.ordinals}
-    exits = {device: EventName("exit", device) for device in placement.ordinals}
+        for rank in ranks:
+            touching[placement.devices[rank]].add(placement.devices[stream.rank])
     for device in placement.ordinals:
-        used: Literal["always", "embedded", "embedded or traced"]
-        away = placement.others(device)
+        found: list[Semaphore] = []
         for other in placement.near(device):
-            used = "always" if other in away else "embedded"
-            if other in touches[device]:
-                yield Semaphore(device, -1, None, entries[other], "never", used)
-            elif other in away:
-                yield Semaphore(device, -1, None, entries[other], "never", "traced")
-            if early_begin is None:
-                yield Semaphore(device, -1, None, exits[other], "never", used if sets == 1 else "embedded")
-            elif early_begin.waits(device, other):
-                yield Semaphore(device, -1, None, EventName("ready", other), "acquired", used)
-        if placement.near(device):
-            used = "always" if eventless_peers(placement, device, "streams") else "embedded"
-            if sets > 1:
-                used = "embedded or traced"
-            yield Semaphore(device, -1, None, None, "never", used if early_begin is None else "traced")
-
-
-def eventless_peers(placement: Placement, device: int, mode: Mode) -> Sequence[int]:
-    """The devices whose begin and end of a run no event can tell to a device: a graph in a caller's graph may be
-    replayed before the others are, and another process has events of its own. Those of other nodes are not among them:
-    a device has nothing in common with these but messages, which find each other by their order."""
-    near = placement.near(device)
-    return near if mode == "embedded" else [other for other in near if other in placement.others(device)]
+            apart = other in placement.others(device)
+            always: Used = "always" if apart else "embedded"
+            if sharing.local_streams:
+                found.append(Semaphore(device, -1, None, EventName("ready", other), "acquired", always))
+            elif sharing.entry != "never":
+                found.append(Semaphore(device, -1, None, EventName("entry", other), "never", always))
+            if apart and (sharing.local_streams or sharing.entry == "never"):
+                found.append(Semaphore(device, -1, None, EventName("entry", other), "never", "traced"))
+            if other in touching[device]:
+                found.append(Semaphore(device, -1, None, EventName("exit", other), "never", always))
+        yield from found
+        counted = {semaphore.used for semaphore in found if semaphore.tells_runs}
+        if counted:
+            yield Semaphore(device, -1, None, None, "never", counted.pop() if len(counted) == 1 else "always")

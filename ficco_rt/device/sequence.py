@@ -1,11 +1,12 @@
 """Consecutive runs of a device plan as queues of nodes, which the check of a device plan walks through.
 
-A device plan is for one mode, but a driver mixes modes. So the check also walks through runs of other modes and replays
-of callers' graphs, each represented by an `Other`. Of an `Other` the check knows only what it may touch, and what the
-prologue and epilogue of every mode guarantee. An `Other` begins on a device after all devices of its process have
-completed, and after the callers whose tensors the device touches; a replay begins after its callers' streams only. It
-is over on a device when that device has ended and so have the devices whose writes it reads; where devices signal their
-exits, when all of these have ended. What holds before and after an `Other` holds before and after a run of any mode.
+A device plan is for one mode of one plan, and a workspace mixes plans and modes. So the check also walks through other
+runs, each represented by an `Other`, which does all that the contract lets it do (`sharing`), and no more than what the
+contract makes it do. It begins on a device after all devices of its process have completed, and after the callers whose
+tensors the device touches; a replay begins after its callers' streams only. A small one touches all that lies in its
+set, a large one all that lies in no set, behind an entry barrier; any one touches private memory. It is over on a
+device when it has begun on all, and those that touch the device's callers' tensors are through. What holds before and
+after an `Other` holds before and after any run.
 """
 
 from __future__ import annotations
@@ -40,19 +41,20 @@ class RunCase:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A run of another mode on the streams of `callers`, or on nobody's (`called`), or a replay on theirs.
-    `replays`: replays may be under way before it and may follow it. `stranger`: it is another plan's, which may touch
-    any scratch, has semaphores of its own, and completes on a device when all devices have ended it."""
+    """Another run, of this plan or of another one, on the streams of `callers`, or on nobody's (`called`). `replay`: in
+    a callers' graph on their streams, its first run, or (`later`) not. `replays`: replays may be under way before it
+    and may follow it. `alike`: it uses what the plan's runs use: a set, or what is in no set; otherwise it uses the
+    other kind of memory."""
 
     replay: bool = False
+    later: bool = False
     called: bool = True
     replays: bool = False
     callers: int = 0
-    stranger: bool = False
+    alike: bool = True
 
     def __str__(self) -> str:
-        run = "a replay of a caller's graph" if self.replay else "a run of another mode"
-        return f"{'a replay' if self.replay else 'a run'} of another plan" if self.stranger else run
+        return "a replay of a caller's graph" if self.replay else "another run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +96,26 @@ class Node(walk.Node):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What an `Other`, or the host, touches: tensors of ranks, semaphores of the plan, memory of launches. `last`: who
-    gives it back, so that nobody touches it later."""
+    """What an `Other`, or the host, touches: tensors of ranks, semaphores of the plan, memory of launches, and by set
+    what other plans have there. `last`: who gives it back, so that nobody touches it later."""
 
     who: str
     tensors: Collection[tuple[str, int]]
     semaphores: Collection[int] = ()
     launches: Collection[int] = ()
+    of_others: Collection[int] = ()
     last: bool = False
 
 
 @dataclass(slots=True)
 class _Device:
-    """What a run may touch on behalf of a device. `awaited`: semaphores that it does not reset itself. `feeds`: the
-    devices whose writes it reads, or for whose semaphores it waits."""
+    """What a run may touch on behalf of a device: callers' tensors that it writes, and those that it reads or writes;
+    semaphores that it signals; launches."""
 
     written: set[tuple[str, int]] = field(default_factory=set)
-    read: set[tuple[str, int]] = field(default_factory=set)
+    touched: set[tuple[str, int]] = field(default_factory=set)
     signalled: set[Signal] = field(default_factory=set)
-    awaited: set[Signal] = field(default_factory=set)
     launches: set[int] = field(default_factory=set)
-    feeds: set[int] = field(default_factory=set)
 
 
 class RunSequence:
@@ -135,26 +136,33 @@ class RunSequence:
         self._counts: Counter[int] = Counter()  # runs, by semaphore that counts them
         self._does: dict[tuple[int, int], tuple[Sequence[Part], int, int]] = {}  # by id of an action, and set
         self._of_flags = plan.semaphore_of
-        # whether runs in callers' graphs have a set of semaphores and scratch of their own (`double_buffering`)
-        self._apart = plan.sets > 1 or any(
-            w.used == "embedded"
-            and w.point is not None
-            and w.point.kind == "exit"
-            and w.point.number in plan.placement.others(w.device)
-            for w in plan.semaphores
-        )
         self._budget = Budget(NODES, PlanError)
         self._seen: dict[int, Node] = {}  # by process, the host's last node
         self._behind_host: set[int] = set()  # queues of which something was issued since
-        self._runs = 0  # before this step: a replay is none
+        self._runs = 0  # on streams and as graphs, before this step
+        self._in_graph = 0  # runs before this one in the same graph of a caller
+        self._own = 0  # runs of this plan
         for self._run, step in enumerate(steps):
+            self._place = self._in_order_of(step)
             if isinstance(step, RunCase):
+                self._own += 1
                 self._add(step)
             elif isinstance(step, Other):
                 self._other(step)
             else:
                 self._see(step)
-            self._runs += isinstance(step, RunCase) or (isinstance(step, Other) and not step.replay)
+
+    def _in_order_of(self, step: Step) -> int:
+        """The number of a run in the order by which sets alternate."""
+        if isinstance(step, Seen):
+            return 0
+        embedded = step.replay if isinstance(step, Other) else self.plan.mode == "embedded"
+        if not embedded:
+            self._runs += 1
+            return self._runs
+        first = not step.later if isinstance(step, Other) else step.manner.replays
+        self._in_graph = 0 if first else self._in_graph + 1
+        return self._in_graph
 
     # ---- semaphores: those of later sets are numbered behind those of the first
 
@@ -198,7 +206,7 @@ class RunSequence:
 
     def _graphs(self, launched: Mapping[int, tuple[Node, Node]]) -> None:
         """The graphs' insides. Whoever launched a graph goes on when the graph's control stream is through."""
-        inside = _GRAPHS[self._runs % 2]
+        inside = _GRAPHS[self._own % 2]
         for stream in self.plan.streams:
             if stream.name.kind != "caller" and stream.device in launched:
                 begin = self._append(self._queue((stream.name, inside), stream.device), None, ir.PLACELESS)
@@ -244,7 +252,7 @@ class RunSequence:
         issued = self.issued[device]
         node = Node(
             queue, len(nodes) + 1, place, TOUCHES, place_of_issue=-1 if apart else len(issued), run=self._run,
-            buffer_set=self._runs % self.plan.sets, action=action,
+            buffer_set=self._place % self.plan.sets, action=action,
         )  # fmt: skip
         nodes.append(node)
         if action is not None:
@@ -346,8 +354,7 @@ class RunSequence:
 
     def _see(self, step: Seen) -> None:
         plan, placement = self.plan, self.plan.placement
-        # NOTE elsewhere other processes may still touch what is no caller's (`double_buffering`, `early_begin`)
-        frees = plan.sets == 1 and not any(w.reset == "acquired" for w in plan.semaphores)
+        frees = len(set(placement.processes)) < 2  # elsewhere other processes may still touch it
         seen: dict[int, Node] = {}
         for process in dict.fromkeys(map(placement.process, reversed(placement.ordinals))):
             mine = placement.driven(process)
@@ -355,14 +362,8 @@ class RunSequence:
             events = [ir.EventName("completion", device) for device in mine]
             events += [ir.EventName("replayed", device) for device in mine if step.replays]
             self._behind(queue, map(self._recorded.get, events))
-            touches = {
-                (tensor.name, rank)
-                for device in mine
-                for rank in placement.ranks(device)
-                for tensor in plan.tensors
-                if frees and tensor.kind == "scratch"
-            }
-            semaphores = {i for i, w in enumerate(plan.semaphores) if frees and w.device in mine and not w.tells_runs}
+            touches = self._scratch if frees else ()
+            semaphores = {i for i, w in enumerate(plan.semaphores) if frees and not w.tells_runs}
             self._outsider(queue, Footprint(f"the host of process {process}", touches, semaphores, last=True))
             for rank in (rank for device in mine for rank in placement.ranks(device)):
                 self._outsider(queue).uses = rank
@@ -372,81 +373,77 @@ class RunSequence:
     def _other(self, step: Other) -> None:
         """NOTE it counts no runs, and tells no entries: it knows what these would tell it."""
         plan, placement = self.plan, self.plan.placement
-        mode: ir.Mode = "embedded" if step.replay else "streams"
-        made = {t.name for t in plan.tensors if t.kind != "input"}
-        apart = self._apart and (step.replay or plan.mode == "embedded")
-        # runs in callers' graphs have a set of their own, where there are several
-        shared = made & self.bound if apart else made
         control = _REPLAY if step.replay else _OTHER
         queues = {d: self._queue((ir.StreamName("control", d), control), d) for d in placement.ordinals}
+
+        def eventless(device: int) -> Iterator[int]:
+            away = placement.near(device) if step.replay else placement.others(device)
+            return (other for other in placement.near(device) if other in away)
+
+        large = step.alike == (plan.sets == 1)
+        enters = large or step.replays or (step.replay and not step.later)
         begun: dict[int, Node] = {}
-        sent: dict[int, Node] = {}
-        ends: dict[int, Node] = {}
-        mine: dict[int, set[int]] = {}  # a device's own semaphores: reset at its end
-
-        def touched(device: int, tensors: Iterable[tuple[str, int]], at_home: bool) -> set[tuple[str, int]]:
-            return {(t, r) for t, r in tensors if t in shared and (placement.devices[r] == device) == at_home}
-
+        entered: dict[int, Node] = {}
+        through: dict[int, Node] = {}
         for device, queue in queues.items():
             before = [] if step.replay else list(self._known(step, device))
-            ranks = self._needed(device, placement.others(device) if not step.replay else placement.ordinals)
-            for rank in ranks if step.called else ():
+            for rank in self._needed(device, step) if step.called else ():
                 node = self._outsider(self._caller(rank, step.callers))
                 node.uses = rank if step.replay else None  # a callers' graph makes its inputs itself
                 before.append(node)
             begun[device] = self._behind(queue, before)
-        for device, queue in queues.items():  # entries
-            near = () if step.replay else placement.mates(device)
-            others = {placement.devices[rank] for rank in self._needed(device)} - {device, *near}
-            self._behind(queue, (begun[e] for e in sorted(others)))
-        does_of = self._strangers if step.stranger else self._others
+            private = {(t, r) for t, r in self._scratch if t in plan.private and placement.devices[r] == device}
+            told = self._ready(step, device, signals=True) if step.alike else set()
+            self._outsider(queue, Footprint(f"{step} on device {device}", private, told, self._others[device].launches))
         for device, queue in queues.items():
-            does, who = does_of[device], f"{step} on device {device}"
-            semaphores = (
-                set()
-                if step.stranger
-                else {
-                    i
-                    for i, semaphore in enumerate(plan.semaphores)
-                    if (semaphore.device == device or i in does.signalled)
-                    and (semaphore.used_in("embedded") if step.replay else semaphore.used != "embedded")
-                    and semaphore.reset != "acquired"
-                    and (not semaphore.tells_runs or semaphore.counts_runs)
-                    and not apart
-                }
-            )
-            mine[device] = {i for i in semaphores if plan.semaphores[i].device == device}
-            here = touched(device, does.written | does.read, at_home=True)
-            self._outsider(queue, Footprint(who, here, mine[device], does.launches))
-            opens = self._opens(device, mode)
-            if opens and not (apart or step.stranger):
-                change = ir.StreamMemOps(ir.StreamName("control", device), opens, ir.Cause(who))
-                self._append(queue, change, ir.PLACELESS, apart=True)
-            there = touched(device, does.written, at_home=False)
-            sent[device] = self._outsider(queue, Footprint(who, there, semaphores - mine[device]))
+            if enters:
+                self._behind(queue, (begun[other] for other in eventless(device)))
+            took = self._ready(step, device, signals=False) if step.alike else set()
+            entered[device] = self._outsider(queue, Footprint(f"{step} on device {device}", (), took))
+            does = self._others[device]
+            home = placement.node(device)  # no memory is touched on another one
+            tensors = {
+                (t, r)
+                for t, r in self._scratch
+                if step.alike and t not in plan.private and placement.node(placement.devices[r]) == home
+            }
+            tensors |= {(t, r) for t, r in does.written if enters or placement.devices[r] == device}
+            semaphores = {
+                i
+                for i, w in enumerate(plan.semaphores)
+                if step.alike and (w.device == device or i in does.signalled)
+                if self._in(w, step) and w.reset not in ("never", "acquired")
+            }
+            others = {3 * home + (2 if large else self._place % 2)}
+            who = f"{step} on device {device}"
+            through[device] = self._outsider(queue, Footprint(who, tensors, semaphores, (), others))
+        # NOTE who hears of all others by what they do behind an entry that streams tell knows that they have entered
+        known = entered if step.alike and any(w.reset == "acquired" for w in plan.semaphores) else begun
         for device, queue in queues.items():
-            does = does_of[device]
-            self._behind(queue, (sent[e] for e in sorted(does.feeds)))
-            there = touched(device, does.read, at_home=False)
-            ends[device] = self._outsider(queue, Footprint(f"{step} on device {device}", there, mine[device]))
-        for device, queue in queues.items():
-            points = [w.point for w in plan.semaphores if w.device == device and w.used_in(mode)]
-            self._behind(queue, (ends[p.number] for p in points if p is not None and p.kind == "exit"))
-            counts = {i for i, w in enumerate(plan.semaphores) if w.counts_runs and w.device == device}
-            through = self._outsider(
-                queue, None if apart or step.stranger else Footprint(f"{step} on device {device}", (), counts)
-            )
-            self._recorded[ir.EventName("replayed" if step.replay else "completion", device)] = through
+            self._behind(queue, (known[other] for other in eventless(device)))
+            ranks = placement.ranks(device)
+            users = (e for e in eventless(device) if any(self._touches(e, rank) for rank in ranks))
+            end = self._behind(queue, (through[other] for other in users))
+            self._recorded[ir.EventName("replayed" if step.replay else "completion", device)] = end
         for rank, device in enumerate(placement.devices) if step.called else ():
             self._behind(self._caller(rank, step.callers), self._freed(step, rank, device, queues))
 
+    @staticmethod
+    def _in(semaphore: ir.Semaphore, step: Other) -> bool:
+        """Whether a run that is made like an `Other` uses a semaphore."""
+        return semaphore.used_in("embedded") if step.replay else semaphore.used != "embedded"
+
+    def _ready(self, step: Other, device: int, *, signals: bool) -> set[int]:
+        """The semaphores of the entry barrier that a device signals, or waits for and resets, where streams tell it."""
+        return {
+            i
+            for i, w in enumerate(self.plan.semaphores)
+            if w.reset == "acquired" and w.point is not None and self._in(w, step)
+            if device == (w.point.number if signals else w.device)
+        }
+
     def _known(self, step: Other, device: int) -> Iterator[Node | None]:
-        """What a run of another mode knows of the runs before it."""
-        if self.plan.mode == "embedded":  # says it of replays, which are all that is walked through
-            for action in self.plan.between.prologue:
-                if isinstance(action, ir.AwaitEvent) and self.of_streams[action.stream].device == device:
-                    yield self._recorded.get(action.event)
-            return
+        """What a run knows of the runs before it by events."""
         kinds: tuple[ir.EventKind, ...] = ("completion", "replayed") if step.replays else ("completion",)
         for other in self.plan.placement.mates(device):
             yield from (self._recorded.get(ir.EventName(kind, other)) for kind in kinds)
@@ -456,40 +453,26 @@ class RunSequence:
         if step.replay:
             yield self._last(queues[device])
             return
-        if self.plan.mode == "embedded":
-            for action in self.plan.between.epilogue:
-                if isinstance(action, ir.AwaitEvent) and action.stream == ir.StreamName("caller", rank):
-                    yield self._recorded.get(action.event)
         for other in self.plan.placement.mates(device):
-            if other == device or self._touches(other, rank) or (step.replays and self.plan.mode != "embedded"):
+            if other == device or self._touches(other, rank) or step.replays:
                 yield self._last(queues[other])
 
-    def _needed(self, device: int, away: Collection[int] = ()) -> list[int]:
-        """A device's ranks, and those whose callers' tensors it touches, but for ranks of devices that are `away`."""
-        devices = self.plan.placement.devices
-        mine = {rank for rank, owner in enumerate(devices) if owner == device}
-        return sorted(mine | {r for r, owner in enumerate(devices) if owner not in away and self._touches(device, r)})
+    def _needed(self, device: int, step: Other) -> list[int]:
+        """A device's ranks, and those in the same process whose callers' tensors it touches."""
+        devices, mates = self.plan.placement.devices, self.plan.placement.mates(device)
+        return [
+            rank
+            for rank, owner in enumerate(devices)
+            if owner == device or (not step.replay and owner in mates and self._touches(device, rank))
+        ]
 
     def _touches(self, device: int, rank: int) -> bool:
         """Whether a device touches the tensors of a rank's caller."""
-        does = self._others[device]
-        return any(r == rank and t in self.bound for t, r in (*does.written, *does.read))
-
-    def _opens(self, device: int, mode: ir.Mode) -> tuple[ir.SemaphoreOp, ...]:
-        """The semaphores by which a device says that it is ready, and those that it takes (`early_begin`)."""
-        ready = [(i, w) for i, w in enumerate(self.plan.semaphores) if w.reset == "acquired" and w.used_in(mode)]
-        signalled = [ir.SemaphoreOp(i, True) for i, w in ready if w.point is not None and w.point.number == device]
-        return (*signalled, *(ir.SemaphoreOp(i, False, acquires=True) for i, w in ready if w.device == device))
+        return any(r == rank for _, r in self._others[device].touched)
 
     @cached_property
-    def _strangers(self) -> dict[int, _Device]:
-        """By device, what another plan's run may touch: all scratch, from each device."""
-        scratch = {(t.name, rank) for t in self.plan.tensors if t.kind == "scratch" for rank in range(len(t.shapes))}
-        devices = set(self.plan.placement.ordinals)
-        return {
-            device: _Device(written=scratch, launches=does.launches, feeds=devices - {device})
-            for device, does in self._others.items()
-        }
+    def _scratch(self) -> set[tuple[str, int]]:
+        return {(t.name, rank) for t in self.plan.tensors if t.kind == "scratch" for rank in range(len(t.shapes))}
 
     @cached_property
     def _others(self) -> dict[int, _Device]:
@@ -498,22 +481,15 @@ class RunSequence:
         found = {device: _Device() for device in plan.placement.ordinals}
         for stream, part in plan.parts:
             does = found[self.of_streams[stream].device]
-            does.written |= {(r.tensor, r.rank) for r in part.writes}
-            does.read |= {(r.tensor, r.rank) for r in part.reads}
+            written = {(r.tensor, r.rank) for r in part.writes if r.tensor in self.bound}
+            does.written |= written
+            does.touched |= written | {(r.tensor, r.rank) for r in part.reads if r.tensor in self.bound}
         for action in plan.body:
-            device = self.of_streams[action.stream].device
-            does = found[device]
-            if isinstance(action, ir.CallCollective):
-                does.feeds |= found.keys() - {device}
+            does = found[self.of_streams[action.stream].device]
             if isinstance(action, ir.LaunchKernel):
                 does.launches.add(action.launch)
             for step in self._parts(action, 0)[0]:
                 does.signalled.update(step.gives)
-                does.awaited.update(set(step.waits) - set(step.drops))
-        for device, does in found.items():
-            for other, theirs in found.items():
-                if other != device and (does.read & theirs.written or does.awaited & theirs.signalled):
-                    does.feeds.add(other)
         return found
 
     def _queue(self, key: QueueName, device: int) -> int:

@@ -160,9 +160,9 @@ class Driver(Protocol):
     def pools(self) -> tuple[Pool, ...]:
         """The memories behind the ranks, with what is free now. Ranks that share one share its pool."""
 
-    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: bool = False) -> Buffer:
-        """A dense row-major buffer of rank's memory; its content is undefined. `scratch`: other plans' runs may use it
-        between two runs."""
+    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: str = "") -> Buffer:
+        """A dense row-major buffer of rank's memory; its content is undefined. `scratch`: the plan's name of scratch,
+        which other plans' runs may use between two runs."""
 
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         """A caller's array as a buffer, by reference; the executor has checked shape and dtype."""

@@ -535,7 +535,7 @@ class Executor(Closable):
                     f"take smaller sizes with --set, or only compile the schedule with `ficco compile`"
                 )
         for tensor, rank in missing:
-            shape, scratch = tensor.shapes[rank], tensor.kind == "scratch"
+            shape, scratch = tensor.shapes[rank], tensor.name if tensor.kind == "scratch" else ""
             self._owned[tensor.name, rank] = self.driver.alloc(rank, shape, tensor.dtype, scratch=scratch)
 
     # ---- binding

@@ -146,7 +146,7 @@ def test_what_claims_nothing_has_its_own_work_for_a_yardstick(
 
 
 def test_no_room_for_baselines(run: Run, library: StandIn) -> None:
-    library.set("memory 50000")
+    library.set("memory 115536")
     facts = run("ag_gemm/oneshot", *SIZES)
     assert facts["yardsticks"] == "modelled"
     assert "warning: serial and ideal are modelled, as there is no room to measure them: they need " in facts["err"]

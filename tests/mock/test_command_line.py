@@ -231,7 +231,7 @@ def test_a_users_kernel_runs(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_out_of_memory(either: Machine) -> None:
-    text = either.fails("devices 2; memory 20000", *either.on(2))
+    text = either.fails("devices 2; memory 85536", *either.on(2))
     assert "need" in text
     assert "and stand-in (device 0) has" in text
     assert "--set" in text

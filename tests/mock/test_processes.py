@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ficco_rt.compiler import build
@@ -100,23 +99,15 @@ def test_what_processes_cannot_do_on_one_gpu(cuda_pair: Processes) -> None:
     indirect=["both"],
 )
 def test_runs_take_two_sets_by_turns(both: Processes, name: str) -> None:
-    """Whatever kinds of runs there are; those in callers' graphs have a set of their own."""
+    """Whatever kinds of runs there are."""
     answers = both.ask("mixed", name, 10)
     _right(name, [answer if isinstance(answer, str) else answer[::2] for answer in answers])
     assert [sets for _, sets, _ in answers] == [[1, 0, 1, 0, 1, 0, 1, 0]] * 2
 
 
-@pytest.mark.parametrize(
-    ("both", "name"), [("cuda", "ag_gemm/streamed"), ("cuda", "ag_gemm/oneshot")], indirect=["both"]
-)
-def test_one_process_replays_what_the_other_one_calls(both: Processes, name: str) -> None:
-    """That is right, but with two sets of scratch: then both tell that their runs differ, when their time is up."""
-    answers = both.ask("half_replayed", name, 2.0)
-    if name != "ag_gemm/oneshot":
-        runs = [[found[0] for found, _ in answers], [found[-1] for found, _ in answers]]
-        assert all(np.array_equal(a[key], b[key]) for a, b in zip(*runs, strict=True) for key in a)
-        assert [left for _, left in answers] == ["", ""]
-        return
+def test_one_process_replays_what_the_other_one_calls(cuda_pair: Processes) -> None:
+    """Both tell that their runs differ, when their time is up."""
+    answers = cuda_pair.ask("half_replayed", "ag_gemm/oneshot", 2.0)
     late = "the run did not end within 2 s (--timeout)"  # the other one hears of it, or is late by itself
     assert any(answer.startswith(f"DeviceError: {late}") for answer in answers), answers
     for place, answer in enumerate(answers):

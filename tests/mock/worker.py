@@ -352,10 +352,10 @@ class Worker(Tensors, Workspaces):
         scratch and words each of the others took. What scratch holds is what the last run has left there."""
         from ficco_rt.exec.inputs import fresh_inputs
 
-        found, sets = [], []
+        found, taken = [], []
         with self.executor(name) as executor:
             words = executor.driver._parts.resources.addresses
-            assert len({address for of in words for address in of}) == 3 * len(words[0]), "sets share words"
+            assert len({address for of in words for address in of}) == 2 * len(words[0]), "sets share words"
             self.fill(executor, 0)
             executor.run()
             with self._graph_of(executor) as replay:
@@ -369,17 +369,18 @@ class Worker(Tensors, Workspaces):
                         replay()
                         executor.synchronize()
                         (bound,) = (b for b in executor.driver._binder.bindings if b.more)
-                        assert bound.more[-1].parts, "replays have no set of their own"
+                        sets = [bool(one.parts) for one in bound.buffer_sets]
+                        assert sets == [True, False], "the first run of a graph has the first set"
                     else:
                         executor.graph, executor.traced = kind == "graph", kind == "traced"
                         executor.run()
                         executor.traced = False
-                        sets.append(executor.driver._runs.number)
+                        taken.append(executor.driver._runs.number)
                     found.append(self.outputs(executor))
                     if name == "ag_gemm/oneshot" and kind != "replay":
                         gathered = np.concatenate(fresh_inputs(executor.plan, seed, "exact")["A"])
                         assert np.array_equal(executor.read("G", self.place), gathered), "another run's scratch"
-        return found, sets, self.left()
+        return found, taken, self.left()
 
     def half_replayed(self, name: str, timeout: float) -> tuple[list[Any], str]:
         """Runs that process 0 replays in a graph of its own, and process 1 calls."""
@@ -399,13 +400,14 @@ class Worker(Tensors, Workspaces):
         return found, self.left()
 
     @contextmanager
-    def _graph_of(self, executor: Any, of: Any = None) -> Iterator[Callable[[], None]]:
-        """Inside, a caller's graph holds a run, and a call replays it. `of`: its stream, if there is one."""
-        vendor, gpus = executor.driver._vendor, executor.driver._gpus
+    def _graph_of(self, *executors: Any, of: Any = None) -> Iterator[Callable[[], None]]:
+        """Inside, a caller's graph holds runs, and a call replays it. `of`: its stream, if there is one."""
+        vendor, gpus = executors[0].driver._vendor, executors[0].driver._gpus
         with gpus.inside(gpus.first):
             stream = vendor.new_stream(0) if of is None else of
             vendor.begin_capture(stream)
-            executor.run(streams=[int(stream)])
+            for executor in executors:
+                executor.run(streams=[int(stream)])
             captured = vendor.end_capture(stream)
             graph = vendor.instantiate(captured)
         function, arguments = vendor.graph_action(graph, stream)

@@ -30,7 +30,12 @@ class Workspaces:
                 stream = vendor.new_stream(0)
             last.callback(vendor.destroy_stream, stream)
             embeds = executors[0].driver._features.embeds  # type: ignore[attr-defined]
-            graphs = [last.enter_context(self._graph_of(executor, stream)) for executor in executors if embeds]
+            graphs = [last.enter_context(self._graph_of(executor, of=stream)) for executor in executors if embeds]
+            if embeds:
+                twice = [executor for executor in (*executors, *executors[:1]) for _ in range(2)]
+                graphs.append(last.enter_context(self._graph_of(*twice, of=stream)))
+                sets = [one for executor in executors for one in self._embedded(executor)]
+                assert all(sets), "runs of a graph take one set alone"
             for seed in range(turns):
                 self.gpus.set(f"seed {2 * seed + self.place}; call_steps {seed % 4}; query_steps {(5, 5000)[seed % 2]}")
                 for executor in executors:
@@ -38,7 +43,7 @@ class Workspaces:
                 for number in (*range(len(executors)), *chance.choices(range(len(executors)), k=5)):
                     executors[number].graph = chance.random() < 0.5
                     executors[number].run(streams=[int(stream)])
-                    again = chance.choice(range(len(executors)))
+                    again = chance.choice(range(len(graphs) or 1))
                     if embeds and chance.random() < 0.5:
                         graphs[again]()
                 executors[chance.choice(range(len(executors)))].synchronize()
@@ -107,6 +112,16 @@ class Workspaces:
                     (t.name, r): executor.driver.alloc(r, t.shapes[r], t.dtype) for t in outputs for r in executor.ranks
                 }
                 executor.driver.bind({**executor._owned, **more})
+
+    @staticmethod
+    def _embedded(executor: Any) -> list[bool]:
+        """Of each set of the executor's tensors, whether a caller's graph holds a run with it."""
+        of = executor.driver._parts
+        bindings = [binding for binding in executor.driver._binder.bindings if binding.of is of]
+        numbers = {binding.number: False for binding in bindings}
+        for binding in bindings:
+            numbers[binding.number] |= bool(binding.parts)
+        return list(numbers.values())
 
     @staticmethod
     def _scratch(executor: Any) -> int:

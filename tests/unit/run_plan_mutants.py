@@ -67,7 +67,8 @@ def plan(name: str, placed: Placed, mode: Mode, machine: str = "h200-switch", li
 def manners(mode: Mode) -> Iterator[Manner]:
     """Each of a run on streams of its own, and on callers'."""
     if mode == "embedded":
-        yield Manner(called=True, behind=True, timed=False, others=True, replays=True)
+        for first in (True, False):
+            yield Manner(called=True, behind=True, timed=False, others=True, replays=first)
         return
     for called in (False, True):
         timed = mode == "traced" or not called
@@ -80,7 +81,7 @@ def run_plans(made: DevicePlan) -> Iterator[RunPlan]:
     """Of all processes in all manners; with waits for other runs, where there may be some."""
     for run, manner in enumerate(manners(made.mode), 3):
         embedded = made.mode == "embedded"
-        number = (made.sets if made.sets > 1 else 0) if embedded else run % made.sets
+        number = 0 if embedded and manner.replays else run % made.sets
         for process in sorted({made.placement.process(device) for device in made.placement.ordinals}):
             r = expected(made, None if embedded else run, number, manner, process)
             yield r if embedded else _gated(r)

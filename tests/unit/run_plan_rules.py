@@ -67,8 +67,8 @@ def the_set_follows_from_the_number(r: RunPlan) -> Iterator[str]:
         yield f"it has the number {r.run}"
     elif r.run is not None and r.number != r.run % sets:
         yield f"run {r.run} takes set {r.number} of {sets}"
-    elif r.run is None and r.number == 1:  # it is behind the two that others take by turns, or the only one
-        yield f"a run in callers' graphs takes set {r.number}"
+    elif r.run is None and (r.number >= sets or (r.manner.replays and r.number)):
+        yield f"a run in callers' graphs takes set {r.number} of {sets}"
     for step in (*r.captured, *r.steps):
         if isinstance(step, Issued) and step.number != r.number:
             yield f"a call takes set {step.number}, the run set {r.number}: {step.call}"
@@ -80,7 +80,7 @@ def conditions_go_together(r: RunPlan) -> Iterator[str]:
         yield "a run that is traced, or on nobody's streams, is timed"
     if m.replays and not m.behind:
         yield "a run behind replays is behind something"
-    if mode == "embedded" and not (m.called and m.behind and m.others and m.replays and not m.timed):
+    if mode == "embedded" and not (m.called and m.behind and m.others and not m.timed):
         yield "a run in callers' graphs may stand behind anything, and is not timed"
 
 

@@ -32,6 +32,7 @@ from tests.unit.device_plan_damage import (
     Damage,
     batched,
     begun_at_once,
+    callers_go_on,
     circle,
     completionless,
     crowded,
@@ -39,7 +40,6 @@ from tests.unit.device_plan_damage import (
     late_entries,
     overlapping,
     taken_first,
-    told_too_early,
     waited_too_early,
     waits_first,
     without,
@@ -70,7 +70,7 @@ WALKS: list[tuple[str, str, Damage, str]] = [
     (
         "callers do not wait",
         "gather",
-        without(AwaitEvent, "epilogue", "called"),
+        callers_go_on,
         "race on A@1 rows 0–63, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) reads it, the caller of "
         "rank 1 writes it, and nothing orders the two",
     ),
@@ -89,20 +89,6 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "Launch on rank 1 stream compute (stream 3) reads it, and nothing orders the two",
     ),
     (
-        "an exit told before the semaphores are reset, in graphs",
-        "embedded",
-        told_too_early,
-        "race on semaphore 0 (event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
-        "(control 0) writes it, and nothing orders the two",
-    ),
-    (
-        "an exit told before the semaphores are reset, by processes",
-        "processes",
-        told_too_early,
-        "race on semaphore 0 (event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
-        "(control 0) writes it, and nothing orders the two",
-    ),
-    (
         "an entry awaited behind what it is for",
         "entries",
         late_entries,
@@ -113,7 +99,7 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "a copy that does not wait until the other device is ready",
         "early begin",
         begun_at_once,
-        "race on G@0 rows 128–191, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) writes it, "
+        "race on G@0 rows 65536–98303, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) writes it, "
         "Launch on rank 0 stream compute (stream 1) reads it, and nothing orders the two",
     ),
     (
@@ -123,10 +109,10 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "deadlock: control 0 waits for semaphore 2 (ready of device 1)",
     ),
     (
-        "an exit awaited before it is told",
-        "embedded",
+        "an entry awaited before it is told",
+        "entries",
         waited_too_early,
-        "deadlock: control 0 waits for semaphore 1 (exit of device 1)",
+        "deadlock: control 0 waits for semaphore 0 (entry of device 1)",
     ),
     ("a circle", "relay", circle, "deadlock: stream 0 waits for semaphore 0 (flag 0)"),
     ("waits in front", "one queue", waits_first, "deadlock: stream 0 waits for a hardware queue of device 0"),
@@ -147,7 +133,7 @@ def test_walks(plan: str, damage: Damage, message: str) -> None:
 HOLES: list[tuple[str, Mode]] = [
     (name, mode)
     for name in ("gemm_ar/streamed", "ag_gemm/streamed", "gemm_rs/oneshot")
-    for mode in ("streams", "graph", "embedded")
+    for mode in ("streams", "graph")
 ]
 
 
@@ -156,10 +142,9 @@ HOLES: list[tuple[str, Mode]] = [
 def test_what_stands_between_runs_is_refused(
     name: str, mode: Mode, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames without any order between replays and plain runs."""
+    """Runs that do not stand behind replays."""
     check(small(name, mode, apart))
     monkeypatch.setattr(RunEndsBuilder, "_replays", lambda self, device: [])
-    monkeypatch.setattr(RunEndsBuilder, "_before_replays", lambda self, rank: iter(()))
     with pytest.raises(PlanError, match=r"nothing orders the two|deadlock"):
         check(small(name, mode, apart))
 
@@ -172,35 +157,16 @@ def small(name: str, mode: Mode, apart: bool = False, ranks: int = 2, each: int 
     return device_plan(layout_of(plan, machine.device, placement, usual(machine.device.arch)), mode)
 
 
-@pytest.mark.parametrize("mode", ["streams", "graph", "traced"])
-def test_replays_stand_behind_runs_of_processes_with_several_devices(mode: Mode) -> None:
-    """A replay begins behind the whole run, on the other devices of its process too."""
-    plan = small("a2a_gemm/hierarchical", mode, apart=True, ranks=4, each=2)
-    check(plan)
-    less = [
-        a
-        for a in plan.called.epilogue
-        if not (isinstance(a, AwaitEvent) and a.stream.kind == "caller" and a.when == "behind replays")
-    ]
-    with pytest.raises(PlanError, match="a replay of a caller"):
-        check(replace(plan, called=replace(plan.called, epilogue=tuple(less))))
-
-
-@pytest.mark.parametrize("mode", ["streams", "graph", "traced", "gated"])
+@pytest.mark.parametrize("mode", ["streams", "traced", "gated"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_replay_stands_behind_the_other_devices_end(mode: Mode, rank: int) -> None:
+def test_a_replay_stands_behind_the_run_on_its_device(mode: Mode, rank: int) -> None:
     """Each caller's own wait counts: what one device's replay may touch, the other's touches do not hide."""
-    plan = small("gemm_rs/serial", mode)
-    for action in plan.called.epilogue:
-        event = EventName("completion", 1 - rank)
-        if isinstance(action, AwaitEvent) and (action.stream, action.event, action.when) == (
-            StreamName("caller", rank), event, "behind replays",
-        ):  # fmt: skip
-            less = tuple(a for a in plan.called.epilogue if a is not action)
-            with pytest.raises(PlanError, match=f"a replay of a caller's graph on device {rank} touches it"):
-                check(replace(plan, called=replace(plan.called, epilogue=less)))
-            return
-    raise AssertionError("no such wait")
+    plan = small("gemm_ar/streamed", mode)
+    wait = StreamName("caller", rank), EventName("completion", rank), "behind replays"
+    less = [a for a in plan.called.epilogue if not (isinstance(a, AwaitEvent) and (a.stream, a.event, a.when) == wait)]
+    assert len(less) == len(plan.called.epilogue) - 1
+    with pytest.raises(PlanError, match=f"a replay of a caller's graph on device {rank} touches it"):
+        check(replace(plan, called=replace(plan.called, epilogue=tuple(less))))
 
 
 def test_one_process_that_is_named_counts_no_runs() -> None:

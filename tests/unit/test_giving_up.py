@@ -85,7 +85,9 @@ SEMAPHORES = (
     semaphore(5, "entry", 1, used="traced"),
     semaphore(6, "entry", 0),
     Semaphore(0, 7, None, None, "never"),
+    Semaphore(1, 0, None, EventName("exit", 0), "never"),  # device 0 touches tensors of device 1's callers
 )
+HERE = 8  # of them on device 0
 
 
 def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
@@ -100,7 +102,7 @@ def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
     gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
     made: Any = object.__new__(RunResources)
     plan: Any = object.__new__(PlanResources)
-    plan._semaphores, plan._of_set = {0: (4096, 2 * len(SEMAPHORES))}, {0: len(SEMAPHORES)}
+    plan._semaphores, plan._of_set = {0: (4096, 2 * HERE)}, {0: HERE}
     plan._entries = _entries(gpus, SEMAPHORES)
     made.plans = [plan]
     made._force = lambda ordinal, address: force(address, None)
@@ -115,6 +117,12 @@ def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
 def test_entries_of_living_processes_and_counts_of_runs_are_not_forced() -> None:
     assert forced(()) == [0, 3, 4, 5, 6, 8, 11, 12, 13, 14]
     assert forced((1,)) == [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14]
+
+
+def test_entries_alone_are_forced_where_no_callers_tensors_are_touched() -> None:
+    gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
+    assert (0, 1) in _entries(gpus, SEMAPHORES)
+    assert (0, 1) not in _entries(gpus, SEMAPHORES[:HERE])
 
 
 def test_a_semaphore_that_cannot_be_forced_keeps_back_no_other() -> None:
@@ -442,7 +450,7 @@ def test_a_lock_that_is_never_free_loses_the_devices() -> None:
 
 def test_a_replay_may_come_at_once_after_a_run_is_given_up() -> None:
     world = World()
-    world.runs._replays = True
+    world.runs.replays = True
     world.runs._release("late")
     assert world.log == ["force []", "abort", "ready", "clear", "put"]
 

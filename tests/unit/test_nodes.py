@@ -48,7 +48,7 @@ def test_no_semaphore_leads_to_another_node(name: str) -> None:
     ("placement", "said"),
     [
         (replace(FOUR, nodes=(0, 1, 0, 1)), "it touches S@1 on another node"),
-        (replace(FOUR, nodes=(0, 1, 0, 1)), r"the end of a run: it signals semaphore \d+ on another node"),
+        (replace(FOUR, nodes=(0, 1, 0, 1)), r"the begin of a run: it signals semaphore \d+ on another node"),
         (replace(FOUR, processes=(0, 0, 1, 1), nodes=(0, 1, 0, 1)), "process 0 is on the nodes 0 and 1"),
         (replace(FOUR, nodes=(0, 1)), "4 ranks, and the nodes of 2 of them"),
     ],

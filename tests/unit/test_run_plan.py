@@ -66,15 +66,15 @@ def test_rows_of_a_pitch_are_in_no_batch() -> None:
 
 def test_the_text_names_what_is_called() -> None:
     manner = Manner(called=True, behind=True, timed=False, others=True, replays=False)
-    text = str(expected(plan("ag_gemm/streamed", PLACED[2], "streams"), 5, 0, manner, 1))
+    text = str(expected(plan("ag_gemm/streamed", PLACED[2], "streams"), 5, 1, manner, 1))
     assert text.startswith(
         "run plan of ag_gemm_streamed, mode streams, process 1\n"
-        "  run 5, set 0: on callers' streams, behind the run before, which was others'\n"
+        "  run 5, set 1 of 2 that runs use alternately: on callers' streams, behind the run before, which was others'\n"
         "  device 1: 3 streams, and one that signals semaphores when a run is given up; 32 hardware queues\n"
     )
     calls = text.partition("\ncalls\n")[2].splitlines()
     assert all(line.split()[1:3] in (["device", "1"], ["device", "1:"]) for line in calls)
-    assert any("copy A@1+" in line and " to G@0+" in line and " in set 0" in line for line in calls)
+    assert any("copy A@1+" in line and " to G@0+" in line and " in set 1" in line for line in calls)
 
 
 def test_the_host_driver_has_none(small: Plan) -> None:

@@ -151,17 +151,12 @@ class BoundPlan:
     def in_turn(self, run: int) -> BoundPlan:
         """The buffer set that the run of this number uses. NOTE every run calls this, and most plans have one set
         only."""
-        return self.buffer_sets[run % self.plans.layout.sets] if self.more else self
+        return self.buffer_sets[run % len(self.buffer_sets)] if self.more else self
 
     @property
     def buffer_sets(self) -> list[BoundPlan]:
         """The buffer sets between which runs alternate."""
-        return [self, *self.more][: self.plans.layout.sets]
-
-    @property
-    def embedded(self) -> BoundPlan:
-        """What becomes a part of callers' graphs."""
-        return self.more[-1] if self.more else self
+        return [self, *self.more]
 
     @property
     def launched(self) -> list[Launched]:
@@ -204,8 +199,7 @@ class Binder:
             with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
                 made = self._launches.bind(launch, device, binding.memory, flags, binding.of.kernels)
                 binding.launches[number] = made
-        if binding.number < plans.layout.sets:
-            self._body(binding, "streams")
+        self._body(binding, "streams")
 
     def release(self, binding: BoundPlan) -> None:
         """Releases what a binding holds."""

@@ -37,7 +37,6 @@ from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, O
 from . import clocks
 from .binding import BoundPlan, Callers, PlanParts, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
-from .gpus import Kind
 from .inside import LaunchTimes, Marked, launch_times
 from .issue_order import ISSUE_ORDER
 from .launches import PlanKernels, fits
@@ -49,7 +48,7 @@ from .sharing import Shared
 from .spans import events_of, raisers_of, spans_of
 from .tensors import DeviceTensor, DeviceTensors
 from .vendor import Numbers, Vendor
-from .workspace import GpuWorkspace
+from .workspace import LARGE, PRIVATE, GpuWorkspace
 
 _NO_ACCESS = (
     "other GPUs cannot be given access to this memory, which is mapped to its addresses or comes from a pool; take "
@@ -85,7 +84,7 @@ class GpuDriver(api.Driver):
         own = options.workspace or GpuWorkspace(vendor, name, plan.ranks, plan.target.node, options)
         assert isinstance(own, GpuWorkspace)
         self._workspace, self._vendor = own, own.vendor
-        self._slots: dict[int, list[int]] = {rank: [] for rank in own.gpus.ranks}  # scratch that plans share
+        self._slots: dict[int, list[int]] = {rank: [] for rank in own.gpus.ranks}  # the plan's scratch
         self._gpus, self._peers, self._communicators = own.gpus, own.peers, own.communicators
         self._resources, self._launches, self._binder, self._runs = own.resources, own.launches, own.binder, own.runs
         self._device, self._features = own.device, own.features
@@ -111,9 +110,7 @@ class GpuDriver(api.Driver):
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "gate"))
             named = "" if library is None else library.version()
             self._parts = PlanParts(
-                PlanResources(
-                    self._gpus, self._resources, layout.semaphores.table, waiting, layout.kept_sets, own.area
-                ),
+                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, layout.sharing.sets),
                 PlanKernels(
                     {k.name: k for k in plan.kernels},
                     partial(blocks_left, layout.plan, arch=self._device.arch, library=named),
@@ -177,19 +174,31 @@ class GpuDriver(api.Driver):
             pools.append(Pool(str(device), ranks, free))
         return tuple(pools)
 
-    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: bool = False) -> Buffer:
+    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: str = "") -> Buffer:
         self._runs.answers()
-        device = self._gpus.device(rank)
         tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
-        what = f"{list(shape)} of {dtype} for rank {rank}"
         with self._alone(), self._gpus.uncaptured():
-            if scratch and not self._workspace.alone:
-                address = self._workspace.slot(rank, tensor.size, self._slots[rank])
-                self._slots[rank].append(address)
-            else:
-                kind: Kind = "scratch" if scratch else "tensors"
-                address = self._gpus.alloc(device, tensor.size, what, kind, shared=True)
-        return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
+            if not scratch:
+                what = f"{list(shape)} of {dtype} for rank {rank}"
+                address = self._gpus.alloc(self._gpus.device(rank), tensor.size, what, "tensors", shared=True)
+                return self._buffer(replace(tensor, address=address))
+            first, *more = (
+                replace(tensor, address=self._slot(rank, kind, tensor.size)) for kind in self._kinds(scratch)
+            )
+            buffer = self._buffer(first)
+            self._more[buffer] = more
+            return buffer
+
+    def _kinds(self, scratch: str) -> Sequence[int]:
+        """The kinds of slots in which scratch lies: one of each set, if there are sets of it."""
+        sharing = self._plans().layout.sharing
+        if scratch in sharing.private:
+            return (PRIVATE,)
+        return range(sharing.sets) if sharing.sets > 1 else (LARGE,)
+
+    def _slot(self, rank: int, kind: int, size: int) -> int:
+        self._slots[rank].append(self._workspace.slot(rank, kind, size, self._slots[rank]))
+        return self._slots[rank][-1]
 
     def _alone(self) -> AbstractContextManager[None]:
         """Inside, an error ends other processes' waiting."""
@@ -253,17 +262,16 @@ class GpuDriver(api.Driver):
         if tensor.owned:
             with self._gpus.uncaptured():
                 self._runs.quiet()
-                for one in (tensor, *self._more.pop(buffer, ())):
-                    if one.address not in self._slots[one.rank]:
-                        self._gpus.free(one.address)
+                if tensor.address not in self._slots[tensor.rank]:
+                    self._gpus.free(tensor.address)
         self._mapped.discard(buffer)
         self._numbers_of.pop(buffer, None)
         del self._buffers[buffer]
 
     def poison(self, buffer: Buffer) -> None:
         self._runs.quiet()
-        if self._peers is not None and not self._poisoned and self._plans().layout.sets > 1:
-            self._peers.agree("poison")  # others may still read what the last run has made here
+        if self._peers is not None and (not self._poisoned or self._runs.replays):
+            self._peers.agree("poison")  # others may still touch what the last run, or replay, has made here
         self._poisoned = self._peers is not None
         tensor = self._buffers[buffer]
         if not tensor.size:
@@ -287,7 +295,9 @@ class GpuDriver(api.Driver):
 
     def read(self, buffer: Buffer) -> Array:
         self._runs.quiet()
-        tensor = [self._buffers[buffer], *self._more.get(buffer, ())][self._runs.number if buffer in self._more else 0]
+        tensor = [self._buffers[buffer], *self._more.get(buffer, ())][
+            self._runs.number if self._more.get(buffer) else 0
+        ]
         values: Array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
         if not tensor.size:
             return values
@@ -316,23 +326,11 @@ class GpuDriver(api.Driver):
 
     def _in_sets(self, memory: Memory, tensors: DeviceTensors) -> list[DeviceTensors]:
         """The tensors, with the scratch of each set."""
-        scratch = [key for key in memory if key[0] in {t.name for t in self._plan.tensors if t.kind == "scratch"}]
         found = [tensors]
-        for number in range(1, self._plans().layout.kept_sets):
-            found.append({**tensors, **{key: self._beside(memory[key], key, number) for key in scratch}})
+        for number in range(1, self._plans().layout.sharing.sets):
+            more = {key: self._more[buffer][number - 1] for key, buffer in memory.items() if self._more.get(buffer)}
+            found.append({**tensors, **more})
         return found
-
-    def _beside(self, buffer: Buffer, key: tuple[str, int], number: int) -> DeviceTensor:
-        """Scratch, in a set behind the first: memory like that of the first, made once, and poisoned, as the first may
-        have been."""
-        first, more = self._buffers[buffer], self._more.setdefault(buffer, [])
-        while len(more) < number:
-            device = self._gpus.device(first.rank)
-            address = self._gpus.alloc(device, first.size, label(key, number), "scratch", shared=True)
-            more.append(replace(first, address=address))
-            if first.size:
-                self._poison(more[-1])
-        return more[number - 1]
 
     def _unaligned(self, tensors: DeviceTensors) -> frozenset[tuple[int, int]]:
         """The launches whose tuned kernels cannot take the memory, as they count with aligned tensors. Plain kernels

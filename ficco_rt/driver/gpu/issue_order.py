@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from time import monotonic, sleep
 from typing import Literal, NamedTuple, TypeAlias
@@ -153,10 +153,8 @@ class Client:
 
     def ended(self) -> bool:
         """Whether its last run is over. DeviceError: what ran failed."""
-        number = (
-            self.number
-        )  # NOTE another run may be submitted meanwhile: what is seen then counts for those before it
-        submission = self.submission
+        # NOTE another run may be submitted meanwhile: what is seen then counts for those before it
+        number, submission = self.number, self.submission
         events = [] if submission is None or self.seen == number else submission.ends.values()
         if events and all(self.vendor.ended(event) for event, _ in events):
             self.seen = number
@@ -255,6 +253,9 @@ class IssueOrder:
     def embed(self, client: Client, submission: Submission) -> None:
         """Under the lock: from now on callers' graphs hold runs of the client. NOTE these wait for no other client's
         run: what a graph waits for is fixed when it is captured."""
+        if client.replayed is not None:
+            both = either(client.replayed.residencies, submission.residencies)
+            submission = replace(submission, residencies=both)
         client.replayed = submission
         self._replayed[client] = None
         self._alone = None

@@ -331,12 +331,6 @@ class Peers:
             LOG.debug("%s", error)
 
     @property
-    def keeps_shared(self) -> bool:
-        """Whether memory that a process gives back lasts until the others have unmapped it. NOTE memory behind an IPC
-        handle does not; of another machine's nothing is known."""
-        return not self._by_ipc and self._apart is None
-
-    @property
     def way(self) -> str:
         """How memory passes between processes, for people."""
         if len(self._near) < 2:

@@ -15,6 +15,8 @@ from .peers import Peers
 from .refused import Closing
 from .vendor import Gpu, Handle
 
+AREA = 1 << 14  # semaphores of which memory is made at once
+
 # Kinds of events whose number is a device's or a rank's: the same in all plans.
 _OF_DEVICES = ("start", "begin", "end", "completion", "captured", "open", "embedded", "begun", "replayed", "caller")
 
@@ -29,18 +31,19 @@ class RunResources:
         self._events: dict[EventName, Handle] = {}  # those that a device, or a rank's caller, has in every plan
         self._plan_events: dict[tuple[int, bool], list[Handle]] = {}  # by device, and whether they take times
         self.rescue: dict[int, Handle] = {}  # streams that never wait, by device
+        self._replays: dict[int, set[int]] = {}  # by device: where first runs of callers' graphs are counted, or 0
         self.plans: list[PlanResources] = []
         self._areas: dict[int, tuple[int, int]] = {}  # by device, of semaphores: the first free address, and the end
         self._given_back: dict[tuple[int, int], list[int]] = {}  # by device and number of semaphores: addresses
 
-    def semaphores(self, device: Gpu, number: int, area: int) -> int:
-        """The address of so many semaphores, which nobody has. `area`: of how many at least memory is made."""
+    def semaphores(self, device: Gpu, number: int) -> int:
+        """The address of so many semaphores, which nobody has."""
         given_back = self._given_back.get((device.ordinal, number))
         if given_back:
             return given_back.pop()
         free, end = self._areas.get(device.ordinal, (0, 0))
         if end - free < 4 * number:
-            size = 4 * max(number, area)
+            size = 4 * max(number, AREA)
             free = self._gpus.alloc(device, size, "the plan's flags", "semaphores", flags=True, shared=True)
             end = free + size
         self._areas[device.ordinal] = free + 4 * number, end
@@ -74,20 +77,24 @@ class RunResources:
             made.append(self._gpus.new_event(device, timing=timing))
         return made[number]
 
+    def embed(self, counts: Mapping[int, int]) -> None:
+        """A caller's graph begins with a run that is counted at these addresses, by device."""
+        for ordinal in self._gpus.devices:
+            self._replays.setdefault(ordinal, set()).add(counts.get(ordinal, 0))
+
     def under_way(self) -> tuple[int, ...]:
-        """The count of runs of each device on which a replay of a caller's graph has begun and has not ended, by plan.
-        A device without a count is passed over: nothing would tell one replay from the next. From any thread, without
-        the issue lock."""
+        """The counts of runs of each device on which a replay of a caller's graph has begun and has not ended. A device
+        where some graph is not counted is passed over: nothing would tell one replay from the next. From any thread,
+        without the issue lock."""
         found = []
         vendor = self._gpus.vendor
-        for ordinal, device in self._gpus.devices.items():
-            counts = [plan.counts[ordinal] for plan in self.plans if ordinal in plan.counts]
+        for ordinal, counts in self._replays.items():
             begun, replayed = (self._events.get(EventName(kind, ordinal)) for kind in ("begun", "replayed"))
-            if begun is None or replayed is None:
+            if begun is None or replayed is None or 0 in counts:
                 continue
-            with inside(vendor, device), vendor.uncaptured():
+            with inside(vendor, self._gpus.devices[ordinal]), vendor.uncaptured():
                 if vendor.ended(begun) and not vendor.ended(replayed):
-                    found += [vendor.peek(count, self.rescue[ordinal]) for count in counts]
+                    found += [vendor.peek(count, self.rescue[ordinal]) for count in sorted(counts)]
         return tuple(found)
 
     def clear(self) -> None:
@@ -115,8 +122,8 @@ class PlanResources:
     """What one plan has of the resources. `semaphores` belong to all its device plans; of each there are `sets`, whose
     `addresses` the binder looks up by set and semaphore. All `streams` are made at once. NOTE the stream that waits for
     a start gate and the stream that opens it must not share a hardware queue. So they are made one right after the
-    other, before another executor makes streams. `counts`: by device, the address of the count of runs in callers'
-    graphs, which have the last set."""
+    other, before another executor makes streams. `counts`: by device, the address of the count of first runs in
+    callers' graphs, which have the first set."""
 
     def __init__(
         self,
@@ -125,9 +132,7 @@ class PlanResources:
         semaphores: Sequence[Semaphore],
         streams: Iterable[DeviceStream] = (),
         sets: int = 1,
-        area: int = 1,
     ) -> None:
-        """`area`: see `RunResources.semaphores`."""
         self._gpus, self._all = gpus, resources
         self._streams: dict[StreamName, Handle] = {}
         self._events: dict[EventName, Handle] = {}
@@ -138,7 +143,7 @@ class PlanResources:
         for ordinal, device in gpus.devices.items():
             size = sets * self._of_set[ordinal]
             if size:
-                self._semaphores[ordinal] = resources.semaphores(device, size, area), size
+                self._semaphores[ordinal] = resources.semaphores(device, size), size
                 if ordinal not in resources.rescue:
                     resources.rescue[ordinal] = gpus.new_stream(device)
         with gpus.issue_lock():
@@ -157,11 +162,10 @@ class PlanResources:
             ]
             for number in range(sets)
         ]
-        used = ((number, semaphore) for number, semaphore in enumerate(semaphores) if semaphore.used_in("embedded"))
         self.counts = {
-            w.device: self.addresses[sets - 1][number]
-            for number, w in used
-            if w.counts_runs and w.device in gpus.devices
+            w.device: self.addresses[0][number]
+            for number, w in enumerate(semaphores)
+            if w.counts_runs and w.used_in("embedded") and w.device in gpus.devices
         }
         resources.plans.append(self)
 
@@ -234,18 +238,19 @@ class PlanResources:
 
 
 def _entries(gpus: Gpus, semaphores: Sequence[Semaphore]) -> dict[tuple[int, int], int]:
-    """By device and place of a semaphore: the other process that says by it that its callers' tensors may be written. A
-    collective's first barrier says so, too: where there is one, there may be no entry. And the counts of runs, which no
-    process gives up: a wait for an entry goes by them."""
+    """By device and place of a semaphore: the other process that says by it that its callers' tensors may be written,
+    where they are. A collective's first barrier says so, too: where there is one, there may be no entry. And the counts
+    of runs, which no process gives up: a wait for an entry goes by them."""
     found = {}
     placement = gpus.placement
+    exits = {(w.point.number, w.device) for w in semaphores if w.point is not None and w.point.kind == "exit"}
     for semaphore in semaphores:
         point = semaphore.point
         if semaphore.counts_runs:
             found[semaphore.device, semaphore.index] = -2
         if point is None or semaphore.used == "traced" or semaphore.device not in gpus.devices:
             continue
-        if point.kind == "entry":
+        if point.kind == "entry" and (semaphore.device, point.number) in exits:
             process = placement.process(point.number)
         elif point.kind == "barrier" and not point.behind:
             process = placement.process(placement.devices[point.rank])

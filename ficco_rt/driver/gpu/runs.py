@@ -27,6 +27,7 @@ from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
 ALIVE = 0.05  # seconds of waiting for a run after which other processes are looked after
+CAPTURES = 64  # of which it is known how many runs they hold: those that are under way
 DRAIN = 1.0  # seconds that a given-up run gets to end once its semaphores are forced up, and the one before it gets
 
 
@@ -49,7 +50,8 @@ class Runs:
         self._manner: RunManner | None = None  # and how
         self._issued = 0  # whole runs, without those in callers' graphs
         self._latest: tuple[BoundPlan, RunManner, int | None, Sequence[Wait]] | None = None  # see `run_plan`
-        self._replays = False  # callers' graphs hold runs, and may be under way
+        self.replays = False  # callers' graphs hold runs, and may be under way
+        self._captures: dict[tuple[int, ...], int] = {}  # by the captures of all devices: runs in them
         self._board = gpus.peers.board if gpus.peers is not None else None
         self._pid, self._forks = os.getpid(), board.forks
         self._looked_at: Callers = ()
@@ -85,14 +87,14 @@ class Runs:
         gpus, client = self._gpus, self._client
         if callers and gpus.vendor.capturing(callers):
             with gpus.uncaptured():
-                self._embed(binding.embedded, callers, mode)
+                self._embed(binding, callers, mode)
             return True
         binding = binding.in_turn(self._issued)
         taken = False
         try:
             self._prepare()
             manner, latest = self._set(binding, mode, callers, timing), binding.latest
-            calls = latest[1] if latest is not None and latest[0] is manner else self._binder.calls(binding, manner)
+            calls = latest[1] if latest is not None and latest[0] == manner else self._binder.calls(binding, manner)
             ISSUE_ORDER.acquire(client)
             taken = True
             waits = ISSUE_ORDER.submit(client, calls.submission)
@@ -120,7 +122,7 @@ class Runs:
 
     def _set(self, binding: BoundPlan, mode: Mode, callers: Callers, timing: bool) -> RunManner:
         """How a run is made now: the very manner of the run before, if that says it. NOTE each run comes here."""
-        before, replays = self._manner, self._replays
+        before, replays = self._manner, self.replays
         timed = mode == "traced" or timing or not callers
         behind = self._running or replays  # replays may be under way like the run before
         others = before is None or before.mode != mode or before.callers != callers or self._of is not binding.of
@@ -315,19 +317,26 @@ class Runs:
         """The binding's run as a part of the graphs that the callers capture. What cannot be is refused before the
         first call that these captures see."""
         gpus = self._gpus
-        self._captured_alike(binding, callers, mode)
+        captures = self._captured_alike(binding, callers, mode)
         self._prepare()
         for ordinal, device in gpus.devices.items():  # which later runs wait for, whether any run was before them
             self._resources.event(EventName("completion", ordinal), device)
+        before = self._captures.pop(captures, 0)  # runs in the same graphs
+        binding = binding.in_turn(before)
         if not binding.parts:
             self._capture(binding, "embedded")
-        manner = RunManner("embedded", callers, behind=True, timed=False, others=True, replays=True)
+        if not before:
+            self._resources.embed(binding.of.resources.counts)
+        manner = RunManner("embedded", callers, behind=True, timed=False, others=True, replays=not before)
         calls = self._binder.calls(binding, manner)
-        self._replays = self._communicators.lent = True
+        self.replays = self._communicators.lent = True
         with gpus.issue_lock():
             ISSUE_ORDER.embed(self._client, calls.submission)
             with gpus.issuing():
                 make(gpus, calls.steps)
+        self._captures[captures] = before + 1
+        while len(self._captures) > CAPTURES:
+            del self._captures[next(iter(self._captures))]
         self._latest = binding, manner, None, ()
 
     def run_plan(self) -> RunPlan:
@@ -339,8 +348,8 @@ class Runs:
             raise UsageError("the last run's tensors are bound no more: ask for its run plan before they are released")
         return self._binder.run_plan(binding, manner, run, [(wait.device, wait.stream, wait.of) for wait in waits])
 
-    def _captured_alike(self, binding: BoundPlan, callers: Callers, mode: Mode) -> None:
-        """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
+    def _captured_alike(self, binding: BoundPlan, callers: Callers, mode: Mode) -> tuple[int, ...]:
+        """The captures that these streams take part in. UsageError, DeviceError: not as a run needs it."""
         gpus = self._gpus
         if binding.plans.layout.communicators and not gpus.placement.each_alone:
             # NVIDIA: of several GPUs of a process, a graph's launch may wait for graphs that are launched after it
@@ -364,6 +373,7 @@ class Runs:
                     f"streams: rank {rank}'s and those of other ranks on {device} are captured into different graphs; "
                     "ranks that share a GPU share a graph"
                 )
+        return tuple(captures.values())
 
     # ---- the end of a run
 
@@ -377,7 +387,7 @@ class Runs:
 
     def synchronize(self) -> None:
         self.check()
-        if not (self._running or self._replays):
+        if not (self._running or self.replays):
             return
         try:
             self._wait()
@@ -485,7 +495,7 @@ class Runs:
 
     def _through(self, ordinal: int) -> bool:
         device = self._gpus.devices[ordinal]
-        events = [EventName("completion", ordinal)] + [EventName("replayed", ordinal)] * self._replays
+        events = [EventName("completion", ordinal)] + [EventName("replayed", ordinal)] * self.replays
         with concerning(device, "while the plan ran"):
             return all(self._gpus.vendor.ended(self._resources.event(event, device)) for event in events)
 
@@ -499,7 +509,7 @@ class Runs:
 
     def _on_callers(self) -> list[str]:
         """Devices that have not finished what may stand on callers' streams. DeviceError: a run failed."""
-        if not (self._running or self._replays):
+        if not (self._running or self.replays):
             return []
         return [str(device) for ordinal, device in self._gpus.devices.items() if not self._through(ordinal)]
 
@@ -583,7 +593,7 @@ class Runs:
             return False
         self._running, self._client.over = False, True
         self._spoiled()
-        if self._replays and not self.lost:  # the caller may replay his graphs again, by no call of ours
+        if self.replays and not self.lost:  # the caller may replay his graphs again, by no call of ours
             with suppress(DeviceError):
                 self._clear()
         return True
@@ -617,7 +627,7 @@ class Runs:
         """Called before everything is given back: let the last run end, or force it to end. DeviceError: asking for
         that failed."""
         self._trouble = None
-        unchecked = (self._running or self._replays) and not self.lost
+        unchecked = (self._running or self.replays) and not self.lost
         if not self._gpus.hung and not self._drained():
             if self.lost:  # what still runs waits for a device that failed
                 self._gpus.hang()

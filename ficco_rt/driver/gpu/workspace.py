@@ -1,13 +1,11 @@
 """What executors on the same GPUs share: devices, streams, events, loaded kernels, memory for partial sums, scratch,
 and the order of runs.
 
-Runs of all plans of a workspace follow one another: each device begins a run after the last one has completed on every
-device of its process, whatever plan that was of. Between processes this needs an end of each run that all others know
-of. So where several plans share a workspace, devices signal the ends of their runs to each other: no plan begins early
-or alternates between buffer sets (`Features.alone`).
+Runs of all plans of a workspace follow one another, in the order in which they are issued (`device.sharing`).
 
-Scratch lies in *slots*: pieces of each device's memory that all plans use. A plan takes for each of its scratch tensors
-the smallest slot that is large enough and that it does not have yet, and a new one where none is.
+Scratch lies in *slots*: pieces of each device's memory that all plans use. There are slots of each set, of no set, and
+private ones. A plan takes for each of its scratch tensors the smallest slot that is large enough and that it does not
+have yet, and a new one where none is.
 """
 
 from __future__ import annotations
@@ -37,12 +35,12 @@ from .steps import DriverStep, entered, make
 from .vendor import Gpu, Handle, PitchedCopy, Vendor
 from .watchdog import WATCHDOG
 
-AREA = 1 << 14  # semaphores of which several plans' are parts
+PRIVATE, LARGE = -1, -2  # slots of scratch that no other device touches, and of no set; others have a set's number
 
 
 class GpuWorkspace(SharedWorkspace):
     """See the module. `name`: what messages call its owner. `node`: ranks of a node. `limit`: bytes of each GPU that it
-    may hold. `alone`: it is one executor's. `area`: semaphores of which memory is made at once.
+    may hold. `alone`: it is one executor's.
 
     Raises UsageError, DeviceError: GPUs are too few, or processes do not reach each other's memory."""
 
@@ -58,7 +56,6 @@ class GpuWorkspace(SharedWorkspace):
         limit: int | None = None,
     ) -> None:
         self.vendor, self.alone = vendor, alone
-        self.area = 1 if alone else AREA
         self.peers: Peers | None = None
         self.closed = False
         group, timeout = options.group, options.timeout
@@ -76,7 +73,7 @@ class GpuWorkspace(SharedWorkspace):
         self.gpus = Gpus(vendor, placement, timeout, name, self.peers, locals_)
         self.gpus.limit = limit
         self.communicators = Communicators(self.gpus)
-        self._slots: dict[int, dict[int, int]] = {}  # by rank: bytes by address
+        self._slots: dict[tuple[int, int], dict[int, int]] = {}  # by rank and kind: bytes by address
         self._staging: dict[tuple[int, str], tuple[int, int]] = {}  # by rank and tensor: address and bytes
         self._copied: dict[int, Handle] = {}  # by rank: the event behind the last copy from staging
         WATCHDOG.watch(self.gpus.client)
@@ -84,11 +81,10 @@ class GpuWorkspace(SharedWorkspace):
             facts = all_facts or [d.facts for d in self.gpus.devices.values()]
             self.device = machine_from(facts, ranks).device
             self.features = vendor.features(self.device.arch)
-            self.features = replace(self.features, vendor_gemms=self._vendors_turn(), alone=alone)
+            self.features = replace(self.features, vendor_gemms=self._vendors_turn())
             if self.peers is not None:
                 self.features = self.peers.common(self.features)
                 self.peers.connect(self.gpus.devices.values(), partial(self.gpus.inside, self.gpus.first))
-                self.features = replace(self.features, keeps_shared=self.peers.keeps_shared)
             try_copies(self.gpus, self.peers)
             self.resources = RunResources(self.gpus)
             self.launches = LaunchBinder(self.gpus)
@@ -122,20 +118,22 @@ class GpuWorkspace(SharedWorkspace):
 
     # ---- scratch
 
-    def slot(self, rank: int, size: int, taken: Collection[int]) -> int:
-        """The address of a slot for scratch of a rank; none of `taken`. Raises DeviceError: memory."""
-        slots = self._slots.setdefault(rank, {})
+    def slot(self, rank: int, kind: int, size: int, taken: Collection[int]) -> int:
+        """The address of a slot for scratch of a rank, of a set or another kind; none of `taken`. Raises DeviceError:
+        memory."""
+        slots = self._slots.setdefault((rank, kind), {})
         fit = [(held, at) for at, held in slots.items() if held >= size and at not in taken]
         if fit:
             return min(fit)[1]
         device = self.gpus.device(rank)
-        made = self.gpus.alloc(device, size, f"scratch of rank {rank}", "scratch", shared=True)
+        made = self.gpus.alloc(device, size, f"scratch of rank {rank}", "scratch", shared=kind != PRIVATE)
         slots[made] = size
         return made
 
     def free_slots(self, rank: int, taken: Collection[int]) -> int:
         """Bytes of the slots of a rank that are none of `taken`."""
-        return sum(size for at, size in self._slots.get(rank, {}).items() if at not in taken)
+        of_rank = (slots for (owner, _), slots in self._slots.items() if owner == rank)
+        return sum(size for slots in of_rank for at, size in slots.items() if at not in taken)
 
     def staging(self, rank: int, name: str, size: int) -> int:
         address, most = self._staging.get((rank, name), (0, 0))

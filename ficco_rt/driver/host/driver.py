@@ -101,7 +101,7 @@ class HostDriver(Driver):
     def pools(self) -> tuple[Pool, ...]:
         return (Pool("this machine's memory", self.ranks, available()),)
 
-    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: bool = False) -> Buffer:
+    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype, *, scratch: str = "") -> Buffer:
         try:
             array = np.empty(shape, numpy_dtype(dtype))
         except MemoryError as error:

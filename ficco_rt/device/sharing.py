@@ -1,0 +1,144 @@
+"""The contract between runs: what a run may assume of the runs before it, and what the runs behind it may assume of it.
+
+Runs of any plans of a workspace follow each other. On the devices of a process events order them, so that a run begins
+on a device after the runs before it have ended on all of these. Devices of different processes, and devices of callers'
+graphs, share memory and semaphores but no events. For them the contract is:
+
+- *A run that has ended on a device has begun on all devices of the node* which share no events with it. They had ended
+  all earlier runs then. So a run knows at its begin that only the run right before it may be under way elsewhere.
+- Small plans alternate between two *sets* of scratch and semaphores, by the order of runs, so that no run touches what
+  the run right before it uses. They need no barrier if in every run all devices hear from each other.
+- All other runs begin with an *entry* barrier, after which all earlier runs have ended everywhere. It is told by a
+  kernel, or, where products need not wait for it, by streams: then *local* streams begin before it. They touch nothing
+  that other devices see.
+- Scratch that no other device touches is *private*: it is in none of the sets, and the order of runs on its device
+  protects it.
+- In a caller's graph runs alternate between the sets by their order in it. A graph may be replayed after any run, so
+  its first run begins with an entry barrier. So do runs on streams as soon as there are such graphs.
+- Callers' tensors that other devices touch are free again behind an *exit* barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from ..graph.ir import Copy, Reduce
+from ..plan.ir import CollectiveCall, Launch, Part, Plan, Record, Stream, WaitEvent
+from ..types import TYPES
+from .collectives import barrier_peers, calls_of, part_of
+from .ir import Features, Placement
+
+# bytes of a device's scratch that others touch. A second set is kept beside it: that is worth the microseconds of an
+# entry barrier where runs are short
+LARGEST = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the runs of a plan on a placement keep the contract. `private`: the scratch that no other device touches.
+    `sets`: of the other scratch, and of semaphores. `entry`: which runs begin with an entry barrier: none, those that
+    may follow runs in callers' graphs (`behind replays`), or all. `local_streams`: of the plan, those that begin before
+    the entry barrier; none where a kernel tells it."""
+
+    private: frozenset[str]
+    sets: int = 1
+    entry: Literal["never", "behind replays", "always"] = "never"
+    local_streams: frozenset[int] = frozenset()
+
+
+def sharing_of(plan: Plan, placement: Placement, features: Features, by_library: bool) -> Sharing:
+    """`by_library`: the vendor's library makes the collectives, in which no device touches another one's memory."""
+    owners = placement.devices
+    scratch = {tensor.name for tensor in plan.tensors if tensor.kind == "scratch"}
+    away = {name for here, name, rank in _touched(plan, placement, by_library) if owners[rank] != here}
+    private = frozenset(scratch - away)
+    pairs = {(device, other) for device in placement.ordinals for other in placement.near(device)}
+    apart = len(set(placement.processes)) > 1
+    if not pairs or not (apart or features.embeds):
+        return Sharing(private)
+    signalled, signalling = _signals(plan, placement)
+    heard = signalled | _called(plan, placement)
+    if not (away or signalled) and pairs <= heard:
+        return Sharing(private)
+    if not apart or not pairs <= heard:
+        return Sharing(private, entry="always")
+    if away <= scratch and _most(plan, placement, away) <= LARGEST:
+        return Sharing(private, sets=2, entry="behind replays")
+    calls = any(isinstance(command, CollectiveCall) for _, command in plan.commands())
+    if calls or not away <= scratch or not features.batched_mem_ops:
+        return Sharing(private, entry="always")
+    local = [stream for stream in plan.streams if stream.id not in signalling and _is_local(stream, plan, away)]
+    # NOTE where some device has nothing to multiply before the barrier, the others would wait for it in the end
+    early = {owners[stream.rank] for stream in local if _multiplies(stream)} == set(placement.ordinals)
+    return Sharing(private, entry="always", local_streams=frozenset(stream.id for stream in local if early))
+
+
+def _touched(plan: Plan, placement: Placement, by_library: bool) -> Iterator[tuple[int, str, int]]:
+    """Device, and tensor and rank that it touches."""
+    calls = {} if by_library else calls_of(plan)
+    for stream, command in plan.commands():
+        here = placement.devices[stream.rank]
+        if isinstance(command, CollectiveCall) and calls:
+            parts: Sequence[Reduce | Copy | Part] = part_of(stream.rank, calls[command.group])
+        else:
+            parts = command.parts
+        for part in parts:
+            for region in (*part.reads, *part.writes):
+                yield here, region.tensor, region.rank
+
+
+def _signals(plan: Plan, placement: Placement) -> tuple[set[tuple[int, int]], set[int]]:
+    """The pairs of devices of which the first waits for a flag or an event of the other one, and the streams that raise
+    such."""
+    owners = placement.devices
+    pairs: set[tuple[int, int]] = set()
+    streams: set[int] = set()
+    awaiting: dict[int, set[int]] = {}  # by event: the devices that wait for it
+    for stream, command in plan.commands():
+        if isinstance(command, WaitEvent):
+            awaiting.setdefault(command.event, set()).add(owners[stream.rank])
+    for stream, command in plan.commands():
+        here = owners[stream.rank]
+        told = {owners[plan.flag_homes[signal.number]] for signal in command.signals if signal.kind == "flag"}
+        if isinstance(command, Record):
+            told |= awaiting.get(command.event, set())
+        if told - {here}:
+            streams.add(stream.id)
+            pairs |= {(device, here) for device in told}
+    return pairs, streams
+
+
+def _called(plan: Plan, placement: Placement) -> set[tuple[int, int]]:
+    """The pairs of devices of which the first hears the other one by a collective, whoever makes it."""
+    owners = placement.devices
+    return {
+        (owners[rank], owners[other])
+        for calls in calls_of(plan).values()
+        for rank, call in enumerate(calls)
+        if call.kind != "send_recv"
+        for other in barrier_peers(calls, rank, behind=True)
+    }
+
+
+def _most(plan: Plan, placement: Placement, names: Iterable[str]) -> int:
+    """Bytes of these tensors, on the device that has most."""
+    found = dict.fromkeys(placement.ordinals, 0)
+    for tensor in plan.tensors:
+        if tensor.name in names:
+            for device, shape in zip(placement.devices, tensor.shapes, strict=True):
+                found[device] += prod(shape) * TYPES[tensor.dtype].bytes
+    return max(found.values())
+
+
+def _is_local(stream: Stream, plan: Plan, away: set[str]) -> bool:
+    """Whether it touches the tensors of its own rank alone, and of what other devices touch reads only. What it reads
+    they write behind the entry barrier, and a flag of theirs tells it."""
+    accesses = [access for command in stream.commands for access in command.accesses()]
+    return all(a.region.rank == stream.rank and not (a.written and a.region.tensor in away) for a in accesses)
+
+
+def _multiplies(stream: Stream) -> bool:
+    return stream.engine == "sm" and any(isinstance(command, Launch) for command in stream.commands)
