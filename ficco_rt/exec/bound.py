@@ -10,6 +10,7 @@ from ..driver.api import Array, Binding, Buffer, DeviceArray, Driver, Memory
 from ..driver.gpu.refused import undo_on_error
 from ..errors import UsageError
 from ..plan.ir import Plan
+from .device_arrays import Key, tells
 
 KEPT = 8  # sets of tensors on GPUs; of numpy arrays one, as what is kept keeps them alive
 KEPT_OF_MANY = 128  # in a workspace, where each of a model's layers has its own
@@ -18,7 +19,7 @@ Given: TypeAlias = Mapping[tuple[str, int], Array | DeviceArray]  # the caller's
 _Key: TypeAlias = frozenset[tuple[str, int, object]]  # tensor, rank, and which array it is
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Bound:
     """A plan, bound to arrays that were given and to the executor's own buffers for the rest."""
 
@@ -38,9 +39,23 @@ class Bindings:
         self._most = kept if driver.on_device else 1
         self._dtypes = {t.name: t.dtype for t in plan.tensors}
         self._kept: dict[_Key, Bound] = {}  # the last used one last
+        self._by_look: dict[Key, Bound] = {}  # by the key of PyTorch tensors
 
-    def get(self, given: Given, owned: Memory) -> Bound:
-        """The plan bound to these arrays, and to `owned` buffers for tensors that are not given."""
+    def known(self, seen: Key) -> Bound | None:
+        """The binding that `get` has made for tensors with this key, if it may run again."""
+        found = self._by_look.get(seen)
+        return found if found is not None and self.again(found) else None
+
+    def again(self, bound: Bound) -> bool:
+        """Whether a binding may run again: it is kept, and its memory has not been reallocated."""
+        if not self.holds(bound) or not self._driver.reuse(bound.memory):
+            return False
+        self._kept[bound.key] = self._kept.pop(bound.key)
+        return True
+
+    def get(self, given: Given, owned: Memory, seen: Key | None = None) -> Bound:
+        """The plan bound to these arrays, which have been checked, and to `owned` buffers for tensors that are not
+        given. `seen`: the arrays' key, if they have one."""
         key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
         found = self._kept.get(key)
         if found is not None and not self._driver.reuse(found.memory):
@@ -56,6 +71,8 @@ class Bindings:
             found = self._bind(key, given, owned)
         self._kept.pop(key, None)  # the last used one stands last
         self._kept[key] = found
+        if seen is not None and tells(seen, given.values()):
+            self._by_look[seen] = found
         return found
 
     def holds(self, bound: Bound) -> bool:
@@ -64,6 +81,7 @@ class Bindings:
     def release(self, bound: Bound) -> None:
         """Releases what a binding holds; the last run must not use it, or must have ended."""
         self._kept.pop(bound.key, None)
+        self._by_look = {seen: other for seen, other in self._by_look.items() if other is not bound}
         if bound.binding is not None:
             self._driver.unbind(bound.binding)
         for at in bound.given:
@@ -73,6 +91,7 @@ class Bindings:
     def clear(self) -> None:
         """Forgets all bindings, because the driver is closed."""
         self._kept.clear()
+        self._by_look.clear()
 
     def _make_room(self) -> None:
         free = [b for b in self._kept.values() if not b.pinned]

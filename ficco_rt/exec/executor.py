@@ -50,6 +50,7 @@ from ..types import TYPES
 from ..version import __version__
 from .bindings import array_of, checked, checked_on_device
 from .bound import KEPT, KEPT_OF_MANY, Bindings, Bound, Given
+from .device_arrays import key_of
 from .workspace import TIMEOUT, Closable, User, Workspace
 
 if TYPE_CHECKING:
@@ -243,6 +244,11 @@ class Executor(Closable):
         """
         self._open()
         return self._bindings.get(given, self._owned)
+
+    def again(self, bound: Bound) -> bool:
+        """Whether a binding by `bind_at` may run again: it is kept, and its memory has not been reallocated. Raises
+        nothing."""
+        return not self._closed and self._bindings.again(bound)
 
     @_alone
     def release(self, bound: Bound) -> None:
@@ -542,6 +548,10 @@ class Executor(Closable):
 
     def _bind(self, tensors: Mapping[str, object]) -> Bound:
         """The plan bound to the given arrays, and to buffers of the executor for the rest."""
+        seen = key_of(tensors) if self.driver.on_device else None
+        known = self._bindings.known(seen) if seen is not None else None
+        if known is not None:
+            return known
         given: Given = (checked_on_device if self.driver.on_device else checked)(self.plan, tensors, self.ranks)
         mine = [t for t in self.plan.tensors if t.name not in tensors]
         self._own(mine)
@@ -552,7 +562,7 @@ class Executor(Closable):
                     f"input {tensor.name} of rank {absent[0]} has no value: give run({tensor.name}=[…]), "
                     f"one array a rank, or set it with write('{tensor.name}', {absent[0]}, array)"
                 )
-        return self._bindings.get(given, self._owned)
+        return self._bindings.get(given, self._owned, seen)
 
 
 _EMBEDDED: set[Executor] = set()  # runs of these are in callers' graphs: they live until they are closed

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
+from weakref import ReferenceType, ref
 
 from ..driver.api import Array, CopiedRows, DeviceArray
 from ..errors import UsageError
 from ..graph.ir import Tensor
 from ..types import TYPES, numpy_dtype
-from .bindings import apart
-from .device_arrays import GAPS, host_array, look
+from .bound import Bound
+from .device_arrays import GAPS, Key, host_array, key_of, look, tells
 from .executor import Executor
 from .workspace import Workspace
+
+MOST = 1024  # runs that an operation keeps prepared: a few numbers of rows for each of a model's layers
 
 _Seen = dict[tuple[str, int], Array | DeviceArray]
 
@@ -39,15 +43,52 @@ class Rows:
         return (self.blocks[tensor.name] * self.given, *columns) if tensor.name in self.blocks else shape
 
 
+class Prepared(NamedTuple):
+    """A run on GPUs: the binding, if it is still kept, and the copies before and after the run."""
+
+    bound: ReferenceType[Bound]
+    before: Sequence[CopiedRows]
+    behind: Sequence[CopiedRows]
+
+
 def run(
     workspace: Workspace,
     executor: Executor,
     tensors: Mapping[str, Sequence[object]],
     rows: Rows,
     streams: Sequence[object] | None,
+    kept: dict[Key, Prepared],
 ) -> None:
-    """One run. `tensors`, and `streams` on GPUs, are as `Executor.run` takes them. Raises UsageError, DeviceError."""
-    named = {t.name: t for t in executor.plan.tensors if t.kind != "scratch"}
+    """One run. `tensors`, and `streams` on GPUs, are as `Executor.run` takes them. `kept`: earlier runs on GPUs, by the
+    tensors' key. Raises UsageError, DeviceError."""
+    key = key_of(tensors) if executor.driver.on_device else None
+    known = kept.get(key) if key is not None else None
+    bound = known.bound() if known is not None else None
+    if known is None or bound is None or not executor.again(bound):
+        seen = _seen(executor, tensors, rows)
+        if not rows.given:
+            return
+        if not executor.driver.on_device:
+            _on_host(executor, seen, rows, streams)
+            return
+        bound, known = _prepared(workspace, executor, seen, rows)
+        if key is not None and tells(key, seen.values()):
+            if len(kept) == MOST:
+                kept.clear()
+            kept[key] = known
+    shared = workspace.shared
+    assert shared is not None
+    shared.copy_rows(known.before, streams, first=True)
+    executor.run(bound, streams=streams)
+    shared.copy_rows(known.behind, streams, first=False)
+
+
+def _named(executor: Executor) -> dict[str, Tensor]:
+    return {t.name: t for t in executor.plan.tensors if t.kind != "scratch"}
+
+
+def _seen(executor: Executor, tensors: Mapping[str, Sequence[object]], rows: Rows) -> _Seen:
+    named = _named(executor)
     wrong = sorted(set(named) ^ set(tensors))
     if wrong:
         raise UsageError(f"give each of {', '.join(named)}, and nothing else; {', '.join(wrong)} is not so")
@@ -57,15 +98,7 @@ def run(
             raise UsageError(f"{name}: wanted a list of {len(executor.ranks)}, one a rank; given {len(arrays)}")
         for rank, array in zip(executor.ranks, arrays, strict=True):
             seen[name, rank] = _checked(named[name], rank, array, rows, on_device=executor.driver.on_device)
-    if not rows.given:
-        return
-    if not executor.driver.on_device:
-        _on_host(executor, named, seen, rows, streams)
-    elif rows.given < rows.planned:
-        _on_device(workspace, executor, named, seen, rows, streams)
-    else:
-        apart(executor.plan, {at: array.address for at, array in seen.items() if isinstance(array, DeviceArray)})
-        executor.run(executor.bind_at(seen), streams=streams)
+    return seen
 
 
 def _checked(tensor: Tensor, rank: int, array: object, rows: Rows, *, on_device: bool) -> Array | DeviceArray:
@@ -88,15 +121,10 @@ def _checked(tensor: Tensor, rank: int, array: object, rows: Rows, *, on_device:
     return found
 
 
-def _on_host(
-    executor: Executor,
-    named: Mapping[str, Tensor],
-    seen: _Seen,
-    rows: Rows,
-    streams: Sequence[object] | None,
-) -> None:
+def _on_host(executor: Executor, seen: _Seen, rows: Rows, streams: Sequence[object] | None) -> None:
     import numpy as np
 
+    named = _named(executor)
     padded: dict[str, list[Array]] = {}
     for name, tensor in named.items():
         for rank in executor.ranks:
@@ -121,15 +149,8 @@ def _block(whole: Array, rows: Rows, name: str) -> Array:
     return whole.reshape(rows.blocks[name], rows.planned, -1)
 
 
-def _on_device(
-    workspace: Workspace,
-    executor: Executor,
-    named: Mapping[str, Tensor],
-    seen: _Seen,
-    rows: Rows,
-    streams: Sequence[object] | None,
-) -> None:
-    shared = workspace.shared
+def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows) -> tuple[Bound, Prepared]:
+    named, shared = _named(executor), workspace.shared
     assert shared is not None
     given: dict[tuple[str, int], Array | DeviceArray] = {}
     copies: dict[str, list[CopiedRows]] = {"input": [], "output": []}
@@ -147,6 +168,4 @@ def _on_device(
             width, blocks = row * rows.given, rows.blocks[name]
             copies[tensor.kind].append(CopiedRows(rank, dst, src, width, blocks, dst_pitch, src_pitch))
     bound = executor.bind_at(given)
-    shared.copy_rows(copies["input"], streams, first=True)
-    executor.run(bound, streams=streams)
-    shared.copy_rows(copies["output"], streams, first=False)
+    return bound, Prepared(ref(bound), copies["input"], copies["output"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -49,6 +52,16 @@ def hip() -> Iterator[standin.StandIn]:
 def library(request: pytest.FixtureRequest) -> Iterator[standin.StandIn]:
     """Either; `face` is the driver's name."""
     yield from _fresh(standin.of(request.param))
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
+    """As if PyTorch had been imported: its class of tensors."""
+    from tests.mock.test_callers import Torch
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Torch))
+    monkeypatch.setattr(Torch, "exports", 0)
+    return Torch
 
 
 @pytest.fixture(scope="session")

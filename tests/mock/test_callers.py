@@ -40,6 +40,29 @@ class Array:
         return 4 * int(np.prod(self.shape))
 
 
+class Torch(Array):
+    """What PyTorch's tensors tell without an export, of which `exports` are made."""
+
+    exports = 0
+    dtype, is_cuda, requires_grad, dense = "float32", True, False, True
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        super().__init__(address, shape)
+        self._told = self.__dict__.pop("__cuda_array_interface__", None)
+
+    def data_ptr(self) -> int:
+        return int(self.address)
+
+    def is_contiguous(self) -> bool:
+        return self.dense
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "__cuda_array_interface__":
+            raise AttributeError(name)
+        Torch.exports += 1
+        return self._told if self.dense else {**self._told, "strides": (4, 4 * self.shape[0])}
+
+
 Tensors: TypeAlias = dict[str, list[Array]]
 
 

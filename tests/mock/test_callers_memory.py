@@ -14,14 +14,18 @@ from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from tests import cases
 from tests.mock.standin import StandIn
-from tests.mock.test_callers import Array
+from tests.mock.test_callers import Array, Torch
 
 RANKS, PIECE = 2, 1 << 16
 SIZES = {"M": 256, "N": 128, "K": 128, "T": "fp32"}
 
 
 def run(
-    library: StandIn, memory: Callable[[int, int], int], *, between: Callable[[list[int]], None] | None = None
+    library: StandIn,
+    memory: Callable[[int, int], int],
+    *,
+    between: Callable[[list[int]], None] | None = None,
+    kind: type[Array] = Array,
 ) -> None:
     """A schedule whose ranks write to each other's C, on tensors in this memory, twice on the same ones."""
     machine = discover(library.face, RANKS)
@@ -29,7 +33,7 @@ def run(
     tensors: dict[str, list[Array]] = {}
     for tensor in (t for t in plan.tensors if t.kind != "scratch"):
         shapes = enumerate(tensor.shapes)
-        tensors[tensor.name] = [Array(memory(rank, 4 * int(np.prod(shape))), shape) for rank, shape in shapes]
+        tensors[tensor.name] = [kind(memory(rank, 4 * int(np.prod(shape))), shape) for rank, shape in shapes]
     with Executor(plan, library.face, machine=machine, timeout=60) as executor:
         executor.run(**tensors)
         if between is not None:
@@ -54,7 +58,10 @@ def test_mapped_memory(library: StandIn) -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_memory_that_is_mapped_anew_between_runs(library: StandIn, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+@pytest.mark.parametrize("kind", [Array, Torch])
+def test_memory_that_is_mapped_anew_between_runs(
+    library: StandIn, monkeypatch: pytest.MonkeyPatch, torch: type[Torch], told: bool, kind: type[Array]
+) -> None:
     """Also where the vendor has no numbers of mappings, by which one would know that it is another one."""
     library.reset(f"devices {RANKS}")
     if not told:
@@ -64,7 +71,8 @@ def test_memory_that_is_mapped_anew_between_runs(library: StandIn, monkeypatch: 
         for address in addresses:
             library.remapped(address)
 
-    run(library, mapped(library), between=again)
+    run(library, mapped(library), between=again, kind=kind)
+    assert torch.exports == (kind is Torch) * RANKS * len("ABC") * (1 + told)
 
 
 def test_memory_of_a_pool(cuda: StandIn) -> None:

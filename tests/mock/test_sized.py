@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.errors import UsageError
 from tests.host.test_sized import OPERATIONS, K, N
 from tests.host.test_sized import tensors as numbers_of
 from tests.mock.processes import Processes
 from tests.mock.standin import StandIn
-from tests.mock.test_callers import RANKS, Array, Callers, Tensors
+from tests.mock.test_callers import RANKS, Array, Callers, Tensors, Torch
 from tests.mock.test_callers_graphs import Captures
 
 MOST, BUCKETS = 40, (8, 20)
@@ -66,6 +68,51 @@ def test_any_rows_in_any_order(cuda: StandIn) -> None:
         assert workspace.memory["staging"] == staging
         for caller in callers:
             caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
+@pytest.mark.parametrize("m", [20, 13])
+def test_known_tensors_of_pytorch_are_not_exported(cuda: StandIn, torch: type[Torch], m: int) -> None:
+    """With a bucket's rows and with fewer. A tensor that differs in any way is looked at; none is kept alive."""
+    cuda.reset(f"devices {RANKS}")
+    with ficco.Workspace(RANKS) as workspace:
+        made = operation(workspace, "gemm_ar")
+        caller = Caller(made.executor(m).plan)
+        streams = [int(s) for s in caller.streams]
+        placed = [caller.placed(numbers_of("gemm_ar", m, 0)[0]) for _ in range(2)]
+
+        def run(which: int, seed: int) -> int:
+            """How many exports a run makes."""
+            before, (values, wanted) = torch.exports, numbers_of("gemm_ar", m, seed)
+            caller.give(placed[which], values)
+            tensors = {name: [torch(a.address, a.shape) for a in arrays] for name, arrays in placed[which].items()}
+            made.run(streams=streams, **tensors)
+            made.synchronize()
+            assert all(np.array_equal(caller.read(c), w) for c, w in zip(tensors["C"], wanted, strict=True)), seed
+            there = weakref.ref(tensors["A"].pop())
+            assert there() is None
+            return torch.exports - before
+
+        every = RANKS * len("ABC")
+        assert [run(which, seed) for seed, which in enumerate((0, 0, 1, 0, 1))] == [every, 0, every, 0, 0]
+        executor = made.executor(m)
+        bound = executor._bound
+        assert bound is not None
+        executor.release(bound)
+        assert run(1, 5) == every
+        known = {name: [torch(a.address, a.shape) for a in arrays] for name, arrays in placed[0].items()}
+        for name, value in (("dtype", "half"), ("requires_grad", True), ("is_cuda", False)):
+            before = torch.exports
+            setattr(known["B"][1], name, value)
+            made.run(streams=streams, **known)
+            assert torch.exports == before + every, name
+            delattr(known["B"][1], name)
+        known["B"][1].dense = False
+        with pytest.raises(UsageError, match="given one with gaps"):
+            made.run(streams=streams, **known)
+        made.synchronize()
+        caller.close()
     assert not cuda.violations()
     assert not cuda.live()
 

@@ -25,7 +25,7 @@ from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu.runs import handles, steady
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
-from ficco_rt.exec.device_arrays import look
+from ficco_rt.exec.device_arrays import key_of, look, tells
 from ficco_rt.geometry.cells import cells, part
 from ficco_rt.geometry.region import Axis, Interval, Region, summary, way
 from ficco_rt.graph.ir import Gemm
@@ -287,6 +287,31 @@ def test_tensors_of_pytorch_are_looked_at_from_their_device(monkeypatch: pytest.
     assert look(Torch(4096, (3, 5), 4, 16), lambda: "x").address == 4096
     assert current == [0]
     assert look(Dlpack(8192, (3, 5), 4, 16), lambda: "x").address == 8192  # another library's
+
+
+def test_the_key_of_tensors_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Torch(SimpleNamespace):
+        def data_ptr(self) -> int:
+            if self.layout:
+                raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+            return 4096
+
+        def is_contiguous(self) -> bool:
+            return bool(self.dense)
+
+    facts = {"shape": (3, 5), "dtype": "bfloat16", "requires_grad": False, "is_cuda": True, "dense": True, "layout": ""}
+    assert key_of({"A": [Torch(**facts)]}) is None  # PyTorch has not been imported
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Torch))
+    known = key_of({"A": [Torch(**facts)]})
+    assert known is not None
+    assert known == key_of({"A": (Torch(**facts),)})
+    assert tells(known, [api.DeviceArray(4096, (3, 5))])
+    assert not tells(known, [api.DeviceArray(8192, (3, 5))])
+    for other in ({"shape": (5, 3)}, {"dtype": "half"}, {"requires_grad": True}, {"is_cuda": False}, {"dense": False}):
+        assert key_of({"A": [Torch(**(facts | other))]}) not in (None, known), other
+    assert key_of({"B": [Torch(**facts)]}) != known
+    for none in ([Torch(**(facts | {"layout": "sparse"}))], [OnGpu(4096, (3, 5))], Torch(**facts)):
+        assert key_of({"A": none}) is None
 
 
 def test_the_device_of_an_address_is_the_librarys_word(monkeypatch: pytest.MonkeyPatch) -> None:
