@@ -95,7 +95,7 @@ class Bindings:
 
     def _make_room(self) -> None:
         free = [b for b in self._kept.values() if not b.pinned]
-        for bound in free[: len(free) + 1 - self._most]:
+        for bound in free[: max(0, len(free) + 1 - self._most)]:
             self.release(bound)
 
     def _bind(self, key: _Key, given: Given, owned: Memory) -> Bound:

@@ -11,6 +11,7 @@ import pytest
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.exec.bound import KEPT
 from ficco_rt.exec.executor import Executor
 from tests import cases
 from tests.mock.standin import StandIn
@@ -143,3 +144,29 @@ def test_tensors_are_looked_at_once_a_run(cuda: StandIn) -> None:
         before = cuda.called()["cuPointerGetAttribute"]
         executor.run(bound)
         assert cuda.called()["cuPointerGetAttribute"] == before
+
+
+def test_tensors_are_known_as_long_as_their_binding(cuda: StandIn, torch: type[Torch]) -> None:
+    cuda.reset("devices 1")
+    machine = discover("cuda", RANKS, RANKS)
+    plan = plan_of(build(cases.schedule("gemm_ar/streamed"), RANKS, SIZES), machine)
+
+    def tensors() -> dict[str, list[Torch]]:
+        taken = [t for t in plan.tensors if t.kind != "scratch"]
+        return {t.name: [torch(cuda.pooled(0, 4 * int(np.prod(s))), s) for s in t.shapes] for t in taken}
+
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=RANKS, timeout=60) as executor:
+        sets = [tensors() for _ in range(KEPT + 1)]
+
+        def run(which: int) -> int:
+            before = torch.exports
+            executor.run(**sets[which])
+            return (torch.exports - before) // (RANKS * len(sets[0]))
+
+        assert [run(which) for which in (*range(KEPT), *range(KEPT))] == [1] * KEPT + [0] * KEPT
+        assert [run(which) for which in (0, KEPT, 0, 1)] == [0, 1, 0, 1]  # the one that was used longest ago has gone
+        executor.release(executor.bind(**sets[0]))
+        assert [run(0), run(0)] == [1, 0]
+        with pytest.raises(UsageError, match="wanted a list of 2 tensors"):
+            executor.run(**{**sets[0], "A": tuple(sets[0]["A"]) * 2})
+    assert not cuda.violations()
