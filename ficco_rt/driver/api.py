@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypeAlias, ge
 import numpy.typing as npt
 
 from ..errors import UsageError
+from ..files.store import Store
 from ..process.group import Group
 from ..trace.model import ClockKind, TraceSpan
 from ..types import Dtype
@@ -48,7 +49,8 @@ class Options:
     """How a driver runs a plan. `order`: how the host driver steps through what may run (see `host.order`). On GPUs
     `ranks_per_gpu` ranks share one; `timeout` is the seconds that a run may take, and that a call may block, None
     without limit; `collectives` says what makes these. `group`: the processes that run the plan together. `workspace`:
-    what the driver shares with others, which then has the other options, too."""
+    what the driver shares with others, which then has the other options, too. `store`: what keeps checked device
+    plans."""
 
     order: str = "fifo"
     ranks_per_gpu: int = 1
@@ -56,6 +58,7 @@ class Options:
     collectives: CollectivesBy = "auto"
     group: Group | None = None
     workspace: SharedWorkspace | None = None
+    store: Store | None = None
 
 
 DEFAULTS = Options()

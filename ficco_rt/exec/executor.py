@@ -39,6 +39,7 @@ from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
 from ..files.arguments import of_kind, whole
+from ..files.store import Store
 from ..graph.ir import Tensor
 from ..machine.profiles import AnyMachine, chosen
 from ..plan.codec import plan_facts
@@ -92,7 +93,7 @@ class Executor(Closable):
     which are our own copies and sums; "auto", the library if it is installed and each rank has a GPU of its own.
 
     `workspace`: GPUs with what executors share there (`ficco.Workspace`), whose driver, group and so on the executor
-    has.
+    has. `store`: what keeps the plan's checked device plans between processes, as an `Operation`'s are.
 
     `group`: the processes that run the plan together, each its own `ranks`: a torch.distributed process group, an
     mpi4py communicator, or a `ficco.Group`. Every process makes an executor of the same plan; tensors, streams, `write`
@@ -120,6 +121,7 @@ class Executor(Closable):
         collectives: CollectivesBy = "auto",
         group: object = None,
         workspace: Workspace | None = None,
+        store: Store | None = None,
     ) -> None:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
         if workspace is not None:
@@ -137,7 +139,7 @@ class Executor(Closable):
             if self.group is not None:
                 agree(self.group, {"ficco": __version__, "driver": driver or "host", **plan_facts(plan)}, timeout)
             shared = None if workspace is None else workspace.shared
-            options = Options(order, ranks_per_gpu, timeout, collectives, self.group, shared)
+            options = Options(order, ranks_per_gpu, timeout, collectives, self.group, shared, store)
             driver = open_driver(driver or "host", plan, options)
         self.driver: Driver = driver
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None

@@ -1,18 +1,14 @@
 """Compiles kernel source by the vendor's run-time compiler, with a cache on disk that processes share.
 
 An entry's name is a hash of source, included headers, options and compiler version; its content includes a hash of name
-and code, so that torn, damaged or exchanged entries are detected. An entry must be private to the user: entries of
-other owners, entries that others may read or write, and links are ignored. An ignored entry is compiled again. Entries
-are written to a temporary file and published by a rename.
+and code, so that torn, damaged or exchanged entries are detected. An entry must be private to the user (`files.private`). Any
+other entry is compiled again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +16,7 @@ from typing import Any
 
 from .. import env
 from ..errors import DeviceError, InternalError
+from ..files import private
 
 _MAGIC = b"ficco-code-2\n"
 _DIGEST = 32
@@ -134,7 +131,7 @@ def compile_source(
     if code is not None:
         return Code(code, key, True, "")
     code, log = rtc.compile(source, options)
-    _publish(path, key, code)
+    private.publish(path, _head(key, code) + code)
     return Code(code, key, False, log)
 
 
@@ -150,37 +147,13 @@ def _key(source: KernelSource, options: Sequence[str], compiler: str) -> str:
 
 def _read(path: Path, key: str) -> bytes | None:
     """The entry's machine code; None if there is none that can be trusted."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep us waiting
-    except OSError:
-        return None
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            return None
-        data = file.read()
+    data = private.read(path) or b""
     head = len(_MAGIC) + _DIGEST
-    code = data[head:]
-    return code if data[:head] == _head(key, code) else None
+    return data[head:] if data[:head] == _head(key, data[head:]) else None
 
 
 def _head(key: str, code: bytes) -> bytes:
     return _MAGIC + hashlib.sha256(key.encode() + code).digest()
-
-
-def _publish(path: Path, key: str, code: bytes) -> None:
-    """Make the entry appear whole, for nobody else to read. A cache that cannot be written costs time, not the run."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".part")
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(_head(key, code) + code)
-        os.replace(aside, path)
-    except OSError:
-        Path(aside).unlink(missing_ok=True)
 
 
 class _Rtc:

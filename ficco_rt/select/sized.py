@@ -17,6 +17,9 @@ from ..exec.device_arrays import Key
 from ..exec.executor import Executor
 from ..exec.workspace import Workspace
 from ..files.arguments import whole
+from ..files.store import user_store
+from ..plan.ir import Plan
+from . import measurements
 from .choose import By, choose
 
 LEAST = 16  # rows of a rank in the smallest bucket, if nothing is said
@@ -68,6 +71,7 @@ class Operation:
         self._executors: dict[int, Executor] = {}  # by bucket
         self._prepared: dict[Key, padded.Prepared] = {}  # runs with fewer rows than the bucket's
         self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in _ROWS[operation][0].items()}
+        self._store = user_store()
 
     def bucket(self, m: int) -> int:
         """The number of rows of the plan that serves m rows.
@@ -91,11 +95,20 @@ class Operation:
         if bucket not in self._executors:
             ranks = self._workspace.ranks
             sizes = {**self._sizes, "M": bucket * ranks if _ROWS[self._operation][1] else bucket}
-            plan = choose(self._operation, ranks, self._workspace.machine, self._by, sizes=sizes).plan
-            made = Executor(plan, workspace=self._workspace)
+            made = Executor(self._plan(sizes), workspace=self._workspace, store=self._store)
             made.graph = self._graph
             self._executors[bucket] = made
         return self._executors[bucket]
+
+    def _plan(self, sizes: Mapping[str, object]) -> Plan:
+        """The plan of the schedule that is chosen: kept since it was proven, or proven now."""
+        asked = self._operation, self._workspace.ranks, self._workspace.machine, self._by, sorted(sizes.items())
+        key = (*asked, measurements.stored() if self._by == "measured" else None)
+        plan = self._store.get(key, Plan)
+        if plan is None:
+            plan = choose(*asked[:-1], sizes=sizes).plan
+            self._store.put(key, plan)
+        return plan
 
     def warm(self) -> None:
         """Make the executors of all buckets, ahead of runs.

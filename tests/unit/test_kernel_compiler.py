@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.errors import InternalError
+from ficco_rt.files import private
 from ficco_rt.kernels import copy_rows, device_barrier, kernel_compiler
 from ficco_rt.kernels.families import FAMILIES
 from ficco_rt.kernels.kernel_compiler import KERNELS, KernelSource
@@ -58,7 +59,7 @@ def test_an_entry_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     other = kernel_compiler.compile_text(SMALL, "twice.cu", ("-arch=sm_90a",), folder)
     path.write_bytes((folder / f"{other.key}.cubin").read_bytes())  # whole, and another one's
     made_again()
-    monkeypatch.setattr(kernel_compiler.os, "geteuid", lambda: os.getuid() + 1)  # the entry is another owner's
+    monkeypatch.setattr(private.os, "geteuid", lambda: os.getuid() + 1)  # the entry is another owner's
     assert not kernel_compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder).cached
 
 

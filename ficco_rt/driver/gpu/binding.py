@@ -17,6 +17,7 @@ from ...device.layout import Layout
 from ...device.run_plan import Step as CallStep
 from ...device.run_residency import Residencies, residencies, waiting_streams
 from ...errors import InternalError
+from ...files.store import Store
 from ...geometry.cells import cells
 from ...geometry.region import Region
 from ...graph.ir import KernelCall, Priority
@@ -72,19 +73,42 @@ class Calls:
     submission: Submission
 
 
-class Plans:
-    """The device plans of one layout. Each is made and checked when its mode is first used."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry of a store: a device plan that was checked, and the layout that it was made of."""
 
-    def __init__(self, layout: Layout) -> None:
+    layout: Layout
+    plan: ir.DevicePlan
+
+
+class Plans:
+    """The device plans of one layout. Each is made and checked when its mode is first used, or taken from a store that
+    has kept it since. `key`: what the layout was made of."""
+
+    def __init__(self, layout: Layout, store: Store | None = None, key: object = None) -> None:
         self.layout = layout
+        self._store, self._key = store, key
         self._made: dict[ir.Mode, ir.DevicePlan] = {}
         self._residencies: dict[ir.Mode, Residencies] = {}
+
+    @classmethod
+    def kept(cls, store: Store, key: object) -> Plans | None:
+        """Those of a layout that the store has. None: it has none."""
+        found = store.get((key, "streams"), Kept)
+        if found is None:
+            return None
+        made = cls(found.layout, store, key)
+        made._made["streams"] = found.plan
+        return made
 
     def of(self, mode: ir.Mode) -> ir.DevicePlan:
         """Raises DeviceError: the devices have too few hardware queues for it; PlanError: the device plan is wrong,
         which is a bug of ours."""
         if mode not in self._made:
-            made = checked(device_plan(self.layout, mode))
+            kept = None if self._store is None else self._store.get((self._key, mode), Kept)
+            made = checked(device_plan(self.layout, mode)) if kept is None else kept.plan
+            if kept is None and self._store is not None:
+                self._store.put((self._key, mode), Kept(self.layout, made))
             if made.crowded and mode in ir.GRAPHS:
                 LOG.warning("%s", chain_warning(made))
             self._made[mode] = made
@@ -112,12 +136,23 @@ class Same:
 
 @lru_cache(maxsize=4)
 def plans_of(
-    same: Same, device: Device, placement: ir.Placement, features: ir.Features, unaligned: frozenset[tuple[int, int]]
+    same: Same,
+    device: Device,
+    placement: ir.Placement,
+    features: ir.Features,
+    unaligned: frozenset[tuple[int, int]],
+    store: Store | None = None,
 ) -> Plans:
     """Executors of one plan that are opened one after another share its device plans, because making and checking these
     is the most expensive part of opening an executor. `unaligned`: the launches (stream, command) that plain kernels
-    do."""
-    return Plans(layout_of(same.plan, device, placement, features, content_hash(same.plan), unaligned))
+    do. `store`: what keeps them between processes."""
+    plan_hash = content_hash(same.plan)
+    places = tuple(tensor.origin for tensor in same.plan.tensors)  # which the hash leaves out
+    key = (plan_hash, places, device, placement, features, sorted(unaligned))
+    kept = None if store is None else Plans.kept(store, key)
+    if kept is not None:
+        return kept
+    return Plans(layout_of(same.plan, device, placement, features, plan_hash, unaligned), store, key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -68,7 +68,7 @@ class GpuDriver(api.Driver):
     def __init__(self, vendor: Vendor, plan: Plan, options: Options) -> None:
         collectives = options.collectives
         self.name = vendor.name
-        self._plan = plan
+        self._plan, self._store = plan, options.store
         self._made: dict[frozenset[tuple[int, int]], Plans] = {}  # by unaligned launches: those in use stay
         self._numbers = count()
         self._buffers: dict[Buffer, DeviceTensor] = {}
@@ -396,7 +396,8 @@ class GpuDriver(api.Driver):
     def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
         found = self._made.get(unaligned)
         if found is None:
-            found = plans_of(Same(self._plan), self._device, self._gpus.placement, self._features, unaligned)
+            of = Same(self._plan), self._device, self._gpus.placement, self._features, unaligned
+            found = plans_of(*of, self._store)
             self._made[unaligned] = found
         return found
 
