@@ -3,8 +3,8 @@
 An entry's name is a hash of all that decides on the value: what the caller says, and the content of every file of the
 package, so that another version, or a changed file, finds nothing. The entry begins with a keyed hash (HMAC) of its
 name and content, by a secret that lies in the folder and that the user alone can read. An entry is trusted if the
-keyed hash fits: this user's ficco has written it, for this name. That protects from torn, damaged, exchanged and foreign
-files, not from programs that run as the user. The value of any other entry is made again.
+keyed hash fits: this user's ficco has written it, for this name. That protects from torn, damaged, exchanged and
+foreign files, not from programs that run as the user. The value of any other entry is made again.
 
 Values are trees of the package's dataclasses, pickled, which reads fastest; nothing else is read from a pickle.
 """
@@ -138,7 +138,9 @@ def _given(cls: type) -> tuple[str, ...]:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """The package's dataclasses, named tuples and words alone."""
+        """The package's dataclasses, named tuples and words alone, and ranges."""
+        if (module, name) == ("builtins", "range"):
+            return range
         found = super().find_class(module, name) if module.partition(".")[0] in _PACKAGES else None
         if isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, tuple | str)):
             return found

@@ -104,6 +104,11 @@ def pace(config: KernelConfig, device: Device, dtype: str) -> Pace:
     return _BY_NAME[config.family].pace(config, device, dtype)
 
 
+def movable(config: KernelConfig) -> bool:
+    """Whether the tables of a configured launch can be `moved`."""
+    return _BY_NAME[config.family].movable
+
+
 def tables(config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
     """The tables that a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses
     of the flags of `config.resets`."""

@@ -157,6 +157,7 @@ class TensorMap:
 
 
 Encode: TypeAlias = Callable[[TensorMap], bytes]
+Move: TypeAlias = Callable[[int], int]  # from an address in a tensor to where the tensor lies now
 TileWorks: TypeAlias = Sequence[int] | npt.NDArray[Any]  # of each tile the number of its work
 
 
@@ -167,7 +168,8 @@ class Tables:
 
     The kernel leaves its counters as it found them, 0, unless a run is given up. `arguments` of the addresses of
     constants, counters and partial sums are the kernel's parameters. `tile_works` has the number of each tile's work
-    among the configured launch's, or among its `merged` ones; empty where no kernel of ours is.
+    among the configured launch's, or among its `merged` ones; empty where no kernel of ours is. `moved`, of families
+    whose constants hold no tensor's address: the same tables for tensors that lie elsewhere.
     """
 
     constants: bytes = field(repr=False)
@@ -175,6 +177,7 @@ class Tables:
     partials: int  # bytes
     arguments: Callable[[int, int, int, Encode], list[bytes]] = field(repr=False)
     tile_works: TileWorks = field(default=(), repr=False)
+    moved: Callable[[Move], Tables] | None = field(default=None, repr=False)
 
 
 def tables_of(table: Table, arguments: Callable[[int, int, int, Encode], list[bytes]]) -> Tables:
@@ -220,6 +223,7 @@ class Family(ABC, Generic[V]):
     name: str
     source: str = ""  # a file of kernels/src
     variants: tuple[V, ...] = ()  # those that make products
+    movable: bool = False  # whether its tables can be `moved`
     instructions: str = ""  # of tensor cores; empty: it uses none
 
     def serves(self, arch: str) -> bool:

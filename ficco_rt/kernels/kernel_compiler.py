@@ -1,8 +1,8 @@
 """Compiles kernel source by the vendor's run-time compiler, with a cache on disk that processes share.
 
 An entry's name is a hash of source, included headers, options and compiler version; its content includes a hash of name
-and code, so that torn, damaged or exchanged entries are detected. An entry must be private to the user (`files.private`). Any
-other entry is compiled again.
+and code, so that torn, damaged or exchanged entries are detected. An entry must be private to the user
+(`files.private`). Any other entry is compiled again.
 """
 
 from __future__ import annotations

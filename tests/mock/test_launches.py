@@ -154,14 +154,14 @@ def test_counters_are_zero_after_a_run_that_was_given_up(cuda: StandIn, arch: st
         assert verified_run(executor, values="exact").ok
         driver = executor.driver
         assert isinstance(driver, GpuDriver)
-        counting = [launch for b in driver._binder.bindings for launch in b.launches.values() if launch.counters]
+        counting = [table for table in driver._launches._tables if table.made.counters]
         assert counting
         cuda.set(f"fail cuLaunchKernelEx 2 {campaign.UNKNOWN}")
         with pytest.raises(DeviceError):
             verified_run(executor, values="exact")
         cuda.calm()
-        for launch in counting:
-            driver._gpus.put(launch.device, launch.zeros, np.full(launch.counters, 7, np.uint32))
+        for table in counting:
+            driver._gpus.put(table.device, table.zeros, np.full(table.made.counters, 7, np.uint32))
         assert verified_run(executor, seed=1, values="exact").ok
     assert not cuda.violations()
 

@@ -23,6 +23,8 @@ from ...geometry.region import Region
 from ...graph.ir import KernelCall, Priority
 from ...kernels import marks as kernel_marks
 from ...kernels.device_barrier import KINDS, Step
+from ...kernels.families import movable
+from ...kernels.family import Move
 from ...machine.model import Device
 from ...plan.codec import content_hash
 from ...plan.ir import Plan
@@ -32,12 +34,12 @@ from .collective_library import Member
 from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .issue_order import Submission
-from .launches import BoundLaunch, LaunchBinder, PlanKernels
+from .launches import BoundLaunch, LaunchBinder, LaunchTable, PlanKernels
 from .refused import Closing, concerning, undo_on_error
 from .resources import PlanResources, RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
-from .tensors import DeviceTensor, DeviceTensors
+from .tensors import DeviceTensor, DeviceTensors, anywhere, moving
 from .vendor import DriverCall, Gpu, Handle, LinearCopy, MemOp, PitchedCopy
 
 LOG = logging.getLogger(__name__)
@@ -157,11 +159,14 @@ def plans_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanParts:
-    """What a plan has in a workspace. `communicators`: by number in the plan, the number in the workspace."""
+    """What a plan has in a workspace. `communicators`: by number in the plan, the number in the workspace. `tables`
+    that bindings share, by device plans, set and launch; `bound`: the device plans that a binding is complete of."""
 
     resources: PlanResources
     kernels: PlanKernels
     communicators: tuple[int, ...]
+    tables: dict[tuple[Plans, int, int], LaunchTable] = field(default_factory=dict)
+    bound: set[Plans] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -182,6 +187,7 @@ class BoundPlan:
     calls: dict[RunManner, Calls] = field(default_factory=dict)
     latest: tuple[RunManner, Calls] | None = None  # NOTE each run asks for these, and most runs are made like the last
     shared: Shared | None = None  # memory of other processes
+    complete: bool = False  # see `Binder.complete`
 
     def in_turn(self, run: int) -> BoundPlan:
         """The buffer set that the run of this number uses. NOTE every run calls this, and most plans have one set
@@ -220,21 +226,45 @@ class Binder:
         binding.more += (BoundPlan(parts, plans, memory, number) for number, memory in enumerate(sets[1:], 1))
         self.bindings |= {binding, *binding.more}
         with undo_on_error(self.release, binding):
+            if plans not in parts.bound:
+                self.complete(binding)
+                parts.bound.add(plans)
+        return binding
+
+    def complete(self, binding: BoundPlan) -> None:
+        """The binding's launches are ready. The first binding of a plan is completed when it is bound, so that what
+        the devices lack shows then; each other one when it first runs."""
+        if not binding.complete:
             for one in (binding, *binding.more):
                 self._bind(one)
-        return binding
+            binding.complete = True
 
     def _bind(self, binding: BoundPlan) -> None:
         plans, flags = binding.plans, self._flags(binding)
         streams = {s.name.number: s for s in plans.of("streams").streams if s.name.kind == "plan"}
+        move = moving(binding.memory)
         for number, launch in enumerate(plans.layout.launches):
             device = self._gpus.devices.get(streams[launch.stream].device)
-            if device is None:
+            if device is None or number in binding.launches:
                 continue
             with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
-                made = self._launches.bind(launch, device, binding.memory, flags, binding.of.kernels)
-                binding.launches[number] = made
+                binding.launches[number] = self._launch(binding, number, device, flags, move)
         self._body(binding, "streams")
+
+    def _launch(
+        self, binding: BoundPlan, number: int, device: Gpu, flags: Mapping[int, int], move: Move
+    ) -> BoundLaunch:
+        launch, memory, kernels = binding.plans.layout.launches[number], binding.memory, binding.of.kernels
+        if launch.config.matmuls:
+            return self._launches.by_library(launch, device, memory, kernels)
+        if not movable(launch.config):
+            return self._launches.bind(self._launches.table(launch, device, memory, flags, kernels))
+        key = binding.plans, binding.number, number
+        table = binding.of.tables.get(key)
+        if table is None:
+            table = self._launches.table(launch, device, anywhere(memory), flags, kernels)
+            binding.of.tables[key] = table
+        return self._launches.bind(table, move)
 
     def release(self, binding: BoundPlan) -> None:
         """Releases what a binding holds."""
@@ -248,7 +278,19 @@ class Binder:
             if binding.shared is not None and self._gpus.peers is not None:
                 closing(self._gpus.peers.release, binding.shared)
             while binding.launches:
-                closing(self._launches.release, binding.launches.popitem()[1])
+                table = binding.launches.popitem()[1].table
+                if table is not None and not table.shared:
+                    closing(self._launches.drop, table)
+
+    def drop(self, parts: PlanParts) -> None:
+        """Gives back what the bindings of a plan have shared. There are none any more."""
+        with Closing() as closing:
+            while parts.tables:
+                closing(self._launches.drop, parts.tables.popitem()[1])
+
+    def clear(self) -> None:
+        """Resets the counters of all launches to 0."""
+        self._launches.clear()
 
     def drop_graphs(self, binding: BoundPlan) -> None:
         with Closing() as closing:

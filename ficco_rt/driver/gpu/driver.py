@@ -413,10 +413,14 @@ class GpuDriver(api.Driver):
         assert isinstance(binding, BoundPlan)
         if not binding.graphs:  # NOTE each run comes here
             with self._gpus.uncaptured():
+                self._binder.complete(binding)
                 self._runs.capture(binding)
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
+        if not binding.complete:
+            with self._gpus.uncaptured():
+                self._binder.complete(binding)
         if self._peers is not None and (self._poisoned or self.tracing):
             # NOTE others write into our scratch as soon as they run: semaphores keep apart runs, not what the host does
             self._peers.agree("run what was poisoned" if self._poisoned else "trace a run")
@@ -534,6 +538,7 @@ class GpuDriver(api.Driver):
                 closing(self.free, buffer)
             if self._others is not None and self._peers is not None:
                 closing(self._peers.release, self._others[-1])
+            closing(self._binder.drop, self._parts)
             closing(self._parts.resources.close)
 
     def drop(self) -> None:

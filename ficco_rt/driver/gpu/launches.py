@@ -15,7 +15,7 @@ from ...graph.ir import Kernel, KernelCall, Leave
 from ...kernels import copy_rows, device_barrier
 from ...kernels.block_fit import Footprint
 from ...kernels.families import tables, unread
-from ...kernels.family import KernelConfig, TileWorks
+from ...kernels.family import KernelConfig, Move, Tables, TileWorks
 from ...kernels.marks import MARK, Marks, marking
 from ...kernels.target import options
 from ...kernels.works import View, Work, kernel_work
@@ -31,19 +31,36 @@ _ALIGNED = 256  # bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BoundLaunch:
-    """A launch that is ready to be issued. Its table is at address `table`; `counters` words from `zeros` on must be 0
-    before a run, as a whole run leaves them. A launch by the vendor's library has neither. The instrumented variant
-    of a launch leaves its marks at address `marks`, one for each tile."""
+class LaunchTable:
+    """A launch's code, and its table in device memory, at `address`. `counters` words from `zeros` on must be 0 before
+    a run, as a whole run leaves them. Bindings share a table that is `made` for memory anywhere: their runs come one
+    after another."""
 
     device: Gpu
-    table: int
+    entry: LoadedKernel
+    grid: Grid
+    made: Tables
+    address: int
     zeros: int
-    counters: int
+    partials: int
+    launched: Launched
+
+    @property
+    def shared(self) -> bool:
+        return self.made.moved is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundLaunch:
+    """A launch that is ready to be issued. One by the vendor's library has no table. The instrumented variant of a
+    launch leaves its marks at address `marks`, one for each tile."""
+
+    device: Gpu
+    table: LaunchTable | None
     calls: Callable[[Handle], Sequence[DriverCall]]  # of the stream
     launched: Launched
-    arguments: Sequence[bytes]
-    tile_works: TileWorks  # see `Tables`
+    arguments: Sequence[bytes] = ()
+    tile_works: TileWorks = ()  # see `Tables`
     algorithms: tuple[int, ...] = ()  # of the library's calls: their places in what its heuristics like
     marks: int = 0
 
@@ -64,6 +81,7 @@ class LaunchBinder:
         self._gpus = gpus
         self._modules = Modules(gpus)
         self._library = LibraryCalls(gpus)
+        self._tables: set[LaunchTable] = set()
         self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
         # by device and stream of the plan, whose launches come one after another: address and bytes
         self._partials: dict[tuple[int, int], tuple[int, int]] = {}
@@ -78,13 +96,11 @@ class LaunchBinder:
             closing(self._library.close)
             closing(self._modules.close)
 
-    def bind(
+    def table(
         self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, flags: Mapping[int, int], kernels: PlanKernels
-    ) -> BoundLaunch:
+    ) -> LaunchTable:
         """`flags` are their addresses."""
         config = launch.config
-        if config.matmuls:
-            return self._by_library(launch, device, memory, kernels)
         works = works_of(launch, memory, flags)
         unknown = unread(config, works)
         if unknown is not None:
@@ -101,11 +117,33 @@ class LaunchBinder:
         image[:constants] = np.frombuffer(made.constants, np.uint8)
         partials = self._partial_sums(device, launch.stream, made.partials)
         address = self._gpus.placed(device, image, f"the table of a launch of {entry.name}")
-        with self._gpus.inside(device):
-            arguments = made.arguments(address, address + zeros, partials, self._gpus.vendor.tensor_map)
-        calls = partial(self._call, entry, self._grid(launch), arguments)
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
-        return BoundLaunch(device, address, address + zeros, made.counters, calls, launched, arguments, made.tile_works)
+        found = LaunchTable(
+            device, entry, self._grid(launch), made, address, address + zeros, partials, launched
+        )  # fmt: skip
+        self._tables.add(found)
+        return found
+
+    def bind(self, table: LaunchTable, move: Move | None = None) -> BoundLaunch:
+        """A launch by a table; `move` leads from the memory that it is made for to the launch's."""
+        made, device = table.made, table.device
+        if move is not None and made.moved is not None:
+            made = made.moved(move)
+        with self._gpus.inside(device):
+            arguments = made.arguments(table.address, table.zeros, table.partials, self._gpus.vendor.tensor_map)
+        calls = partial(self._call, table.entry, table.grid, arguments)
+        return BoundLaunch(device, table, calls, table.launched, arguments, made.tile_works)
+
+    def drop(self, table: LaunchTable) -> None:
+        """Gives a table back, by which nothing is bound any more."""
+        self._tables.discard(table)
+        self._gpus.free(table.address)
+
+    def clear(self) -> None:
+        """Resets all counters to 0, whatever a given-up run has left."""
+        for table in self._tables:
+            if table.made.counters:
+                self._gpus.put(table.device, table.zeros, np.zeros(table.made.counters, np.uint32))
 
     def _partial_sums(self, device: Gpu, stream: int, size: int) -> int:
         """The address of memory for a launch's partial sums, which all launches of a stream share. NOTE one that needs
@@ -116,14 +154,13 @@ class LaunchBinder:
             self._partials[device.ordinal, stream] = address, size
         return address
 
-    def _by_library(
-        self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, kernels: PlanKernels
-    ) -> BoundLaunch:
+    def by_library(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, kernels: PlanKernels) -> BoundLaunch:
+        """A launch by the vendor's library."""
         (product,) = works_of(launch, memory, {})
         left = None if launch.leave is None else Left(str(launch.leave), kernels.blocks_left(launch.leave))
         calls, algorithms = self._library.bind(launch.config, product.views, device, launch.stream, left)
         launched = Launched(self._library.name, 0, None, None)
-        return BoundLaunch(device, 0, 0, 0, calls, launched, (), (), algorithms)
+        return BoundLaunch(device, None, calls, launched, algorithms=algorithms)
 
     def marked(self, launch: DeviceLaunch, bound: BoundLaunch, kernels: PlanKernels) -> BoundLaunch:
         """The instrumented variant of a bound launch. It uses the same table."""
@@ -156,10 +193,6 @@ class LaunchBinder:
             argument = copy_rows.argument(part.dst, part.src, part.width, part.rows, part.dst_pitch, part.src_pitch)
         grid = Grid((copy_rows.blocks(size),), (copy_rows.THREADS,), 0)
         return self._gpus.vendor.launch_action(entry.handle, grid, (argument,), stream)
-
-    def release(self, bound: BoundLaunch) -> None:
-        if bound.table:
-            self._gpus.free(bound.table)
 
     def marks(self, marked: BoundLaunch) -> Marks:
         """What the last run by it has left. It has ended."""

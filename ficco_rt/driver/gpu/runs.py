@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-import numpy as np
-
 from ...device.collectives import ONE_EACH
 from ...device.ir import EventName, Mode
 from ...device.run_plan import RunPlan, uploads
@@ -618,9 +616,7 @@ class Runs:
             self._client.overdue = ""  # of the run that was given up, which was told
         self._communicators.ready()
         self._resources.clear()
-        for launch in (launch for binding in self._binder.bindings for launch in binding.launches.values()):
-            if launch.counters:
-                self._gpus.put(launch.device, launch.zeros, np.zeros(launch.counters, np.uint32))
+        self._binder.clear()
         self._dirty = False
 
     def settle(self) -> None:

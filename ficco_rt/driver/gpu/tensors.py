@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
+from ...kernels.family import Move
 from ...types import TYPES, Dtype
 
 
@@ -28,3 +29,16 @@ class DeviceTensor:
 
 
 DeviceTensors: TypeAlias = Mapping[tuple[str, int], DeviceTensor]  # by name and rank
+
+_APART = 40  # bits of an address in a tensor that may lie anywhere
+
+
+def anywhere(memory: DeviceTensors) -> DeviceTensors:
+    """The tensors at addresses that stand for any: a table for these serves all that a plan is bound to (`moving`)."""
+    return {key: replace(memory[key], address=(i + 1) << _APART) for i, key in enumerate(sorted(memory))}
+
+
+def moving(memory: DeviceTensors) -> Move:
+    """From addresses in `anywhere(memory)` to those in the memory."""
+    bases = [0, *(memory[key].address for key in sorted(memory))]
+    return lambda address: bases[address >> _APART] + (address & (1 << _APART) - 1)

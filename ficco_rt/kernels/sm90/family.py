@@ -20,7 +20,7 @@ from ..tile_table import count
 from ..works import Work, only
 from .choice import band, choose, split_k_of, wait_groups, whole_lines
 from .cost import WaitGroup, pace
-from .tables import build, refusal
+from .tables import PackedLaunch, build, refusal
 from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, SWAPPED, VARIANTS, Variant
 
 _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
@@ -52,6 +52,7 @@ class Sm90(Family[Variant]):
     source = SOURCE.name
     variants = (*VARIANTS, *SWAPPED, *LEAN)
     instructions = "wgmma, TMA"
+    movable = True
 
     def serves(self, arch: str) -> bool:
         return arch == ARCH
@@ -185,10 +186,14 @@ class Sm90(Family[Variant]):
             resets=resets,
         )
 
-        def arguments(constants: int, counters: int, partials: int, encode: Encode) -> list[bytes]:
-            return [made.parameters(constants, counters, [encode(m) for m in made.maps], partials=partials)]
+        return _tables(made)
 
-        return tables_of(made.table, arguments)
+
+def _tables(made: PackedLaunch) -> Tables:
+    def arguments(constants: int, counters: int, partials: int, encode: Encode) -> list[bytes]:
+        return [made.parameters(constants, counters, [encode(m) for m in made.maps], partials=partials)]
+
+    return replace(tables_of(made.table, arguments), moved=lambda move: _tables(made.moved(move)))
 
 
 SM90 = Sm90()

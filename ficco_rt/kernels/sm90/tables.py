@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
 from ...geometry.cells import common
-from ..family import TensorMap
+from ..family import Move, TensorMap
 from ..signature import Signature
 from ..tile_table import WHOLE_K, SplitK, Table, band_of, table
 from ..tiles import DEPTH, Matrix, MatrixWork, depths_of
@@ -149,6 +149,12 @@ class PackedLaunch:
     maps: tuple[TensorMap, ...]
     read_only: tuple[bool, bool]  # see `build`
     first: FirstTiles | FirstGrid | None
+
+    def moved(self, move: Move) -> PackedLaunch:
+        """The launch for tensors that lie elsewhere."""
+        maps = tuple([replace(m, address=move(m.address)) for m in self.maps])
+        operands = tuple([(a, b, replace(out, address=move(out.address))) for a, b, out in self.table.operands])
+        return replace(self, maps=maps, table=replace(self.table, operands=operands))
 
     def parameters(
         self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0,
