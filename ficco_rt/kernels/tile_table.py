@@ -391,7 +391,6 @@ def _split_all(
 def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:
     """Split K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
     splits = min(splits, MAX_SPLITS)
-    out = []
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
     groups = tiles.reshape(-1, cluster)
     splits_of = []
@@ -414,14 +413,13 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tupl
                         depths.append(_Depth(d.left + skipped, d.right + skipped, b - a, size, d.waits))
                     at, i = at + d.blocks, i + 1
         splits_of.append(made[key])
-    *slots, total = accumulate((len(spans) * cluster for spans in splits_of), initial=0)
-    for s in range(splits):
-        for group, spans, base in zip(groups, splits_of, slots, strict=True):
-            if s < len(spans):
-                both = group.copy()
-                part = both["tile"]
-                part["k_first"], part["k_blocks"] = spans[s]
-                part["splits"], part["split"] = len(spans), s
-                part["slot"] = base + np.arange(cluster) * len(spans)
-                out.append(both)
-    return np.concatenate(out), total
+    number = np.array([len(spans) for spans in splits_of])
+    ends = np.cumsum(number * cluster)
+    share, group = np.nonzero(np.arange(splits)[:, None] < number)
+    spans = np.array([splits_of[g][s] for s, g in zip(share, group, strict=True)])
+    both = groups[group]
+    part, of = both["tile"], number[group][:, None]
+    part["k_first"], part["k_blocks"] = spans[:, :1], spans[:, 1:]
+    part["splits"], part["split"] = of, share[:, None]
+    part["slot"] = (ends - number * cluster)[group][:, None] + np.arange(cluster) * of
+    return both.ravel(), int(ends[-1])

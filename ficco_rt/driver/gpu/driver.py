@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import lcm
 from typing import TypeAlias
 
 import numpy as np
@@ -71,6 +72,8 @@ class GpuDriver(api.Driver):
         self._plan, self._store = plan, options.store
         self._made: dict[frozenset[tuple[int, int]], Plans] = {}  # by unaligned launches: those in use stay
         self._numbers = count()
+        # by how the tensors are aligned, the launches that cannot take them
+        self._unaligned_at: dict[tuple[tuple[tuple[str, int], int], ...], frozenset[tuple[int, int]]] = {}
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
@@ -101,6 +104,7 @@ class GpuDriver(api.Driver):
             if library is not None:
                 self._features = replace(self._features, collectives=library.name)
             layout = self._plans().layout
+            self._alignment = lcm(*(launch.config.alignment for launch in layout.launches))
             self.collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:
                 found = too_little_left(layout.plan, layout.launches, Limits.of(self._device), library.version())
@@ -215,12 +219,19 @@ class GpuDriver(api.Driver):
         tensor = DeviceTensor(array.address, array.shape, dtype, rank, owned=False)
         if not tensor.size:  # what is empty lies nowhere
             return self._buffer(tensor)
-        with concerning(device), self._vendor.uncaptured():
-            where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
+        number = self._vendor.allocation(array.address)
+        where = self._workspace.adopted.get(number) if number else None
+        numbers: Numbers = [(array.address, number)] if len(self._gpus.devices) > 1 else []
+        mapped = False
         if where != device.local:
-            raise UsageError(f"rank {rank} runs on device {device.local}; its tensor lies on device {where}")
-        numbers = self._allocations(tensor) if len(self._gpus.devices) > 1 else []
-        mapped = self._share(tensor)
+            with concerning(device), self._vendor.uncaptured():
+                where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
+            if where != device.local:
+                raise UsageError(f"rank {rank} runs on device {device.local}; its tensor lies on device {where}")
+            numbers = self._allocations(tensor) if len(self._gpus.devices) > 1 else []
+            mapped = self._share(tensor)
+            if not mapped and numbers == [(array.address, number)]:
+                self._workspace.adopt(number, where)
         buffer = self._buffer(tensor)
         if numbers:
             self._numbers_of[buffer] = numbers
@@ -310,10 +321,8 @@ class GpuDriver(api.Driver):
 
     def bind(self, memory: Memory) -> api.Binding:
         inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
-        tensors = {
-            (name, rank): replace(self._buffers[buffer], written=name not in inputs)
-            for (name, rank), buffer in memory.items()
-        }
+        tensors = {key: self._buffers[buffer] for key, buffer in memory.items()}
+        tensors |= {key: replace(tensor, written=False) for key, tensor in tensors.items() if key[0] in inputs}
         with self._gpus.uncaptured():
             if self._peers is not None:
                 with self._alone():
@@ -337,9 +346,13 @@ class GpuDriver(api.Driver):
         """The launches whose tuned kernels cannot take the memory, as they count with aligned tensors. Plain kernels
         take it."""
         layout = self._plans().layout
-        ranks = [stream.rank for stream in layout.plan.streams]
-        mine = (x for x in layout.launches if ranks[x.stream] in self._gpus.ranks)
-        return frozenset((x.stream, x.command) for x in mine if not fits(x, tensors))
+        aligned = tuple([(key, tensor.address % self._alignment) for key, tensor in tensors.items()])
+        if aligned not in self._unaligned_at:
+            ranks = [stream.rank for stream in layout.plan.streams]
+            mine = (x for x in layout.launches if ranks[x.stream] in self._gpus.ranks)
+            found = frozenset((x.stream, x.command) for x in mine if not fits(x, tensors))
+            self._unaligned_at[aligned] = found
+        return self._unaligned_at[aligned]
 
     def _bound_together(self, peers: Peers, sets: Sequence[DeviceTensors]) -> BoundPlan:
         """All processes bind: each maps the others' tensors that its commands touch, and all take the same device

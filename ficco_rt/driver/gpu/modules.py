@@ -30,13 +30,15 @@ class Modules:
         self._gpus = gpus
         self._loaded: dict[tuple[int, bytes], Handle] = {}
         self._own: dict[tuple[str, str, int, tuple[str, ...]], LoadedKernel] = {}
+        self._codes: dict[tuple[str, tuple[str, ...]], bytes] = {}  # of our own sources
 
     def own(self, source: str, entry: str, device: Gpu, options: tuple[str, ...]) -> LoadedKernel:
         """An entry of one of our own sources, compiled with `options`."""
         key = (source, entry, device.ordinal, options)
         if key not in self._own:
-            code = self._gpus.vendor.compile(KernelSource.of(KERNELS / source), options)
-            self._own[key] = self._entry(code, entry, entry, device)
+            if (source, options) not in self._codes:
+                self._codes[source, options] = self._gpus.vendor.compile(KernelSource.of(KERNELS / source), options)
+            self._own[key] = self._entry(self._codes[source, options], entry, entry, device)
         return self._own[key]
 
     def users(self, kernel: Kernel, device: Gpu) -> LoadedKernel:

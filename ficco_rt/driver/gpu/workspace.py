@@ -36,6 +36,7 @@ from .vendor import Gpu, Handle, PitchedCopy, Vendor
 from .watchdog import WATCHDOG
 
 PRIVATE, LARGE = -1, -2  # slots of scratch that no other device touches, and of no set; others have a set's number
+KNOWN = 1 << 14  # callers' allocations
 
 
 class GpuWorkspace(SharedWorkspace):
@@ -73,6 +74,7 @@ class GpuWorkspace(SharedWorkspace):
         self.gpus = Gpus(vendor, placement, timeout, name, self.peers, locals_)
         self.gpus.limit = limit
         self.communicators = Communicators(self.gpus)
+        self.adopted: dict[int, int] = {}  # callers' allocations that all devices may use: the device of each
         self._slots: dict[tuple[int, int], dict[int, int]] = {}  # by rank and kind: bytes by address
         self._staging: dict[tuple[int, str], tuple[int, int]] = {}  # by rank and tensor: address and bytes
         self._copied: dict[int, Handle] = {}  # by rank: the event behind the last copy from staging
@@ -134,6 +136,12 @@ class GpuWorkspace(SharedWorkspace):
         """Bytes of the slots of a rank that are none of `taken`."""
         of_rank = (slots for (owner, _), slots in self._slots.items() if owner == rank)
         return sum(size for slots in of_rank for at, size in slots.items() if at not in taken)
+
+    def adopt(self, allocation: int, device: int) -> None:
+        """What is known of an allocation, by its number, need not be asked for again. The oldest are forgotten."""
+        while len(self.adopted) >= KNOWN:
+            del self.adopted[next(iter(self.adopted))]
+        self.adopted[allocation] = device
 
     def staging(self, rank: int, name: str, size: int) -> int:
         address, most = self._staging.get((rank, name), (0, 0))
