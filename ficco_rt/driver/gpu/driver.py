@@ -72,7 +72,7 @@ class GpuDriver(api.Driver):
         self._plan, self._store = plan, options.store
         self._made: dict[frozenset[tuple[int, int]], Plans] = {}  # by unaligned launches: those in use stay
         self._numbers = count()
-        # by how the tensors are aligned, the launches that cannot take them
+        # by where tensors lie beside the largest alignment, the launches that cannot take them
         self._unaligned_at: dict[tuple[tuple[tuple[str, int], int], ...], frozenset[tuple[int, int]]] = {}
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
@@ -209,6 +209,8 @@ class GpuDriver(api.Driver):
         return nullcontext() if self._peers is None else self._peers.alone()
 
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
+        if self._peers is None:
+            return self._adopted(rank, array, dtype)
         with self._alone():
             return self._adopted(rank, array, dtype)
 
@@ -217,7 +219,7 @@ class GpuDriver(api.Driver):
             raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
         device = self._gpus.device(rank)
         tensor = DeviceTensor(array.address, array.shape, dtype, rank, owned=False)
-        if not tensor.size:  # what is empty lies nowhere
+        if 0 in array.shape:  # what is empty lies nowhere
             return self._buffer(tensor)
         number = self._vendor.allocation(array.address)
         where = self._workspace.adopted.get(number) if number else None
@@ -322,7 +324,9 @@ class GpuDriver(api.Driver):
     def bind(self, memory: Memory) -> api.Binding:
         inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
         tensors = {key: self._buffers[buffer] for key, buffer in memory.items()}
-        tensors |= {key: replace(tensor, written=False) for key, tensor in tensors.items() if key[0] in inputs}
+        for key, t in tensors.items():  # NOTE a model binds thousands, and `replace` takes three times as long
+            if key[0] in inputs:
+                tensors[key] = DeviceTensor(t.address, t.shape, t.dtype, t.rank, t.owned, written=False)
         with self._gpus.uncaptured():
             if self._peers is not None:
                 with self._alone():
@@ -346,13 +350,14 @@ class GpuDriver(api.Driver):
         """The launches whose tuned kernels cannot take the memory, as they count with aligned tensors. Plain kernels
         take it."""
         layout = self._plans().layout
-        aligned = tuple([(key, tensor.address % self._alignment) for key, tensor in tensors.items()])
-        if aligned not in self._unaligned_at:
+        most = self._alignment
+        beside = tuple([(key, t.address % most) for key, t in tensors.items() if t.address % most])
+        if beside not in self._unaligned_at:
             ranks = [stream.rank for stream in layout.plan.streams]
             mine = (x for x in layout.launches if ranks[x.stream] in self._gpus.ranks)
             found = frozenset((x.stream, x.command) for x in mine if not fits(x, tensors))
-            self._unaligned_at[aligned] = found
-        return self._unaligned_at[aligned]
+            self._unaligned_at[beside] = found
+        return self._unaligned_at[beside]
 
     def _bound_together(self, peers: Peers, sets: Sequence[DeviceTensors]) -> BoundPlan:
         """All processes bind: each maps the others' tensors that its commands touch, and all take the same device

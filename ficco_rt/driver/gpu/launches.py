@@ -147,9 +147,10 @@ class LaunchBinder:
 
     def _partial_sums(self, device: Gpu, stream: int, size: int) -> int:
         """The address of memory for a launch's partial sums, which all launches of a stream share. NOTE one that needs
-        more gets a larger piece; bound launches keep theirs, until the driver is closed."""
+        more gets a piece at least twice as large; tables keep theirs, until the driver is closed."""
         address, most = self._partials.get((device.ordinal, stream), (0, 0))
         if size > most:
+            size = max(size, 2 * most)
             address = self._gpus.alloc(device, size, f"the partial sums of launches on stream {stream}", "partial sums")
             self._partials[device.ordinal, stream] = address, size
         return address
