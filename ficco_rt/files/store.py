@@ -150,7 +150,7 @@ class _Unpickler(pickle.Unpickler):
 def _dumps(value: object) -> bytes | None:
     """None: the value is none of these."""
     file = io.BytesIO()
-    with suppress(pickle.PicklingError, TypeError):
+    with suppress(pickle.PicklingError, AttributeError, TypeError):
         _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
         return file.getvalue()
     return None

@@ -204,6 +204,7 @@ class Gpus:
     ) -> int:
         """Bytes of the device's memory: their address. `flags`: what other devices write while kernels look. `shared`:
         what other processes use, if there are any."""
+        size = max(16, size)
         if self.limit is not None:
             held = self.memory_of(device)
             if sum(held.values()) + size > self.limit:
@@ -214,8 +215,8 @@ class Gpus:
                 )
         with self.inside(device):
             make = self.vendor.alloc_flags if flags else self.vendor.alloc
-            found = self.peers.alloc(device, max(16, size), what, flags) if shared and self.peers is not None else None
-            address = make(max(16, size), what) if found is None else found
+            found = self.peers.alloc(device, size, what, flags) if shared and self.peers is not None else None
+            address = make(size, what) if found is None else found
             self._memory[address] = (device, size, kind)
         return address
 
