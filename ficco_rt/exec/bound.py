@@ -16,7 +16,7 @@ KEPT = 8  # sets of tensors on GPUs; of numpy arrays one, as what is kept keeps 
 KEPT_OF_MANY = 128  # in a workspace, where each of a model's layers has its own
 
 Given: TypeAlias = Mapping[tuple[str, int], Array | DeviceArray]  # the caller's arrays by tensor and rank
-_Key: TypeAlias = frozenset[tuple[str, int, object]]  # tensor, rank, and which array it is
+_Key: TypeAlias = frozenset[tuple[str, int, int]]  # tensor, rank, and which array it is
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -56,7 +56,7 @@ class Bindings:
     def get(self, given: Given, owned: Memory, seen: Key | None = None) -> Bound:
         """The plan bound to these arrays, which have been checked, and to `owned` buffers for tensors that are not
         given. `seen`: the arrays' key, if they have one."""
-        key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
+        key = frozenset([(*at, a.address if isinstance(a, DeviceArray) else id(a)) for at, a in given.items()])
         found = self._kept.get(key)
         if found is not None and not self._driver.reuse(found.memory):
             if found.pinned:

@@ -16,8 +16,9 @@ from ..exec import padded
 from ..exec.device_arrays import Key
 from ..exec.executor import Executor
 from ..exec.workspace import Workspace
-from ..files.arguments import whole
+from ..files.arguments import plain, whole
 from ..files.store import user_store
+from ..graph.budget import without_collection
 from ..plan.ir import Plan
 from . import measurements
 from .choose import By, choose
@@ -95,18 +96,20 @@ class Operation:
         if bucket not in self._executors:
             ranks = self._workspace.ranks
             sizes = {**self._sizes, "M": bucket * ranks if _ROWS[self._operation][1] else bucket}
-            made = Executor(self._plan(sizes), workspace=self._workspace, store=self._store)
+            with without_collection():
+                made = Executor(self._plan(sizes), workspace=self._workspace, store=self._store)
             made.graph = self._graph
             self._executors[bucket] = made
         return self._executors[bucket]
 
     def _plan(self, sizes: Mapping[str, object]) -> Plan:
         """The plan of the schedule that is chosen: kept since it was proven, or proven now."""
-        asked = self._operation, self._workspace.ranks, self._workspace.machine, self._by, sorted(sizes.items())
-        key = (*asked, measurements.stored() if self._by == "measured" else None)
+        asked = self._operation, self._workspace.ranks, self._workspace.machine, self._by
+        said = sorted((name, plain(value)) for name, value in sizes.items())
+        key = (*asked, said, measurements.stored() if self._by == "measured" else None)
         plan = self._store.get(key, Plan)
         if plan is None:
-            plan = choose(*asked[:-1], sizes=sizes).plan
+            plan = choose(*asked, sizes=sizes).plan
             self._store.put(key, plan)
         return plan
 

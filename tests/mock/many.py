@@ -1,12 +1,15 @@
 """A model's operations, each of many numbers of rows, bound for each of its layers.
 
     python -m tests.mock.many                # Llama-70B on eight stand-in GPUs; once more, warm from the store
+    python -m tests.mock.many --complete     # as if every binding had run, too
 
-The last line has the seconds of processor time, and the memory of a GPU by kind. FICCO_CACHE names the store's folder.
+It prints seconds of processor time, the memory of a GPU by kind, and what the stand-in has counted. FICCO_CACHE names
+the store's folder.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -60,11 +63,31 @@ def rooms(workspace: Workspace, size: int) -> list[int]:
     return [gpus.alloc(gpus.device(rank), size, "tensors", "tensors") for rank in range(workspace.ranks)]
 
 
+def count(workspace: Workspace) -> tuple[int, dict[int, int]]:
+    """Bytes of a GPU that the workspace holds as it says, and those that are free as the stand-in says, by device."""
+    shared = workspace.shared
+    assert isinstance(shared, GpuWorkspace)
+    free = {}
+    for ordinal, device in shared.gpus.devices.items():
+        with shared.gpus.inside(device):
+            free[ordinal] = shared.vendor.free_memory()
+    return sum(workspace.memory.values()), free
+
+
+def complete(workspace: Workspace) -> None:
+    """All bindings hold what they do after a run."""
+    shared = workspace.shared
+    assert isinstance(shared, GpuWorkspace)
+    for binding in [*shared.binder.bindings]:
+        shared.binder.complete(binding)
+
+
 def main() -> None:
     library = standin.cuda()
     library.reset(f"devices {RANKS}; sms 132; arch sm_90")
     begun = time.process_time()
     with Workspace(RANKS) as workspace:
+        empty, free = count(workspace)
         executors = [*opened(workspace, OPERATIONS, ROWS)]
         there = time.process_time() - begun
         at = rooms(workspace, ROOM)
@@ -72,8 +95,13 @@ def main() -> None:
             for layer in range(LAYERS):
                 bind(executor, at, layer)
         took = time.process_time() - begun
+        if "--complete" in sys.argv:
+            complete(workspace)
         held = {kind: f"{size / 2**20:.1f} MiB" for kind, size in workspace.memory.items() if kind != "tensors"}
         print(f"{len(executors)} plans opened in {there:.1f} s, bound for {LAYERS} layers in {took:.1f} s: {held}")
+        said, left = count(workspace)
+        most = max(free[ordinal] - n for ordinal, n in left.items())
+        print(f"the workspace says {said - empty} bytes more than at first, and the stand-in {most}")
 
 
 if __name__ == "__main__":

@@ -88,22 +88,11 @@ def test_nothing_is_proven_twice(
     assert done["checked"] == 2 * plans
 
 
-def count(workspace: Workspace) -> tuple[int, dict[int, int]]:
-    """Of the workspace's memory, and bytes that are free by the stand-in's own count, by device."""
-    shared = workspace.shared
-    assert isinstance(shared, GpuWorkspace)
-    free = {}
-    for ordinal, device in shared.gpus.devices.items():
-        with shared.gpus.inside(device):
-            free[ordinal] = shared.vendor.free_memory()
-    return sum(workspace.memory.values()), free
-
-
 def test_memory_of_many_bindings(cuda: StandIn, done: Counter[str]) -> None:
     """Bindings share the tables of launches, and executors the rest; what `memory` says is what the devices have."""
     cuda.reset(SETTINGS)
     with Workspace(2) as workspace:
-        before, free = count(workspace)
+        before, free = many.count(workspace)
         executors: list[Executor] = [*many.opened(workspace, OPERATIONS, ROWS)]
         at = many.rooms(workspace, 64 << 20)
         for executor in executors:
@@ -113,19 +102,18 @@ def test_memory_of_many_bindings(cuda: StandIn, done: Counter[str]) -> None:
             for layer in range(1, 20):
                 many.bind(executor, at, layer)
         assert workspace.memory == once
-        shared = workspace.shared
-        assert isinstance(shared, GpuWorkspace)
-        for made in [*shared.binder.bindings]:
-            shared.binder.complete(made)
+        many.complete(workspace)
         held = dict(workspace.memory)
         # what is no GEMM has tables of its own
         assert held.pop("tables") < once.pop("tables") + 20 * len(executors) * 4096
         assert held == once
-        after, left = count(workspace)
+        after, left = many.count(workspace)
         assert {ordinal: free[ordinal] - n for ordinal, n in left.items()} == dict.fromkeys(left, after - before)
         most = dict(workspace.memory)
         for layer in range(20, 2 * KEPT_OF_MANY):
             many.bind(executors[0], at, layer)
+        shared = workspace.shared
+        assert isinstance(shared, GpuWorkspace)
         assert len(shared.binder.bindings) == 20 * (len(executors) - 1) + KEPT_OF_MANY
         assert all(size <= most[kind] for kind, size in workspace.memory.items())
         for executor in executors:

@@ -113,9 +113,11 @@ def test_launches_of_a_stream_share_the_memory_of_their_partial_sums(cuda: Stand
         outputs = [t for t in plan.tensors if t.kind == "output"]
         more = {(t.name, rank): driver.alloc(rank, s, t.dtype) for t in outputs for rank, s in enumerate(t.shapes)}
         held += sum(driver._buffers[buffer].size for buffer in more.values())
-        driver.bind({**executor._owned, **more})
+        bound: Any = driver.bind({**executor._owned, **more})
+        driver._binder.complete(bound)
         assert driver._launches._partials == partials
-        assert 0 < executor.holdings.size - held < min(size for _, size in partials.values())
+        grown = executor.holdings.size - held  # by tables, which `sm90`'s bindings share
+        assert grown == 0 if arch == "sm_90" else 0 < grown < min(size for _, size in partials.values())
         assert verified_run(executor, seed=1, values="exact").ok
     assert not cuda.violations()
     assert not cuda.live()

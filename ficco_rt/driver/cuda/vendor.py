@@ -201,7 +201,7 @@ class Cuda(gpu.Vendor):
         if not any(self._pointer(short, address, what) for short in ("IS_LEGACY_CUDA_IPC_CAPABLE", "MEMPOOL_HANDLE")):
             with suppress(Refused):  # it is no mapping
                 return super().allocations(address, size, what)
-        return [(address, self.allocation(address))]
+        return ((address, self.allocation(address)),)
 
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """NOTE cuMemAlloc's memory is known by this: it alone could go to other processes by cuIpcGetMemHandle."""

@@ -223,16 +223,16 @@ class GpuDriver(api.Driver):
             return self._buffer(tensor)
         number = self._vendor.allocation(array.address)
         where = self._workspace.adopted.get(number) if number else None
-        numbers: Numbers = [(array.address, number)] if len(self._gpus.devices) > 1 else []
+        numbers: Numbers = ((array.address, number),) if len(self._gpus.devices) > 1 else ()
         mapped = False
         if where != device.local:
             with concerning(device), self._vendor.uncaptured():
                 where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
             if where != device.local:
                 raise UsageError(f"rank {rank} runs on device {device.local}; its tensor lies on device {where}")
-            numbers = self._allocations(tensor) if len(self._gpus.devices) > 1 else []
+            numbers = self._allocations(tensor) if len(self._gpus.devices) > 1 else ()
             mapped = self._share(tensor)
-            if not mapped and numbers == [(array.address, number)]:
+            if not mapped and numbers == ((array.address, number),):
                 self._workspace.adopt(number, where)
         buffer = self._buffer(tensor)
         if numbers:
@@ -325,8 +325,9 @@ class GpuDriver(api.Driver):
         inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
         tensors = {key: self._buffers[buffer] for key, buffer in memory.items()}
         for key, t in tensors.items():  # NOTE a model binds thousands, and `replace` takes three times as long
-            if key[0] in inputs:
+            if t.written and key[0] in inputs:
                 tensors[key] = DeviceTensor(t.address, t.shape, t.dtype, t.rank, t.owned, written=False)
+                self._buffers[memory[key]] = tensors[key]
         with self._gpus.uncaptured():
             if self._peers is not None:
                 with self._alone():
@@ -431,13 +432,14 @@ class GpuDriver(api.Driver):
         assert isinstance(binding, BoundPlan)
         if not binding.graphs:  # NOTE each run comes here
             with self._gpus.uncaptured():
-                self._binder.complete(binding)
+                with self._alone():
+                    self._binder.complete(binding)
                 self._runs.capture(binding)
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
         if not binding.complete:
-            with self._gpus.uncaptured():
+            with self._alone(), self._gpus.uncaptured():
                 self._binder.complete(binding)
         if self._peers is not None and (self._poisoned or self.tracing):
             # NOTE others write into our scratch as soon as they run: semaphores keep apart runs, not what the host does

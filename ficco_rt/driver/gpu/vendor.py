@@ -35,7 +35,7 @@ from .collective_library import CollectiveLibrary
 from .refused import Refused
 from .sharing import Sharing
 
-Numbers: TypeAlias = list[tuple[int, int]]  # of allocations or mappings, by addresses in them
+Numbers: TypeAlias = tuple[tuple[int, int], ...]  # of allocations or mappings, by addresses in them
 
 
 # Flags, which are the same numbers in CUDA and HIP
@@ -232,7 +232,7 @@ class Vendor(Protocol):
         while at < address + size:
             found.append((at, self.allocation(at)))
             at = sum(self.range_of(at, what))
-        return found
+        return tuple(found)
 
     def may_use(self, ordinal: int, address: int, what: str) -> bool | None:
         """Whether a device may read and write memory that is mapped to an address; None: none is."""
