@@ -128,12 +128,24 @@ class _Pickler(pickle.Pickler):
         cls = type(value)
         if not dataclasses.is_dataclass(cls):
             return NotImplemented
-        return cls, tuple([getattr(value, name) for name in _given(cls)])
+        names, derives = _fields(cls)
+        values = [getattr(value, name) for name in names]
+        return (_restored, (cls, *values)) if derives else (cls, tuple(values))
 
 
 @cache
-def _given(cls: type) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(cls) if f.init)
+def _fields(cls: Any) -> tuple[tuple[str, ...], bool]:
+    """Their names, and whether the class derives some of them."""
+    fields = dataclasses.fields(cls)
+    return tuple(f.name for f in fields), not all(f.init for f in fields)
+
+
+def _restored(cls: type, *values: object) -> object:
+    """A value with the fields that its class would derive again."""
+    made: object = object.__new__(cls)
+    for name, value in zip(_fields(cls)[0], values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
 
 
 class _Unpickler(pickle.Unpickler):
@@ -141,6 +153,8 @@ class _Unpickler(pickle.Unpickler):
         """The package's dataclasses, named tuples and words alone, and ranges."""
         if (module, name) == ("builtins", "range"):
             return range
+        if (module, name) == (__name__, _restored.__name__):
+            return _restored
         found = super().find_class(module, name) if module.partition(".")[0] in _PACKAGES else None
         if isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, tuple | str)):
             return found
