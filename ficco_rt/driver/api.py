@@ -94,6 +94,9 @@ class SharedWorkspace(Protocol):
         """Copies to or from staging, on callers' streams; without these it ends before the return. `first`: before a
         run, behind the copies after the run before."""
 
+    def wait_for_rows(self) -> None:
+        """The host waits until rows are copied from staging. Raises DeviceError: they are not, in time."""
+
     @property
     def memory(self) -> Mapping[str, int]:
         """Bytes by kind, of the device that holds most."""

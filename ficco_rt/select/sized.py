@@ -142,6 +142,8 @@ class Operation:
         """
         for executor in list(self._executors.values())[:1]:
             executor.synchronize()
+            if self._workspace.shared is not None:
+                self._workspace.shared.wait_for_rows()
 
 
 def _positive(value: object, what: str) -> int:

@@ -25,7 +25,7 @@ from .collectives import Communicators
 from .copy_trial import try_copies
 from .devices import own_devices, placed
 from .gpus import Gpus
-from .issue_order import ISSUE_ORDER
+from .issue_order import ISSUE_ORDER, SPIN, poll
 from .launches import LaunchBinder
 from .peers import Peers
 from .refused import Closing
@@ -178,6 +178,11 @@ class GpuWorkspace(SharedWorkspace):
             make(gpus, list(entered(vendor, steps, captured=captured)))
         for device, stream in ends.values() if not callers else ():
             gpus.finish(device, stream)
+
+    def wait_for_rows(self) -> None:
+        gpus, events = self.gpus, list(self._copied.values())
+        if not poll(lambda: all(map(self.vendor.ended, events)), gpus.timeout, 1e-4, SPIN):
+            raise DeviceError(f"rows of the last run were not copied within {gpus.timeout:g} s (--timeout)")
 
     @property
     def memory(self) -> Mapping[str, int]:
