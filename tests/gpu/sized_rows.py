@@ -21,7 +21,7 @@ from typing import Any
 import ficco_rt as ficco
 
 MOST, N, K = 8192, 1024, 512
-CALLS = 300
+CALLS = 100
 OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
 
 
@@ -75,7 +75,7 @@ def sized(ranks: int, each: int, sizes: int) -> bool:
     import torch
 
     group = ficco.Group.from_env()
-    chance, good = random.Random(sizes), True
+    chance, good, quick = random.Random(sizes), True, True
     with ficco.Workspace(ranks, ranks_per_gpu=each, group=group if group.size > 1 else None) as workspace:
         made = {name: ficco.Operation(workspace, name, max_m=MOST, N=N, K=K) for name in OPERATIONS}
         begun = time.perf_counter()
@@ -114,7 +114,7 @@ def sized(ranks: int, each: int, sizes: int) -> bool:
         after = dict(workspace.memory), made["ag_gemm"].executor(0).holdings
         for name, m, graph in product(OPERATIONS, (256, 250), (False, True)):
             made[name].executor(m).graph = graph
-            good &= host_time(made[name], tensors[name], m, streams)
+            quick &= host_time(made[name], tensors[name], m, streams)
     mib = {kind: f"{size / 2**20:.1f}" for kind, size in memory.items()}
     print(
         f"{sizes} sizes of {len(OPERATIONS)} operations, ranks {mine}: {'right' if good else 'WRONG'}; "
@@ -123,13 +123,32 @@ def sized(ranks: int, each: int, sizes: int) -> bool:
     )
     if after[0] != memory or after[1] != held:
         print(f"it grows: {memory} {held} → {after}", flush=True)
-    return good and after == (memory, held)
+    if not quick:
+        print("calls take the host too long", flush=True)
+    return good and quick and after == (memory, held)
 
 
 def host_time(operation: ficco.Operation, tensors: Tensors, m: int, streams: list[Any]) -> bool:
     """Whether a call with a bucket's rows takes the host at most 20 µs, and 3 µs for each driver call of the run. Other
     calls copy rows; their time is only printed."""
     given, executor = tensors.rows(m), operation.executor(m)
+    found = []
+    for _ in range(3):  # the quickest of three, as other processes use the machine
+        found.append(_times(operation, executor, tensors, given, streams))
+    took, issued = min(found)
+    made = len(executor.run_plan().steps)
+    print(
+        f"{tensors.operation} with {m} rows, ranks {tensors.mine}, {'as a graph' if executor.graph else 'on streams'}: "
+        f"a call takes the host {took:.1f} µs, {issued:.1f} of them for {made} driver calls",
+        flush=True,
+    )
+    return operation.bucket(m) > m or took <= 20 + 3 * made
+
+
+def _times(
+    operation: ficco.Operation, executor: Any, tensors: Tensors, given: dict[str, list[Any]], streams: list[Any]
+) -> tuple[float, float]:
+    """Medians of µs: of a call, and of the driver calls in it."""
     calls, issued = [], []
     for _ in range(CALLS):
         tensors.torch.cuda.synchronize()
@@ -138,13 +157,7 @@ def host_time(operation: ficco.Operation, tensors: Tensors, m: int, streams: lis
         calls.append(1e6 * (time.perf_counter() - begun))
         issued.append(executor.issued_in)
         operation.synchronize()
-    took, made = statistics.median(calls), len(executor.run_plan().steps)
-    print(
-        f"{tensors.operation} with {m} rows, ranks {tensors.mine}, {'as a graph' if executor.graph else 'on streams'}: "
-        f"a call takes the host {took:.1f} µs, {statistics.median(issued):.1f} of them for {made} driver calls",
-        flush=True,
-    )
-    return operation.bucket(m) > m or took <= 20 + 3 * made
+    return statistics.median(calls), statistics.median(issued)
 
 
 if __name__ == "__main__":
