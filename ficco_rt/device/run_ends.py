@@ -68,14 +68,13 @@ class RunEndsBuilder:
 
     def _paid(self, begin: Iterable[ir.Action], end: Iterable[ir.Action]) -> ir.RunEnds:
         """A prologue and an epilogue, whose actions the budget counts as they are made."""
-        parts: list[tuple[ir.Action, ...]] = []
-        for actions in (begin, end):
-            made: list[ir.Action] = []
+
+        def counted(actions: Iterable[ir.Action]) -> Iterator[ir.Action]:
             for action in actions:
                 self.budget.spend(1, self.plan.origin)
-                made.append(action)
-            parts.append(tuple(made))
-        return ir.RunEnds(*parts)
+                yield action
+
+        return ir.RunEnds(tuple(counted(begin)), tuple(counted(end)))
 
     # ---- on streams
 
@@ -119,7 +118,7 @@ class RunEndsBuilder:
             opened = list(self._open(device))
             yield from opened
             for stream in self._on(device):
-                if opened and not self._is_local(stream):
+                if opened and stream.name.number not in self.sharing.local_streams:
                     yield ir.AwaitEvent(stream.name, ir.EventName("open", device), BEGIN)
                 elif alone == behind:
                     yield ir.AwaitEvent(stream.name, alone or begin, BEGIN)
@@ -184,11 +183,11 @@ class RunEndsBuilder:
 
     def _entry(self, device: int, stream: ir.StreamName) -> Iterator[ir.Action]:
         """The entry barrier, if a kernel tells it."""
-        steps = self._steps("entry", device)
-        if steps:
+        if steps := self._steps("entry", device):
+            runs = self.semaphores.counts[device]
             always = self.sharing.entry == "always" or self.mode == "traced"
-            counted = ir.BarrierStep("count", self.semaphores.counts[device])
-            yield self._barrier(device, stream, [counted, *steps], BEGIN, "always" if always else "behind replays")
+            when: ir.When = "always" if always else "behind replays"
+            yield ir.Barrier(stream, runs, (ir.BarrierStep("count", runs), *steps), BEGIN, when)
 
     def _reset(self, device: int) -> Iterator[ir.Action]:
         """Behind all streams of the device none of its semaphores is signalled any more: whoever signals one is waited
@@ -198,44 +197,26 @@ class RunEndsBuilder:
         if steps and count:
             steps.insert(0, ir.BarrierStep("reset", self.semaphores.places[device].start + first, count))
         if steps:
-            yield self._barrier(device, control, steps, END)
+            yield ir.Barrier(control, self.semaphores.counts[device], tuple(steps), END)
         elif count:
             yield ir.ResetSemaphores(control, first, count, END)
 
     def _open(self, device: int) -> Iterator[ir.Action]:
         """The entry barrier, if streams tell it."""
-        changes = [ir.SemaphoreOp(semaphore, True) for semaphore in self._signalled("ready", device)]
-        changes += [ir.SemaphoreOp(semaphore, False, acquires=True) for semaphore in self._awaited("ready", device)]
+        changes = [ir.SemaphoreOp(i, signals, acquires=not signals) for i, signals in self._told("ready", device)]
         if changes:
             yield ir.StreamMemOps(ir.StreamName("control", device), tuple(changes), BEGIN)
             yield ir.RecordEvent(ir.StreamName("control", device), ir.EventName("open", device), BEGIN)
 
-    def _is_local(self, stream: ir.DeviceStream) -> bool:
-        return stream.name.number in self.sharing.local_streams
-
-    def _barrier(
-        self,
-        device: int,
-        stream: ir.StreamName,
-        steps: Sequence[ir.BarrierStep],
-        cause: ir.Cause,
-        when: ir.When = "always",
-    ) -> ir.Barrier:
-        return ir.Barrier(stream, self.semaphores.counts[device], tuple(steps), cause, when)
-
     def _steps(self, kind: _Point, device: int) -> list[ir.BarrierStep]:
-        """What a device signals and awaits in a barrier."""
-        return [
-            *(ir.BarrierStep("signal", semaphore) for semaphore in self._signalled(kind, device)),
-            *(ir.BarrierStep("wait", semaphore) for semaphore in self._awaited(kind, device)),
-        ]
+        """What a device signals and awaits in a barrier that a kernel tells."""
+        return [ir.BarrierStep("signal" if signals else "wait", i) for i, signals in self._told(kind, device)]
 
-    def _signalled(self, kind: _Point, device: int) -> list[int]:
-        return list(self.points.get(ir.EventName(kind, device), {}).values())
-
-    def _awaited(self, kind: _Point, device: int) -> list[int]:
-        told = (self.points.get(ir.EventName(kind, other), {}) for other in self.placement.near(device))
-        return [semaphores[device] for semaphores in told if device in semaphores]
+    def _told(self, kind: _Point, device: int) -> list[tuple[int, bool]]:
+        """The semaphores by which a device tells others a point (true), and those by which they tell it theirs."""
+        theirs = (self.points.get(ir.EventName(kind, other), {}) for other in self.placement.near(device))
+        signalled = [(semaphore, True) for semaphore in self.points.get(ir.EventName(kind, device), {}).values()]
+        return [*signalled, *((semaphores[device], False) for semaphores in theirs if device in semaphores)]
 
     # ---- callers
 
@@ -267,7 +248,7 @@ class RunEndsBuilder:
             opened = list(self._open(device))
             begin += opened
             for stream in self._on(device, "plan"):
-                outer = opened and not self._is_local(stream)
+                outer = opened and stream.name.number not in self.sharing.local_streams
                 begin.append(ir.AwaitEvent(stream.name, ir.EventName("open", device) if outer else captured, BEGIN))
                 end.append(ir.RecordEvent(stream.name, _tail(stream), END))
             end += self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)

@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from threading import get_ident
 from time import monotonic, sleep
 from typing import Literal, NamedTuple, TypeAlias
 
-from ... import env
 from ...device.run_residency import Residencies, Residency, either, kept_back
 from ...errors import DeviceError
 from .vendor import Handle, Vendor
@@ -33,8 +33,6 @@ LOOKS = 5  # a busy machine may hold the host up for longer than a limit between
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
 ASKED = 0.5  # seconds to wait for another thread that asks the same client
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
-_THREADS_OWN = 2  # the handle of each thread's own default stream, in CUDA and HIP
-_PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # set: that is what 0 means in cuda.bindings
 
 
 Issued: TypeAlias = frozenset[int]  # the handles, by `id`, that are in calls that have been made
@@ -64,10 +62,9 @@ class Client:
     """An executor's driver, as one of those that use the GPUs of a process.
 
     `timeout` is the seconds that a call under the issue lock, and the wait for this lock, may take. `report` says where
-    its streams stand, a line each, given what of its last run is issued, if that is not all. `ill` tells of a failure
-    that no stream shows, if there may be such. `replaying` gives a number for each device on which a replay of a
-    caller's graph has begun and not ended, which changes from run to run. `behind`: by device the runs of others for
-    which its own have waited there.
+    its streams stand, a line each, given what of its last run is issued, if not all. `ill` tells of a failure that no
+    stream shows. `replaying` gives numbers that change from replay to replay of callers' graphs, while some are under
+    way. `behind`: by device the runs of others for which its own have waited there.
 
     Its runs are given up under `lock`, by any thread: `overdue` says why, and then `release` signals all semaphores, so
     that whatever waits for one goes on. Under the same lock its own thread sees that runs have ended, and clears
@@ -95,6 +92,7 @@ class Client:
     replayed: Submission | None = None  # of its runs in callers' graphs, which may be under way at any time
     residencies: Residencies = field(default_factory=dict)  # of what it has issued, until that is over
     behind: dict[int, dict[Client, int]] = field(default_factory=dict)
+    _holding: dict[int, Submission] = field(default_factory=dict)  # what `residencies` covers
 
     @property
     def over(self) -> bool:
@@ -145,9 +143,10 @@ class Client:
 
     def submit(self, submission: Submission) -> None:
         if self.over or self.submission is None:
-            self.residencies = submission.residencies
-        elif submission.residencies is not self.submission.residencies:
-            self.residencies = either(self.residencies, submission.residencies)
+            self._holding = {}
+        if id(submission.residencies) not in self._holding:  # NOTE runs of many plans may follow each other
+            held = (self.residencies, submission.residencies) if self._holding else (submission.residencies,)
+            self._holding[id(submission.residencies)], self.residencies = submission, reduce(either, held)
         self.submission = submission
         self.number += 1
 
@@ -240,8 +239,8 @@ class IssueOrder:
 
     def submit(self, client: Client, submission: Submission) -> list[Wait]:
         """Under the lock, before a run is issued: the waits that must precede it."""
-        if self._alone is client and client.submission is submission:
-            client.number += 1
+        if self._alone is client:
+            client.submit(submission)
             return []
         waits = [*self._waits(client, submission), *self._behind_replays(client, submission)]
         client.submit(submission)
@@ -344,11 +343,6 @@ def free(lock: threading.RLock) -> threading.RLock:
         return threading.RLock()
     lock.release()
     return lock
-
-
-def is_threads_own(stream: Handle) -> bool:
-    """Whether a handle of a caller's stream stands for another stream in another thread."""
-    return int(stream) == _THREADS_OWN or (not int(stream) and env.others(_PER_THREAD) not in (None, "", "0"))
 
 
 def _same(a: Handle, b: Handle) -> bool:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from ... import env
 from ...device.collectives import ONE_EACH
 from ...device.ir import EventName, Mode
 from ...device.run_plan import RunPlan, uploads
@@ -16,7 +17,7 @@ from .binding import Binder, BoundPlan, Callers, PlanParts, RunManner
 from .collectives import Communicators
 from .devices import inside
 from .gpus import Gpus
-from .issue_order import ISSUE_ORDER, LEAST, SPIN, Client, Issued, Wait, is_threads_own, poll
+from .issue_order import ISSUE_ORDER, LEAST, SPIN, Client, Issued, Wait, poll
 from .refused import concerning, undo_on_error
 from .resources import RunResources
 from .spans import HasPassed, stuck
@@ -26,6 +27,8 @@ from .watchdog import let_go, told
 
 ALIVE = 0.05  # seconds of waiting for a run after which other processes are looked after
 CAPTURES = 64  # of which it is known how many runs they hold: those that are under way
+_THREADS_OWN = 2  # the handle of each thread's own default stream, in CUDA and HIP
+_PER_THREAD = "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"  # set: that is what 0 means in cuda.bindings
 DRAIN = 1.0  # seconds that a given-up run gets to end once its semaphores are forced up, and the one before it gets
 
 
@@ -125,7 +128,7 @@ class Runs:
         behind = self._running or replays  # replays may be under way like the run before
         others = before is None or before.mode != mode or before.callers != callers or self._of is not binding.of
         if callers is not self._looked_at:
-            self._looked_at, self._threads_own = callers, any(map(is_threads_own, callers))
+            self._looked_at, self._threads_own = callers, any(map(_is_threads_own, callers))
         others = others or self._threads_own  # NOTE another thread's may have been meant by the same handle
         if before is None or others or before != (mode, callers, behind, timed, False, replays):
             return RunManner(mode, callers, behind, timed, others, replays)
@@ -640,6 +643,11 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted (Ctrl-C)"
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _is_threads_own(stream: Handle) -> bool:
+    """Whether a handle of a caller's stream stands for another stream in another thread."""
+    return int(stream) == _THREADS_OWN or (not int(stream) and env.others(_PER_THREAD) not in (None, "", "0"))
 
 
 def handles(streams: Sequence[object], ranks: Sequence[int], stream: Callable[[int], Handle]) -> Callers:
