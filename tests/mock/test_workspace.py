@@ -106,7 +106,10 @@ def _closed(caller: Callers, own: list[Any]) -> None:
     ("both", "names"), [("cuda", NAMES), ("cuda", MORE), ("hip", NAMES)], indirect=["both"], ids=["a", "b", "hip"]
 )
 def test_in_two_processes(both: Processes, names: tuple[str, ...]) -> None:
-    answers = both.ask("together", names, TURNS)
+    _right(names, both.ask("together", names, TURNS))
+
+
+def _right(names: tuple[str, ...], answers: list[Any]) -> None:
     for answer in answers:
         assert not isinstance(answer, str), answer
         assert answer[1] == ""
@@ -117,6 +120,19 @@ def test_in_two_processes(both: Processes, names: tuple[str, ...]) -> None:
             outputs = {t.name: [got[t.name, r] for r in range(2)] for t in graph.tensors if t.kind == "output"}
             result = compare(graph, fresh_inputs(graph, seed, "exact"), outputs, "exact")
             assert result.ok, (name, seed, result.worst)
+
+
+SMALL = ("ag_gemm/oneshot", "gemm_ar/oneshot")
+WHOLE = ("gemm_ar/streamed", "gemm_ar/streamed")  # each waits on both multiprocessors
+
+
+def test_workspaces_in_opposite_orders(cuda_pair: Processes) -> None:
+    """That is right where runs fit on a GPU together. Otherwise each stands behind the other's, and both are told."""
+    _right(SMALL, cuda_pair.ask("crossed", SMALL, TURNS, 30.0))
+    answers = cuda_pair.ask("crossed", WHOLE, 1, 1.0, settings="sms 2", once=True)
+    assert all(isinstance(answer, str) for answer in answers), answers
+    assert any("did not end within 1 s" in answer for answer in answers), answers
+    assert any("issued in one order by all processes" in answer for answer in answers), answers
 
 
 def test_memory_is_that_of_the_largest(cuda: StandIn) -> None:

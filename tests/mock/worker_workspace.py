@@ -58,6 +58,36 @@ class Workspaces:
             executors[0].run()
         return found, self.left()
 
+    def crossed(self: Any, names: Sequence[str], turns: int, timeout: float) -> tuple[list[Any], str]:
+        """Runs of a workspace each, which the processes issue in opposite orders on streams of their own."""
+        from ficco_rt.exec.executor import Executor
+        from ficco_rt.exec.workspace import Workspace
+
+        found = []
+        with ExitStack() as last:
+            given = [Workspace(self.group.size, self.face, group=self.group, timeout=timeout) for _ in names]
+            for workspace in given:
+                last.enter_context(workspace)
+            made = [Executor(self.plan(name), workspace=w) for name, w in zip(names, given, strict=True)]
+            streams = []
+            for executor in made:
+                vendor, gpus = executor.driver._vendor, executor.driver._gpus  # type: ignore[attr-defined]
+                with gpus.inside(gpus.first):
+                    streams.append(vendor.new_stream(0))
+                last.callback(vendor.destroy_stream, streams[-1])
+                self.fill(executor, 0)
+                executor.run()
+            for seed in range(turns):
+                self.gpus.set(f"seed {2 * seed + self.place}; call_steps {seed % 4}")
+                for executor in made:
+                    self.fill(executor, seed)
+                for number in range(len(made))[:: -1 if (self.place + seed) % 2 else 1]:
+                    made[number].run(streams=[int(streams[number])])
+                for executor in made:
+                    executor.synchronize()
+                found.append([self.outputs(executor) for executor in made])
+        return found, self.left()
+
     def sized(self: Any, asked: Sequence[tuple[str, int]]) -> tuple[bool, str]:
         """Operations on tensors of these rows, of which each process has its rank's."""
         import ficco_rt as ficco

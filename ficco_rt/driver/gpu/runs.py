@@ -546,6 +546,8 @@ class Runs:
             report += [f"it stands behind a run of {other.name}, which has not ended:", *told(other)]
             why = f"{other.name}: its run was given up, because a run of {self._client.name} stood behind it"
             let_go(other, why, generation)
+        if self._gpus.peers is not None:
+            report.append("runs that do not fit on a GPU together are issued in one order by all processes of a group")
         return report
 
     def _report(self, issued: Issued | None = None) -> list[str]:
