@@ -120,6 +120,21 @@ def _cut(pieces: Sequence[tuple[int, ...]], step: int) -> Rows:
     return np.concatenate(tiles)
 
 
+def _given(tiles: Rows, matrices: Sequence[Matrix]) -> Rows:
+    """Tiles of rows where they lie, of those rows that are there. NOTE a tile without rows stays: it signals. It starts
+    at a row that is there, since kernels may read one."""
+    for matrix, starts in zip(matrices, tiles.T, strict=False):
+        if matrix.block is not None:
+            assert (starts % matrix.block.planned + tiles[:, -1] <= matrix.block.planned).all()  # device/fewer_rows
+            left = np.maximum(0, matrix.block.given - starts % matrix.block.planned)
+            tiles[:, -1] = np.minimum(tiles[:, -1], left)
+    for matrix, starts in zip(matrices, tiles.T, strict=False):
+        if matrix.block is not None:
+            planned, there = matrix.block
+            starts[:] = np.where(tiles[:, -1] > 0, starts // planned * there + starts % planned, 0)
+    return tiles
+
+
 def _grid(rows: int, columns: int, band: int) -> tuple[Rows, Rows]:
     """The order of tiles: bands of `band` rows, down each column of the band, so that the tiles at work at one
     time read few rows and few columns."""
@@ -186,6 +201,7 @@ class _Parts:
         assert k_pieces
         assert not w.addends or not w.depth_waits  # a kernel checks the flags of both when it reaches a tile
         rows, columns = (_cut(axis, step) for axis, step in zip(pieces_of(w, transposed), tile, strict=True))
+        rows = _given(rows, (w.left, w.out, *(addend.operand.matrix for addend in w.addends)))
         if len(rows) % cluster:  # a neighbour with nothing to store
             nothing = rows[-1:].copy()
             nothing[:, -1] = 0

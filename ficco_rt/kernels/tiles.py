@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..geometry.cells import common, strides
 from ..geometry.region import Interval
+from ..geometry.rows import Block
 from ..graph.ir import Gemm
 from ..types import TYPES
 from .works import View, WorkOf
@@ -17,12 +18,14 @@ DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of sha
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A row-major matrix in device memory, as it is stored; `pitch` in elements."""
+    """A row-major matrix in device memory, as it is stored; `pitch` in elements. With a `block` works tell the plan's
+    rows, and the matrix has fewer (`geometry.rows`)."""
 
     address: int
     rows: int
     columns: int
     pitch: int
+    block: Block | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def operand(view: View) -> MatrixOperand | None:
     if len(kept) != 2 or kept[1] != len(shape) - 1:
         return None
     row, column = kept
-    matrix = Matrix(view.base, shape[row], shape[column], strides(shape)[row])
+    matrix = Matrix(view.base, shape[row], shape[column], strides(shape)[row], view.block)
     return MatrixOperand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 

@@ -9,10 +9,11 @@ multiprocessors (`sms`), but nothing enforces it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from ..geometry.cells import common
+from ..geometry.rows import Block
 from ..graph.ir import Gemm
 from ..machine.durations import gemm_rate, vendor_gemm
 from ..machine.model import Device
@@ -190,6 +191,18 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
         for right_column, out_column, n in columns
         for number, (left_k, right_k, k) in enumerate(depths)
     )
+
+
+def fewer(matmul: family.Matmul, out: Block | None, left: Block | None) -> family.Matmul | None:
+    """What a call makes of the rows that are there; None: there are none. `out`, `left`: how the rows of these lie."""
+    there, moved = matmul.m, []
+    for operand, block in ((matmul.out, out), (matmul.left, left)):
+        row, column = divmod(operand.offset, operand.pitch)
+        if block is not None:
+            there = min(there, block.left(row))
+            operand = replace(operand, offset=block.place(row) * operand.pitch + column)
+        moved.append(operand)
+    return replace(matmul, m=there, out=moved[0], left=moved[1]) if there else None
 
 
 def _product(works: Sequence[Work], streamed: bool) -> WorkOf[Gemm] | str:

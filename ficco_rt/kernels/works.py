@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar, cast
 
 from ..geometry.cells import strides
 from ..geometry.region import Region
-from ..graph.ir import Body, Tensor
+from ..geometry.rows import Block, Rows, fewer
+from ..graph.ir import Body, Gemm, Tensor
 from ..types import TYPES, Dtype
 
 B = TypeVar("B", bound=Body)
 B_co = TypeVar("B_co", bound=Body, covariant=True)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """A region of a dense row-major tensor. Before memory exists addresses are symbolic: apart, and aligned as
-    allocations are."""
+    allocations are. With a `block` the region is the plan's, and the tensor has fewer rows (`geometry.rows`)."""
 
     region: Region
     address: int  # of the tensor's first element
     shape: tuple[int, ...]  # of the tensor
     dtype: Dtype
     written: bool = True  # by the plan's commands; inputs never are: outputs share no memory with them (exec/bindings)
+    block: Block | None = None
 
     @property
     def base(self) -> int:
@@ -62,9 +65,31 @@ class WorkOf(Generic[B_co]):
 Work: TypeAlias = WorkOf[Body]
 
 
-def kernel_work(body: B, look: Look, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()) -> WorkOf[B]:
-    """The work of a body, whose regions `look` finds in memory."""
-    return WorkOf(body, tuple(map(look, (*body.writes, *body.reads))), waits, signals)
+def kernel_work(
+    body: B, look: Look, waits: tuple[int, ...] = (), signals: tuple[int, ...] = (), rows: Rows | None = None
+) -> WorkOf[B]:
+    """The work of a body, whose regions `look` finds in memory. `rows`: those of the run, if they are fewer."""
+    views = tuple(map(look, (*body.writes, *body.reads)))
+    if rows is not None:
+        alike = with_rows(body, views)
+        blocks = dict(zip(map(id, alike), rows.of([view.region for view in alike]), strict=True))
+        views = tuple(replace(view, block=blocks.get(id(view))) for view in views)
+    return WorkOf(body, views, waits, signals)
+
+
+def with_rows(body: Body, sides: Sequence[T]) -> Sequence[T]:
+    """Of a body's `sides`, its writes and then its reads, those whose rows are the result's."""
+    return (*sides[:2], *sides[3:]) if isinstance(body, Gemm) else sides
+
+
+def given(work: WorkOf[B]) -> WorkOf[B]:
+    """The work on the rows that are there."""
+    if not any(view.block for view in work.views):
+        return work
+    alike = with_rows(work.body, work.views)
+    regions = fewer([view.region for view in alike], [view.block for view in alike])
+    made = {id(view): replace(view, region=r, block=None) for view, r in zip(alike, regions, strict=True)}
+    return replace(work, views=tuple(made.get(id(view), view) for view in work.views))
 
 
 def only(works: Iterable[Work], kind: type[B]) -> list[WorkOf[B]]:

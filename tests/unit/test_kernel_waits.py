@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
+from ficco_rt.geometry.rows import Block
 from ficco_rt.kernels import by_address, families
 from ficco_rt.kernels.family import LaunchRequest, TensorMap
 from ficco_rt.kernels.kernel_compiler import KERNELS
@@ -404,15 +405,16 @@ def naive(streamed: bool, folder: Path, made: list[nvidia.Kernel]) -> None:
         assert not scratch.any()
 
 
-@pytest.mark.parametrize("rows", [5, 24])  # tiles for some blocks, and several for each
-def test_the_naive_sum(rows: int, tmp_path: Path) -> None:
+# tiles for some blocks, and several for each; rows of the plan that are not there
+@pytest.mark.parametrize(("planned", "rows"), [(5, 5), (24, 24), (24, 1)])
+def test_the_naive_sum(planned: int, rows: int, tmp_path: Path) -> None:
     """One term has been written by the launch before, the other one comes from another device: the block that ends last
     resets its flag, and no block adds before that is up."""
-    columns = 4096
+    columns, block = 4096, Block(planned, rows) if rows < planned else None
     memories = [Memory(rows, columns, "bf16") for _ in range(3)]
     flags = np.zeros(2, np.uint32)
     views = [
-        View(whole_of(name, rows, columns), m.matrix.address, (rows, columns), "bf16")
+        View(whole_of(name, planned, columns), m.matrix.address, (rows, columns), "bf16", block=block)
         for name, m in zip("ABC", memories, strict=True)
     ]
     flag = int(flags.ctypes.data)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from ...geometry.cells import Cell, cells, strides
+from ...geometry.cells import Cell, Side, cells, strides
 from ...geometry.region import Axis
 from ...graph.ir import Body, Copy, Gemm, Reduce
 from ...types import TYPES
-from ..works import View, WorkOf
+from ..works import View, WorkOf, given
 from .tables import Packed
 
 B = TypeVar("B", bound=Body)
@@ -99,7 +99,7 @@ class NaiveGemm(NaiveKernel[Gemm]):
         return -(-rows // TILE) * -(-columns // TILE)
 
     def pack(self, packed: Packed, work: WorkOf[Gemm], tile: Tile) -> int:
-        out, left, right, *others = work.views
+        out, left, right, *others = given(work).views
         accumulate, (left_t, right_t) = work.body.accumulate, work.body.transposed
         addends = () if accumulate else others
         left_axes, right_axes = _axes(left)[:: -1 if left_t else 1], _axes(right)[:: -1 if right_t else 1]
@@ -170,9 +170,15 @@ class NaiveReduce(NaiveKernel[Reduce]):
         return sum(job.tiles for job in _jobs([out, *alike.values()]))
 
     def pack(self, packed: Packed, work: WorkOf[Reduce], tile: Tile) -> int:
-        _, *terms = work.views
-        jobs, sync, number = _jobs(work.views), packed.sync(work), len(packed.of_works)
+        views = given(work).views
+        _, *terms = views
+        jobs, sync, number = _jobs(views), packed.sync(work), len(packed.of_works)
         total, before = sum(job.tiles for job in jobs), packed.tiles
+        missing = self.tiles(work, tile) - total if views is not work.views else 0
+        if missing > 0:  # NOTE each block of the launch has a tile, as otherwise nobody would reset flags
+            nothing = Cell(0, 0, (Side(0, 0),) * len(views))
+            jobs.append(_SumPart(nothing, ((0, 0),) * len(views), 1, missing))
+            total += missing
         for job in jobs:
             first = len(packed.terms) // TERM.size
             for view, (at, pitch) in zip(terms, job.sides[1:], strict=True):
@@ -257,7 +263,8 @@ class NaiveCopy(NaiveKernel[Copy]):
         return count
 
     def pack(self, packed: Packed, work: WorkOf[Copy], tile: Tile) -> int:
-        blocks, sync, number = list(self.blocks(work, tile[1])), packed.sync(work), len(packed.of_works)
+        blocks, sync, number = list(self.blocks(given(work), tile[1])), packed.sync(work), len(packed.of_works)
+        blocks = blocks or [_CopyTile(0, 0, 0, 0, 0, 0)]  # it signals
         for b in blocks:
             packed.works += COPY.pack(
                 b.to, b.of, b.to_pitch, b.of_pitch, b.rows, b.width // b.unit, b.unit, number, len(blocks), 0, *sync

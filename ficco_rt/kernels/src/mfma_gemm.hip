@@ -217,7 +217,7 @@ struct Step {
     Side<RIGHT_T, TILE_N> right;
 
     __device__ void aim(const Operands& o, const Tile& t) {
-        left.aim(o.left_pitch, t.rows);
+        left.aim(o.left_pitch, t.rows ? t.rows : 1);   // of a tile without rows a row that is there
         right.aim(o.right_pitch, t.cols);
     }
     __device__ void load(const Operands& o, const Tile& t, const Depth& k) {
@@ -337,7 +337,7 @@ __device__ inline void add_addends(const Parameters& p, const Tile& t, int index
     IF_MARKS(if (__builtin_amdgcn_workitem_id_x() == 0) mark_wait(mark, from);)
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m) {
-        const int r = least(row + m * SHAPE + lane % SHAPE, t.rows - 1);
+        const int r = t.rows ? least(row + m * SHAPE + lane % SHAPE, t.rows - 1) : 0;
 #pragma unroll 1
         for (int k = 0; k < a.count; ++k) {   // NOTE inside: with all sums in one loop the compiler spills
             const Addend from = p.addends[a.first + k];
