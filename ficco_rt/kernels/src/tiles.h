@@ -92,7 +92,8 @@ typedef struct OperandInfo {
     u8* out;
     i64 out_pitch;    // elements
     u64 stage_bytes;  // that loads bring into a stage: the box of the left operand may have fewer rows than the tile
-    u64 read_only;    // bits, 1 right, 2 left: nothing in the plan writes the operand, so that it may be read at once
+    u32 read_only;    // bits, 1 right, 2 left: nothing in the plan writes the operand, so that it may be read at once
+    int rows;         // of the output: what a tile has behind them is not stored
 } OperandInfo;
 
 // Where the blocks' first tiles read, from a block's number alone: tiles side by side, tile after tile for each part of K.

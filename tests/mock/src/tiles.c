@@ -227,7 +227,7 @@ static int store(const Launch *l, const Tile *t, const float *sums) {
     uint64_t item = (uint64_t)type_bytes(s->out);
     uint64_t out = s->mapped ? (uint64_t)s->infos[t->operands].out : s->pitched[t->operands].out;
     uint64_t pitch = s->mapped ? (uint64_t)s->infos[t->operands].out_pitch * item : (uint64_t)s->pitched[t->operands].out_pitch;
-    for (int r = 0; r < t->rows; r++) {
+    for (int r = 0; r < t->rows && (!s->mapped || t->out_row + r < s->infos[t->operands].rows); r++) {
         uint64_t row = out + (uint64_t)(t->out_row + r) * pitch + (uint64_t)t->out_col * item;
         if (t->cols && memory_reach(l->device, row, (uint64_t)t->cols * item)) return ILLEGAL_ADDRESS;
         for (int c = 0; c < t->cols; c++) {

@@ -167,7 +167,7 @@ __device__ __forceinline__ void store_staged(const float (&d)[ACC], const OutRow
 __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, float (&d)[ACC], int row, u32 lanes,
                                            u32 staging, u32& turn) {
     const OperandInfo& info = p.infos[t.operands];
-    const int rows = min(16, t.rows - row), out_row = t.out_row + row;
+    const int out_row = t.out_row + row, rows = min(min(16, t.rows - row), info.rows - out_row);
     if (rows <= 0 || lanes == 0) return;
     u8* const corner = info.out + ((long long)out_row * info.out_pitch + t.out_col) * OUT_ITEM;
     const OutRows to = {rows, t.cols, corner, info.out_pitch * OUT_ITEM, lanes};
@@ -191,7 +191,7 @@ __device__ __forceinline__ void store_turned(const Parameters& p, const Tile& t,
         u8* const corner = info.out + t.out_row * pitch + (long long)(t.out_col + col) * OUT_ITEM;
 #pragma unroll
         for (int c = 0; c < (TILE_M + ROWS - 1) / ROWS; ++c) {
-            const int rows = t.rows - c * ROWS;
+            const int rows = min(t.rows, info.rows - t.out_row) - c * ROWS;
             if (rows <= 0) break;
             const u32 buffer = buffers + turn * ROWS * 128;
             turn ^= 1;
