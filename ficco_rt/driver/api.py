@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ..errors import UsageError
 from ..files.store import Store
+from ..geometry.rows import Rows
 from ..process.group import Group
 from ..trace.model import ClockKind, TraceSpan
 from ..types import Dtype
@@ -192,9 +193,13 @@ class Driver(Protocol):
 
     # ---- running
 
-    def bind(self, memory: Memory) -> Binding:
-        """The plan on buffers, one for each tensor and rank of this process. UsageError: the plan asks for what the
-        driver has not."""
+    def takes(self, rows: Rows) -> bool:
+        """Whether the plan can be bound with these rows, which are fewer than its own."""
+        return False
+
+    def bind(self, memory: Memory, rows: Rows | None = None) -> Binding:
+        """The plan on buffers, one for each tensor and rank of this process. With `rows`, which the driver `takes`,
+        inputs and outputs have no more than these. UsageError: the plan asks for what the driver has not."""
 
     def unbind(self, binding: Binding) -> None:
         """Forgets a binding, which must not run any more."""

@@ -22,7 +22,7 @@ def checked(plan: Plan, given: Mapping[str, object], ranks: Sequence[int]) -> di
     bound: dict[tuple[str, int], Array] = {}
     for (name, rank), tensor, array in _matched(plan, given, "arrays", ranks):
         bound[name, rank] = array_of(tensor, rank, array, f"{tensor.kind} {name}")
-    apart(plan, {key: array.ctypes.data for key, array in bound.items()})
+    apart(plan, {key: (array.ctypes.data, array.shape) for key, array in bound.items()})
     return bound
 
 
@@ -42,7 +42,7 @@ def checked_on_device(
         if tensor.kind == "output" and seen.read_only:
             raise UsageError(f"{wanted()}; given a tensor that cannot be written")
         bound[key] = seen
-    apart(plan, {key: seen.address for key, seen in bound.items()})
+    apart(plan, {key: (seen.address, seen.shape) for key, seen in bound.items()})
     return bound
 
 
@@ -50,12 +50,13 @@ def _wanted(tensor: Tensor, rank: int) -> str:
     return f"{tensor.kind} {tensor.name}, rank {rank}: wanted {tensor.dtype} of shape {list(tensor.shapes[rank])}"
 
 
-def apart(plan: Plan, addresses: Mapping[tuple[str, int], int]) -> None:
-    """Refuse an output that shares memory with another tensor. Dense tensors are compared by their ends."""
+def apart(plan: Plan, places: Mapping[tuple[str, int], tuple[int, tuple[int, ...]]]) -> None:
+    """Refuse an output that shares memory with another tensor. Dense tensors, given by address and shape, are compared
+    by their ends."""
     tensors = {t.name: t for t in plan.tensors}
     ends: list[tuple[int, int, tuple[str, int]]] = []
-    for (name, rank), address in addresses.items():
-        size = TYPES[tensors[name].dtype].bytes * prod(tensors[name].shapes[rank])
+    for (name, rank), (address, shape) in places.items():
+        size = TYPES[tensors[name].dtype].bytes * prod(shape)
         if size:
             ends.append((address, address + size, (name, rank)))
     active: list[tuple[int, tuple[str, int]]] = []

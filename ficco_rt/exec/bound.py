@@ -9,6 +9,7 @@ from typing import TypeAlias
 from ..driver.api import Array, Binding, Buffer, DeviceArray, Driver, Memory
 from ..driver.gpu.refused import undo_on_error
 from ..errors import UsageError
+from ..geometry.rows import Rows
 from ..plan.ir import Plan
 from .device_arrays import Key, tells
 
@@ -53,10 +54,12 @@ class Bindings:
         self._kept[bound.key] = self._kept.pop(bound.key)
         return True
 
-    def get(self, given: Given, owned: Memory, seen: Key | None = None) -> Bound:
+    def get(self, given: Given, owned: Memory, seen: Key | None = None, rows: Rows | None = None) -> Bound:
         """The plan bound to these arrays, which have been checked, and to `owned` buffers for tensors that are not
-        given. `seen`: the arrays' key, if they have one."""
+        given. `seen`: the arrays' key, if they have one; `rows`: those that they have, if they are fewer."""
         key = frozenset([(*at, a.address if isinstance(a, DeviceArray) else id(a)) for at, a in given.items()])
+        if rows is not None:
+            key |= {("", rows.given, 0)}
         found = self._kept.get(key)
         if found is not None and not self._driver.reuse(found.memory):
             if found.pinned:
@@ -68,7 +71,7 @@ class Bindings:
             found = None
         if found is None:
             self._make_room()
-            found = self._bind(key, given, owned)
+            found = self._bind(key, given, owned, rows)
         self._kept.pop(key, None)  # the last used one stands last
         self._kept[key] = found
         if seen is not None and tells(seen, given.values()):
@@ -98,12 +101,12 @@ class Bindings:
         for bound in free[: max(0, len(free) + 1 - self._most)]:
             self.release(bound)
 
-    def _bind(self, key: _Key, given: Given, owned: Memory) -> Bound:
+    def _bind(self, key: _Key, given: Given, owned: Memory, rows: Rows | None) -> Bound:
         made = Bound(key, dict(given))
         with undo_on_error(self.release, made):  # the driver still knows what has not been given back
             for (name, rank), array in given.items():
                 made.memory[name, rank] = self._driver.adopt(rank, array, self._dtypes[name])
             memory = {**owned, **made.memory}
-            made.binding = self._driver.bind(memory)
+            made.binding = self._driver.bind(memory, rows)
         made.memory = memory
         return made

@@ -40,6 +40,7 @@ from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
 from ..files.arguments import of_kind, whole
 from ..files.store import Store
+from ..geometry.rows import Rows
 from ..graph.ir import Tensor
 from ..machine.profiles import AnyMachine, chosen
 from ..plan.codec import plan_facts
@@ -239,13 +240,14 @@ class Executor(Closable):
         return bound
 
     @_alone
-    def bind_at(self, given: Given) -> Bound:
-        """Bind tensors that lie where they are said to lie. They have the plan's shapes and types: nothing is checked.
+    def bind_at(self, given: Given, rows: Rows | None = None) -> Bound:
+        """Bind tensors that lie where they are said to lie. They have the plan's shapes, or such `rows` as the driver
+        takes, and the plan's types: nothing is checked.
 
         Raises UsageError (the executor is closed, memory of another GPU), DeviceError (memory).
         """
         self._open()
-        return self._bindings.get(given, self._owned)
+        return self._bindings.get(given, self._owned, rows=rows)
 
     def again(self, bound: Bound) -> bool:
         """Whether a binding by `bind_at` may run again: it is kept, and its memory has not been reallocated. Raises

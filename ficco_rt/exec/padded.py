@@ -1,22 +1,21 @@
-"""Runs of a plan on tensors with fewer rows than the plan's: on memory of the plan's size, with copies of the rows
-before and behind the run.
-
-The rows of a tensor lie in blocks of equal size, one block, or one for each rank. The plan's blocks are longer: what
-lies behind the rows that were given is computed on whatever is there, and not copied out.
+"""Runs of a plan on tensors with fewer rows than the plan's (`geometry.rows`). Where the driver does not take these, a
+run is on memory of the plan's size, with copies of the rows before and behind it: what lies behind the rows that were
+given is computed on whatever is there, and not copied out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 from weakref import ReferenceType, ref
 
 from ..driver.api import Array, CopiedRows, DeviceArray
 from ..errors import UsageError
+from ..geometry.rows import Rows
 from ..graph.ir import Tensor
 from ..types import TYPES, numpy_dtype
+from .bindings import apart
 from .bound import Bound
 from .device_arrays import GAPS, Key, host_array, key_of, look, tells
 from .executor import Executor
@@ -25,22 +24,6 @@ from .workspace import Workspace
 MOST = 1024  # runs that an operation keeps prepared: a few numbers of rows for each of a model's layers
 
 _Seen = dict[tuple[str, int], Array | DeviceArray]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Of a run: `given` rows in each block, and `planned` ones; of all runs, the `most`. `blocks`: by tensor, of those
-    whose rows may be fewer than planned."""
-
-    given: int
-    planned: int
-    most: int
-    blocks: Mapping[str, int]
-
-    def shape(self, tensor: Tensor, rank: int) -> tuple[int, ...]:
-        """What a caller gives for a tensor of a rank."""
-        _, *columns = shape = tensor.shapes[rank]
-        return (self.blocks[tensor.name] * self.given, *columns) if tensor.name in self.blocks else shape
 
 
 class Prepared(NamedTuple):
@@ -56,11 +39,12 @@ def run(
     executor: Executor,
     tensors: Mapping[str, Sequence[object]],
     rows: Rows,
+    most: int,
     streams: Sequence[object] | None,
     kept: dict[Key, Prepared],
 ) -> None:
-    """One run. `tensors`, and `streams` on GPUs, are as `Executor.run` takes them. `kept`: earlier runs on GPUs, by the
-    tensors' key. Raises UsageError, DeviceError."""
+    """One run. `tensors`, and `streams` on GPUs, are as `Executor.run` takes them; `most`: rows of any run of these.
+    `kept`: earlier runs on GPUs, by the tensors' key. Raises UsageError, DeviceError."""
     key = key_of(tensors) if executor.driver.on_device else None
     known = kept.get(key) if key is not None else None
     bound = known.bound() if known is not None else None
@@ -71,11 +55,13 @@ def run(
         if not executor.driver.on_device:
             _on_host(executor, seen, rows, streams)
             return
-        bound, known = _prepared(workspace, executor, seen, rows)
+        bound, known = _prepared(workspace, executor, seen, rows, most)
         if key is not None and tells(key, seen.values()):
             if len(kept) == MOST:
                 kept.clear()
             kept[key] = known
+    if not known.before:
+        return executor.run(bound, streams=streams)
     shared = workspace.shared
     assert shared is not None
     shared.copy_rows(known.before, streams, first=True)
@@ -102,7 +88,7 @@ def _seen(executor: Executor, tensors: Mapping[str, Sequence[object]], rows: Row
 
 
 def _checked(tensor: Tensor, rank: int, array: object, rows: Rows, *, on_device: bool) -> Array | DeviceArray:
-    shape = rows.shape(tensor, rank)
+    shape = rows.shape(tensor.name, tensor.shapes[rank])
     wanted = f"{tensor.kind} {tensor.name}, rank {rank}: wanted {tensor.dtype} of shape {list(shape)}"
     found: Array | DeviceArray
     if on_device:
@@ -113,7 +99,9 @@ def _checked(tensor: Tensor, rank: int, array: object, rows: Rows, *, on_device:
         dtype = tensor.dtype if found.dtype == numpy_dtype(tensor.dtype) else str(found.dtype)
         dense, writable = found.flags.c_contiguous, found.flags.writeable
     if dtype != tensor.dtype or found.shape != shape:
-        raise UsageError(f"{wanted}; given {dtype} of shape {list(found.shape)}")
+        rows_differ = tensor.name in rows.blocks and found.shape[1:] == shape[1:] and dtype == tensor.dtype
+        why = f": all ranks have the same number of rows, {rows.given} as A of the first one" if rows_differ else ""
+        raise UsageError(f"{wanted}; given {dtype} of shape {list(found.shape)}{why}")
     if not dense:
         raise UsageError(f"{wanted}; {GAPS}")
     if tensor.kind == "output" and not writable:
@@ -149,9 +137,15 @@ def _block(whole: Array, rows: Rows, name: str) -> Array:
     return whole.reshape(rows.blocks[name], rows.planned, -1)
 
 
-def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows) -> tuple[Bound, Prepared]:
+def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows, most: int) -> tuple[Bound, Prepared]:
     named, shared = _named(executor), workspace.shared
     assert shared is not None
+    places = {at: (array.address, array.shape) for at, array in seen.items() if isinstance(array, DeviceArray)}
+    apart(executor.plan, places)
+    fewer = rows if rows.given < rows.planned else None
+    if fewer is None or executor.driver.takes(rows):
+        bound = executor.bind_at(seen, fewer)
+        return bound, Prepared(ref(bound), (), ())
     given: dict[tuple[str, int], Array | DeviceArray] = {}
     copies: dict[str, list[CopiedRows]] = {"input": [], "output": []}
     for (name, rank), array in seen.items():
@@ -161,7 +155,7 @@ def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows)
             assert isinstance(array, DeviceArray)
             shape, item = tensor.shapes[rank], TYPES[tensor.dtype].bytes
             row = item * prod(shape[1:])
-            address = shared.staging(rank, name, row * rows.blocks[name] * rows.most)
+            address = shared.staging(rank, name, row * rows.blocks[name] * most)
             given[name, rank] = DeviceArray(address, shape, tensor.dtype)
             sides = (address, row * rows.planned), (array.address, row * rows.given)
             (dst, dst_pitch), (src, src_pitch) = sides if tensor.kind == "input" else sides[::-1]

@@ -1,8 +1,9 @@
 """Operations whose number of rows is known when they run: a model has another number of tokens at each step.
 
 An operation has a plan for each of some numbers of rows, its *buckets*; each is chosen, compiled and proven when it is
-first used. A run takes the smallest bucket that is large enough. Fewer rows are copied to memory of the bucket's size,
-and the result's rows back: two copies of a rank's rows beside the run. A bucket's own number of rows needs no copy.
+first used. A run takes the smallest bucket that is large enough. On GPUs most plans run with fewer rows than they
+have; for others, and on the host, rows are copied to memory of the bucket's size and the result's rows back
+(`exec.padded`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..exec.executor import Executor
 from ..exec.workspace import Workspace
 from ..files.arguments import plain, whole
 from ..files.store import user_store
+from ..geometry.rows import Rows
 from ..graph.budget import without_collection
 from ..plan.ir import Plan
 from . import measurements
@@ -131,9 +133,9 @@ class Operation:
         if m in self._executors and tensors.keys() == _GIVEN and executor.driver.on_device:  # NOTE most calls
             executor.run(None, streams=streams, progress=None, **tensors)
             return
-        rows = padded.Rows(m, self.bucket(m), self.max_m, self._blocks)
+        rows = Rows(self.bucket(m), m, self._blocks)
         with self._workspace.entered():
-            padded.run(self._workspace, executor, tensors, rows, streams, self._prepared)
+            padded.run(self._workspace, executor, tensors, rows, self.max_m, streams, self._prepared)
 
     def synchronize(self) -> None:
         """Wait for the last run's end.

@@ -73,7 +73,8 @@ def test_mistakes(operations: dict[str, ficco.Operation]) -> None:
         (given | {"A": [np.ones((601, K), np.float32)] * RANKS}, "601 rows of a rank, and the operation takes 600"),
         (
             given | {"A": [*given["A"][:3], given["A"][3][:4]]},
-            r"input A, rank 3: wanted fp32 of shape \[5, 64\]",
+            r"input A, rank 3: wanted fp32 of shape \[5, 64\]; given fp32 of shape \[4, 64\]: all ranks have the same "
+            "number of rows, 5 as A of the first one",
         ),
         (given | {"C": [c[:19] for c in given["C"]]}, r"output C, rank 0: wanted fp32 of shape \[20, 32\]; given"),
         (given | {"B": given["B"][:2]}, "B: wanted a list of 4, one a rank; given 2"),

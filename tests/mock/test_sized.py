@@ -1,4 +1,4 @@
-"""Operations whose rows are known when they run, on stand-in GPUs: rows are copied beside runs, on callers' streams."""
+"""Operations whose rows are known when they run, on stand-in GPUs. `test_rows` tests their plans one by one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.errors import UsageError
 from tests.host.test_sized import OPERATIONS, K, N
 from tests.host.test_sized import tensors as numbers_of
@@ -61,11 +62,10 @@ def test_any_rows_in_any_order(cuda: StandIn) -> None:
             for by, outputs, wanted, what in made:
                 for output, want in zip(outputs, wanted, strict=True):
                     assert not output.size or np.array_equal(callers[by].read(output), want), what
-        staging = workspace.memory["staging"]
         for m in range(MOST + 1):
             values, _ = numbers_of("gemm_ar", m, m)
             operations["gemm_ar"].run(**callers[0].placed(values))
-        assert workspace.memory["staging"] == staging
+        assert "staging" not in workspace.memory
         for caller in callers:
             caller.close()
     assert not cuda.violations()
@@ -117,7 +117,15 @@ def test_known_tensors_of_pytorch_are_not_exported(cuda: StandIn, torch: type[To
     assert not cuda.live()
 
 
-def test_rows_on_two_callers_streams(cuda: StandIn) -> None:
+@pytest.fixture(params=["taken", "copied"])
+def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the plans take fewer rows; otherwise rows are copied beside runs, on callers' streams."""
+    if request.param == "copied":
+        monkeypatch.setattr(GpuDriver, "takes", lambda driver, rows: False)
+    return bool(request.param == "taken")
+
+
+def test_rows_on_two_callers_streams(cuda: StandIn, taken: bool) -> None:
     """What one has not copied out yet, the run that the other one calls does not overwrite."""
     cuda.reset(f"devices {RANKS}")
     with ficco.Workspace(RANKS) as workspace:
@@ -143,14 +151,16 @@ def test_rows_on_two_callers_streams(cuda: StandIn) -> None:
             for turn, wants in enumerate(wanted):
                 found = [callers[turn].read(c) for c in both[turn]["C"]]
                 assert all(np.array_equal(c, w) for c, w in zip(found, wants, strict=True)), (seed, turn)
+        assert ("staging" in workspace.memory) != taken
         for caller in callers:
             caller.close()
     assert not cuda.violations()
     assert not cuda.live()
 
 
+@pytest.mark.usefixtures("taken")
 def test_captured_with_fewer_rows(cuda: StandIn) -> None:
-    """The copies are captured, too; a replay reads what the tensors hold then."""
+    """Copies are captured, too; a replay reads what the tensors hold then."""
     cuda.reset(f"devices {RANKS}")
     with ficco.Workspace(RANKS) as workspace:
         made = operation(workspace, "ag_gemm")

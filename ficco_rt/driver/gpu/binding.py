@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias, get_args
 
@@ -13,6 +14,7 @@ from ...device import run_plan as run_calls
 from ...device.build import device_plan, layout_of
 from ...device.check import checked
 from ...device.features import chain_warning
+from ...device.fewer_rows import blocks_of, given
 from ...device.layout import Layout
 from ...device.run_plan import Step as CallStep
 from ...device.run_residency import Residencies, residencies, waiting_streams
@@ -20,6 +22,7 @@ from ...errors import InternalError
 from ...files.store import Store
 from ...geometry.cells import cells
 from ...geometry.region import Region
+from ...geometry.rows import Rows
 from ...graph.ir import KernelCall, Priority
 from ...kernels import marks as kernel_marks
 from ...kernels.device_barrier import KINDS, Step
@@ -91,6 +94,7 @@ class Plans:
         self.layout = layout
         self._store, self._key = store, key
         self._made: dict[ir.Mode, ir.DevicePlan] = {}
+        self._blocks: dict[tuple[int, frozenset[tuple[str, int]]], Mapping[str, int] | None] = {}
         self._residencies: dict[ir.Mode, Residencies] = {}
 
     @classmethod
@@ -115,6 +119,13 @@ class Plans:
                 LOG.warning("%s", chain_warning(made))
             self._made[mode] = made
         return self._made[mode]
+
+    def blocks(self, rows: Rows) -> Mapping[str, int] | None:
+        """By name, the blocks of all tensors that have fewer rows. None: the plan runs with all its rows only."""
+        key = rows.planned, frozenset(rows.blocks.items())
+        if key not in self._blocks:
+            self._blocks[key] = blocks_of(self.of("streams"), rows.planned, rows.blocks)
+        return self._blocks[key]
 
     def residencies(self, mode: ir.Mode) -> Residencies:
         """The residency of a run on each device."""
@@ -157,27 +168,34 @@ def plans_of(
     return Plans(layout_of(same.plan, device, placement, features, plan_hash, unaligned), store, key)
 
 
+TableKey: TypeAlias = tuple[Plans, int, int, int]  # set, launch, and rows of a block, 0 for all
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanParts:
     """What a plan has in a workspace. `communicators`: by number in the plan, the number in the workspace. `tables`
-    that bindings share, by device plans, set and launch; `bound`: the device plans that a binding is complete of."""
+    that bindings share, and how many with fewer rows do; `bound`: the device plans that a binding is complete of."""
 
     resources: PlanResources
     kernels: PlanKernels
     communicators: tuple[int, ...]
-    tables: dict[tuple[Plans, int, int], LaunchTable] = field(default_factory=dict)
+    tables: dict[TableKey, LaunchTable] = field(default_factory=dict)
+    users: Counter[TableKey] = field(default_factory=Counter)
     bound: set[Plans] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
 class BoundPlan:
     """One set of tensors, bound. By device: `graphs` to be launched, and `parts` for callers' graphs. `number`: the set
-    of semaphores, and of scratch; `more`: the same tensors, bound with the sets behind the first."""
+    of semaphores, and of scratch; `more`: the same tensors, bound with the sets behind the first. `rows`: those of its
+    runs, if they are fewer than the plan's."""
 
     of: PlanParts
     plans: Plans
     memory: DeviceTensors
     number: int = 0
+    rows: Rows | None = None
+    tables: list[TableKey] = field(default_factory=list)  # shared ones, for these rows
     more: list[BoundPlan] = field(default_factory=list)
     launches: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, those of this process's devices
     marked: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
@@ -219,11 +237,20 @@ class Binder:
         self.mark_all = False  # launches that wait for nothing mark in traced runs, too
 
     def bind(
-        self, parts: PlanParts, plans: Plans, sets: Sequence[DeviceTensors], shared: Shared | None = None
+        self,
+        parts: PlanParts,
+        plans: Plans,
+        sets: Sequence[DeviceTensors],
+        shared: Shared | None = None,
+        rows: Rows | None = None,
     ) -> BoundPlan:
         """`sets`: the tensors with the scratch of each set. Raises DeviceError; nothing is left of it then."""
-        binding = BoundPlan(parts, plans, sets[0], shared=shared)
-        binding.more += (BoundPlan(parts, plans, memory, number) for number, memory in enumerate(sets[1:], 1))
+        if rows is not None:
+            blocks = plans.blocks(rows)
+            assert blocks is not None  # as `takes` has said
+            rows = replace(rows, blocks=blocks)
+        binding = BoundPlan(parts, plans, sets[0], rows=rows, shared=shared)
+        binding.more += (BoundPlan(parts, plans, memory, number, rows) for number, memory in enumerate(sets[1:], 1))
         self.bindings |= {binding, *binding.more}
         with undo_on_error(self.release, binding):
             if plans not in parts.bound:
@@ -254,17 +281,18 @@ class Binder:
     def _launch(
         self, binding: BoundPlan, number: int, device: Gpu, flags: Mapping[int, int], move: Move
     ) -> BoundLaunch:
-        launch, memory, kernels = binding.plans.layout.launches[number], binding.memory, binding.of.kernels
+        launch, memory, parts, rows = binding.plans.layout.launches[number], binding.memory, binding.of, binding.rows
         if launch.config.matmuls:
-            return self._launches.by_library(launch, device, memory, kernels)
+            return self._launches.by_library(launch, device, memory, parts.kernels, rows)
         if not movable(launch.config):
-            return self._launches.bind(self._launches.table(launch, device, memory, flags, kernels))
-        key = binding.plans, binding.number, number
-        table = binding.of.tables.get(key)
-        if table is None:
-            table = self._launches.table(launch, device, anywhere(memory), flags, kernels)
-            binding.of.tables[key] = table
-        return self._launches.bind(table, move)
+            return self._launches.bind(self._launches.table(launch, device, memory, flags, parts.kernels, rows))
+        key = binding.plans, binding.number, number, 0 if rows is None else rows.given
+        if key not in parts.tables:
+            parts.tables[key] = self._launches.table(launch, device, anywhere(memory), flags, parts.kernels, rows)
+        if rows is not None:
+            binding.tables.append(key)
+            parts.users[key] += 1
+        return self._launches.bind(parts.tables[key], move)
 
     def release(self, binding: BoundPlan) -> None:
         """Releases what a binding holds."""
@@ -281,6 +309,12 @@ class Binder:
                 table = binding.launches.popitem()[1].table
                 if table is not None and not table.shared:
                     closing(self._launches.drop, table)
+            while binding.tables:
+                key, parts = binding.tables.pop(), binding.of
+                parts.users[key] -= 1
+                if not parts.users[key]:
+                    del parts.users[key]
+                    closing(self._launches.drop, parts.tables.pop(key))
 
     def drop(self, parts: PlanParts) -> None:
         """Gives back what the bindings of a plan have shared. There are none any more."""
@@ -376,7 +410,9 @@ class Binder:
     def _steps(
         self, binding: BoundPlan, plan: ir.DevicePlan, actions: Iterable[ir.Action], callers: Callers
     ) -> Iterator[DriverStep]:
-        streams = binding.of.resources.streams_of(plan, callers)
+        streams, rows = binding.of.resources.streams_of(plan, callers), binding.rows
+        if rows is not None:
+            actions = (given(action, rows) for action in actions)
         for action, call in run_calls.calls_of(plan, actions, streams, partial(self._marks, plan)):
             if isinstance(call, run_calls.Together):
                 yield self._collective(binding, call, streams)
@@ -384,7 +420,8 @@ class Binder:
             device, stream = streams[call.stream]
             with concerning(device, action.cause.text, action.cause.origin):
                 made = self._made(binding, plan, call, device, stream)
-                yield DriverStep(device, *made, action.cause.text, action.cause.origin, call)
+                if made is not None:
+                    yield DriverStep(device, *made, action.cause.text, action.cause.origin, call)
 
     def run_plan(
         self, binding: BoundPlan, manner: RunManner, run: int | None, waiting_streams: Sequence[tuple[int, Handle, str]]
@@ -443,7 +480,8 @@ class Binder:
 
     def _made(
         self, binding: BoundPlan, plan: ir.DevicePlan, call: run_calls.Call, device: Gpu, stream: Handle
-    ) -> DriverCall:
+    ) -> DriverCall | None:
+        """None: there is nothing to do, as no row is there."""
         vendor, resources, ordinal = self._gpus.vendor, binding.of.resources, device.ordinal
         addresses = resources.addresses[binding.number]
 
@@ -460,6 +498,8 @@ class Binder:
                 ops = [MemOp(addresses[c.semaphore], c.signals, c.acquires) for c in changes]
                 (made,) = vendor.mem_op_actions(ops, stream)
                 return made
+            case run_calls.CopyBatch(semaphores=(), runs=()):
+                return None
             case run_calls.CopyBatch(semaphores=semaphores, runs=runs):
                 return vendor.copy_batch([*map(one, semaphores), *(_run(run, binding.memory) for run in runs)], stream)
             case run_calls.CopySignal(semaphore=semaphore):

@@ -28,6 +28,7 @@ from ...device.ir import EventName, Mode, Placement
 from ...device.layout import Layout
 from ...device.run_plan import RunPlan
 from ...errors import DeviceError, UsageError, cause_words
+from ...geometry.rows import Rows
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.occupancy import Limits
 from ...plan.ir import CollectiveCall, Launch, Plan
@@ -79,6 +80,7 @@ class GpuDriver(api.Driver):
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
         self._others: _Others | None = None  # if all that processes touch of one another is scratch
+        self._exchanges: bool | None = None  # whether they touch more than that
         self._closed = self._poisoned = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
@@ -321,7 +323,18 @@ class GpuDriver(api.Driver):
 
     # ---- binding
 
-    def bind(self, memory: Memory) -> api.Binding:
+    def takes(self, rows: Rows) -> bool:
+        """NOTE the answer is the same in all processes. What other processes touch they map when it is bound, all at
+        one step: not for each number of rows, and each address."""
+        if self._plans().blocks(rows) is None:
+            return False
+        if self._exchanges is None:
+            scratch = {t.name for t in self._plan.tensors if t.kind == "scratch"}
+            touched = touched_by_others(self._plans().of("streams")) if self._peers is not None else ()
+            self._exchanges = any(name not in scratch for name, _ in touched)
+        return not self._exchanges
+
+    def bind(self, memory: Memory, rows: Rows | None = None) -> api.Binding:
         inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
         tensors = {key: self._buffers[buffer] for key, buffer in memory.items()}
         for key, t in tensors.items():  # NOTE a model binds thousands, and `replace` takes three times as long
@@ -335,9 +348,9 @@ class GpuDriver(api.Driver):
                     for key in touched_by_others(self._plans().of("streams")):
                         if key in tensors and tensors[key].size and not tensors[key].owned:
                             self._numbers_of[memory[key]] = self._allocations(tensors[key])
-                return api.Binding(self._bound_together(self._peers, sets))
+                return api.Binding(self._bound_together(self._peers, sets, rows))
             plans = self._plans(self._unaligned(tensors))
-            return api.Binding(self._binder.bind(self._parts, plans, [tensors]))
+            return api.Binding(self._binder.bind(self._parts, plans, [tensors], rows=rows))
 
     def _in_sets(self, memory: Memory, tensors: DeviceTensors) -> list[DeviceTensors]:
         """The tensors, with the scratch of each set."""
@@ -360,13 +373,13 @@ class GpuDriver(api.Driver):
             self._unaligned_at[beside] = found
         return self._unaligned_at[beside]
 
-    def _bound_together(self, peers: Peers, sets: Sequence[DeviceTensors]) -> BoundPlan:
+    def _bound_together(self, peers: Peers, sets: Sequence[DeviceTensors], rows: Rows | None) -> BoundPlan:
         """All processes bind: each maps the others' tensors that its commands touch, and all take the same device
         plans. Where these tensors are scratch alone, that is done once: later each process binds for itself. `sets`:
         this process's tensors, with the scratch of each set."""
         if self._others is not None:
             with self._alone():
-                return self._bound_alone(sets, self._others)
+                return self._bound_alone(sets, self._others, rows)
         plan = self._plans().of("streams")
         wanted = touched_by_others(plan)
         kinds = {t.name: t for t in self._plan.tensors}
@@ -393,7 +406,7 @@ class GpuDriver(api.Driver):
             with undo_on_error(lambda: list(map(self._binder.release, made))):
                 with peers.in_step("bind launches"):
                     plans = self._plans(unaligned)
-                    made.append(self._binder.bind(self._parts, plans, known, None if once else shared))
+                    made.append(self._binder.bind(self._parts, plans, known, None if once else shared, rows))
                 if plans.layout.communicators:
                     with peers.in_step("make first calls of collectives"):
                         self._communicators.warm()
@@ -401,7 +414,7 @@ class GpuDriver(api.Driver):
                 self._others = others, unaligned, shared
             return made[0]
 
-    def _bound_alone(self, sets: Sequence[DeviceTensors], before: _Others) -> BoundPlan:
+    def _bound_alone(self, sets: Sequence[DeviceTensors], before: _Others, rows: Rows | None) -> BoundPlan:
         """UsageError: tensors are less aligned than those that were bound first, by which kernels were agreed on."""
         others, unaligned, _ = before
         known = [{**own, **theirs} for own, theirs in zip(sets, others, strict=True)]
@@ -410,7 +423,7 @@ class GpuDriver(api.Driver):
                 "these tensors are less aligned than those that were bound first, for which all processes have agreed "
                 "on kernels: align them like those, or make another executor and bind them first"
             )
-        return self._binder.bind(self._parts, self._plans(unaligned), known)
+        return self._binder.bind(self._parts, self._plans(unaligned), known, rows=rows)
 
     def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
         found = self._made.get(unaligned)

@@ -14,6 +14,7 @@ from ...kernels.block_fit import Footprint
 from ...kernels.family import KernelConfig, Matmul, Operand
 from ...kernels.leaving import crowded_out
 from ...kernels.occupancy import Limits
+from ...kernels.vendor_gemm import fewer
 from ...kernels.works import View
 from ...types import TYPES, Dtype
 from .blas_lt import BlasLt, Layout, MatmulPlace, Shape
@@ -50,10 +51,10 @@ class LibraryCalls:
 
     def bind(
         self, config: KernelConfig, views: Sequence[View], device: Gpu, stream: int, left: Left | None = None
-    ) -> tuple[Callable[[Handle], Sequence[DriverCall]], tuple[int, ...]]:
-        """The calls of a launch on a stream, and their algorithms, as `BlasLt.plan` numbers them. `stream` is the
-        plan's: its calls come one after another, and share a workspace. `views` are the product's: out, left and right.
-        `left`: what the kernels leave room for."""
+    ) -> tuple[Callable[[Handle], Sequence[DriverCall | None]], tuple[int, ...]]:
+        """The calls of a launch on a stream, None where no row is there, and their algorithms, as `BlasLt.plan` numbers
+        them. `stream` is the plan's: its calls come one after another, and share a workspace. `views` are the
+        product's: out, left and right. `left`: what the kernels leave room for."""
         library = self._library = self._library or self._gpus.vendor.gemms()
         key = (device.ordinal, stream)
         if key not in self._workspaces:
@@ -63,12 +64,19 @@ class LibraryCalls:
             if device.ordinal not in self._handles:
                 self._handles[device.ordinal] = library.open()
             handle = self._handles[device.ordinal]
-            made = []
-            for matmul in config.matmuls:
+            made: list[tuple[tuple[Handle, int], MatmulPlace] | None] = []
+            for planned_rows in config.matmuls:
+                matmul = fewer(planned_rows, views[0].block, views[1].block)
+                if matmul is None:
+                    made.append(None)
+                    continue
                 place = _place(matmul, views, self._workspaces[key], config.workspace)
                 made.append((self._plan(library, handle, device, shape_of(matmul, place), place, left), place))
-        numbers = tuple(number for (_, number), _ in made)
-        return lambda at: [library.matmul_action(handle, planned, place, at) for (planned, _), place in made], numbers
+
+        def calls(stream: Handle) -> Sequence[DriverCall | None]:
+            return [one and library.matmul_action(handle, one[0][0], one[1], stream) for one in made]
+
+        return calls, tuple(one[0][1] for one in made if one is not None)
 
     def _plan(
         self, library: BlasLt, handle: Handle, device: Gpu, shape: Shape, place: MatmulPlace, left: Left | None

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ...device.ir import DeviceLaunch
 from ...errors import DeviceError
 from ...geometry.region import Region
+from ...geometry.rows import Rows
 from ...graph.ir import Kernel, KernelCall, Leave
 from ...kernels import copy_rows, device_barrier
 from ...kernels.block_fit import Footprint
@@ -28,6 +31,7 @@ from .tensors import DeviceTensors
 from .vendor import DriverCall, Gpu, Grid, Handle, LinearCopy, PitchedCopy
 
 _ALIGNED = 256  # bytes
+_Key: TypeAlias = tuple[int, int, bytes, int]  # of a table: whose plan, which launch, its constants and counters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +61,7 @@ class BoundLaunch:
 
     device: Gpu
     table: LaunchTable | None
-    calls: Callable[[Handle], Sequence[DriverCall]]  # of the stream
+    calls: Callable[[Handle], Sequence[DriverCall | None]]  # of the stream; None: there is nothing to do
     launched: Launched
     arguments: Sequence[bytes] = ()
     tile_works: TileWorks = ()  # see `Tables`
@@ -77,14 +81,20 @@ class PlanKernels:
 class LaunchBinder:
     """Prepares launches."""
 
-    def __init__(self, gpus: Gpus) -> None:
+    def __init__(self, gpus: Gpus, slab: int = 0) -> None:
+        """`slab`: bytes of memory that is allocated at once for small tables of one size."""
         self._gpus = gpus
+        self._slab = slab
+        self._spare: dict[tuple[int, int], list[int]] = {}  # by device and bytes: pieces of slabs
+        self._pieces: dict[int, list[int]] = {}  # by table in a slab: where it goes back
         self._modules = Modules(gpus)
         self._library = LibraryCalls(gpus)
         self._tables: set[LaunchTable] = set()
         self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
         # by device and stream of the plan, whose launches come one after another: address and bytes
         self._partials: dict[tuple[int, int], tuple[int, int]] = {}
+        self._placed_at: dict[_Key, int] = {}
+        self._users: dict[int, tuple[_Key, int]] = {}  # by address: how many tables lie there
 
     @property
     def library(self) -> str:
@@ -97,11 +107,17 @@ class LaunchBinder:
             closing(self._modules.close)
 
     def table(
-        self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, flags: Mapping[int, int], kernels: PlanKernels
+        self,
+        launch: DeviceLaunch,
+        device: Gpu,
+        memory: DeviceTensors,
+        flags: Mapping[int, int],
+        kernels: PlanKernels,
+        rows: Rows | None,
     ) -> LaunchTable:
-        """`flags` are their addresses."""
+        """`flags` are their addresses. `rows`: those of the run, if they are fewer than the plan's."""
         config = launch.config
-        works = works_of(launch, memory, flags)
+        works = works_of(launch, memory, flags, rows)
         unknown = unread(config, works)
         if unknown is not None:
             raise Refused(
@@ -111,12 +127,11 @@ class LaunchBinder:
         what = f"kernel {entry.name}, {config.smem} bytes of shared memory"
         self._fits(config, entry, device, what, launch.leave)
         made = tables(config, works, [flags[flag] for flag in config.resets])
-        constants = len(made.constants)
-        zeros = -(-constants // _ALIGNED) * _ALIGNED
-        image = np.zeros(zeros + 4 * made.counters, np.uint8)
-        image[:constants] = np.frombuffer(made.constants, np.uint8)
+        zeros = -(-len(made.constants) // _ALIGNED) * _ALIGNED
         partials = self._partial_sums(device, launch.stream, made.partials)
-        address = self._gpus.placed(device, image, f"the table of a launch of {entry.name}")
+        # NOTE runs come one after another, and leave counters as they were: all rows may have the same ones
+        key = id(kernels), id(launch), made.constants, made.counters
+        address = self._table(key, device, f"the table of a launch of {entry.name}")
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
         found = LaunchTable(
             device, entry, self._grid(launch), made, address, address + zeros, partials, launched
@@ -137,13 +152,46 @@ class LaunchBinder:
     def drop(self, table: LaunchTable) -> None:
         """Gives a table back, by which nothing is bound any more."""
         self._tables.discard(table)
-        self._gpus.free(table.address)
+        key, users = self._users[table.address]
+        self._users[table.address] = key, users - 1
+        if users == 1:
+            del self._users[table.address], self._placed_at[key]
+            if table.address in self._pieces:
+                self._pieces.pop(table.address).append(table.address)
+            else:
+                self._gpus.free(table.address)
 
     def clear(self) -> None:
         """Resets all counters to 0, whatever a given-up run has left."""
         for table in self._tables:
             if table.made.counters:
                 self._gpus.put(table.device, table.zeros, np.zeros(table.made.counters, np.uint32))
+
+    def _table(self, key: _Key, device: Gpu, what: str) -> int:
+        """The address of a launch's table: that of an equal one of the same launch, if there is one."""
+        address = self._placed_at.get(key)
+        if address is None:
+            *_, constants, counters = key
+            image = np.zeros(-(-len(constants) // _ALIGNED) * _ALIGNED + 4 * counters, np.uint8)
+            image[: len(constants)] = np.frombuffer(constants, np.uint8)
+            address = self._placed_at[key] = self._placed(device, image, what)
+            self._users[address] = key, 0
+        self._users[address] = key, self._users[address][1] + 1
+        return address
+
+    def _placed(self, device: Gpu, image: npt.NDArray[np.uint8], what: str) -> int:
+        """NOTE of what kernels without tensor maps read each set of tensors, and number of rows, has a table."""
+        size = max(_ALIGNED, 1 << (image.nbytes - 1).bit_length())
+        if 2 * size > self._slab:
+            return self._gpus.placed(device, image, what)
+        spare = self._spare.setdefault((device.ordinal, size), [])
+        if not spare:
+            first = self._gpus.alloc(device, self._slab, f"tables of {size} bytes")
+            spare += range(first, first + self._slab, size)
+        self._gpus.put(device, spare[-1], image)
+        address = spare.pop()
+        self._pieces[address] = spare
+        return address
 
     def _partial_sums(self, device: Gpu, stream: int, size: int) -> int:
         """The address of memory for a launch's partial sums, which all launches of a stream share. NOTE one that needs
@@ -155,9 +203,11 @@ class LaunchBinder:
             self._partials[device.ordinal, stream] = address, size
         return address
 
-    def by_library(self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, kernels: PlanKernels) -> BoundLaunch:
+    def by_library(
+        self, launch: DeviceLaunch, device: Gpu, memory: DeviceTensors, kernels: PlanKernels, rows: Rows | None
+    ) -> BoundLaunch:
         """A launch by the vendor's library."""
-        (product,) = works_of(launch, memory, {})
+        (product,) = works_of(launch, memory, {}, rows)
         left = None if launch.leave is None else Left(str(launch.leave), kernels.blocks_left(launch.leave))
         calls, algorithms = self._library.bind(launch.config, product.views, device, launch.stream, left)
         launched = Launched(self._library.name, 0, None, None)
@@ -238,17 +288,20 @@ class LaunchBinder:
         return Grid((config.blocks,), (config.threads,), config.smem, priority, config.cluster, launch.early)
 
 
-def works_of(launch: DeviceLaunch, memory: DeviceTensors, flags: Mapping[int, int]) -> list[Work]:
+def works_of(
+    launch: DeviceLaunch, memory: DeviceTensors, flags: Mapping[int, int], rows: Rows | None = None
+) -> list[Work]:
     """A launch's works on memory. Flags between works that are made as one have no address."""
 
     def look(region: Region) -> View:
         tensor = memory[region.tensor, region.rank]
-        return View(region, tensor.address, tensor.shape, tensor.dtype, tensor.written)
+        shape = tensor.shape if rows is None else rows.shape(region.tensor, tensor.shape)
+        return View(region, tensor.address, shape, tensor.dtype, tensor.written)
 
     def addresses(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(flags.get(number, 0) for number in numbers)
 
-    return [kernel_work(w.body, look, addresses(w.waits), addresses(w.signals)) for w in launch.works]
+    return [kernel_work(w.body, look, addresses(w.waits), addresses(w.signals), rows) for w in launch.works]
 
 
 def fits(launch: DeviceLaunch, memory: DeviceTensors) -> bool:

@@ -36,6 +36,7 @@ from .vendor import Gpu, Handle, PitchedCopy, Vendor
 from .watchdog import WATCHDOG
 
 PRIVATE, LARGE = -1, -2  # slots of scratch that no other device touches, and of no set; others have a set's number
+SLAB = 1 << 18  # bytes, of small tables of many bindings
 KNOWN = 1 << 14  # callers' allocations
 
 
@@ -89,7 +90,7 @@ class GpuWorkspace(SharedWorkspace):
                 self.peers.connect(self.gpus.devices.values(), partial(self.gpus.inside, self.gpus.first))
             try_copies(self.gpus, self.peers)
             self.resources = RunResources(self.gpus)
-            self.launches = LaunchBinder(self.gpus)
+            self.launches = LaunchBinder(self.gpus, 0 if alone else SLAB)
             self.binder = Binder(self.gpus, self.resources, self.launches, self.communicators)
             self.runs = Runs(self.gpus, self.resources, self.binder, self.communicators)
             if self.peers is not None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...errors import DeviceError, InternalError, PlanError, Span, UsageError
 from ...geometry.region import Region
+from ...geometry.rows import Rows
 from ...graph.ir import KernelCall
 from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, Signal, SignalFlag, WaitEvent, WaitFlag
 from ...plan.issue import issue_order
@@ -131,7 +132,7 @@ class HostDriver(Driver):
 
     # ---- binding
 
-    def bind(self, memory: Memory) -> Binding:
+    def bind(self, memory: Memory, rows: Rows | None = None) -> Binding:
         tasks = (t for s, p in self._issue for t in self._tasks(s, p, self._plan.streams[s].commands[p], memory))
         return Binding(_Bound(tuple(tasks), tuple(self._shared(memory))))
 

@@ -1,0 +1,121 @@
+"""Device plans that run with fewer rows than they have (`geometry.rows`): which of them can, and their actions then.
+
+Signals, waits and launches stay as they are, with everything that orders them. Each op does a part of what it does with
+all rows. Names of elements, (block, row, column), are a part of the plan's, and lie at addresses of their own: so what
+was free from races and deadlocks still is.
+
+Scratch has fewer rows, too, if each op that writes it takes the rows of a block to the same rows of a block. Other
+scratch has all its rows, and those that depend on what is not there hold anything. By the plan's proof no row that is
+there depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ..geometry.region import Axis, Interval, Region
+from ..geometry.rows import Block, Rows, pieces, segments
+from ..graph.ir import Body, Collective, Copy, Gemm, KernelCall, Reduce
+from ..kernels.naive.family import NAIVE
+from ..kernels.works import with_rows
+from .ir import Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan
+
+
+def blocks_of(plan: DevicePlan, planned: int, blocks: Mapping[str, int]) -> Mapping[str, int] | None:
+    """The blocks of all tensors that have fewer rows, where the caller's have these `blocks` of so many rows. None: the
+    plan runs with all its rows only."""
+    bodies = list(_bodies(plan))
+    found = dict(blocks)
+    for tensor in plan.tensors:
+        high = {shape[0] for shape in tensor.shapes}
+        if tensor.kind == "scratch" and len(high) == 1 and not min(high) % planned:
+            found[tensor.name] = min(high) // planned
+    while wrong := {r.tensor for body in bodies for r in body.writes if not _alike(body, planned, found)} - {*blocks}:
+        found = {name: count for name, count in found.items() if name not in wrong}
+    rows = Rows(planned, planned, found)
+    launches = [(launch, work.body) for launch in plan.launches for work in launch.works]
+    fit = all(_launches(launch, body, rows) for launch, body in launches)
+    return found if fit and all(_takes(body, rows) for body in bodies) else None
+
+
+def _bodies(plan: DevicePlan) -> Iterator[Body]:
+    for launch in plan.launches:
+        yield from (work.body for work in launch.works)
+    for action in plan.body:
+        yield from action.moves if isinstance(action, CopyMemory) else ()
+        if isinstance(action, CallCollective):
+            yield action
+
+
+def _sides(body: Body) -> Sequence[Region]:
+    return with_rows(body, (*body.writes, *body.reads))
+
+
+def _alike(body: Body, planned: int, blocks: Mapping[str, int]) -> bool:
+    """Whether a body that writes tensors with rows takes each from a tensor with rows, from the same row of a block."""
+    sides = _sides(body)
+    if not any(region.tensor in blocks for region in body.writes):
+        return True
+    if not isinstance(body, Copy | Gemm | Reduce | Collective):
+        return False
+    if not all(region.tensor in blocks and region.kept[:1] == (0,) for region in sides):
+        return False
+    if isinstance(body, Collective):
+        return all(_whole(region, planned) for region in sides)
+    block = Block(planned, planned)
+    cut = pieces(sides, [block] * len(sides))
+    return all(len({start % planned for start in starts}) == 1 for starts, _, _ in cut)
+
+
+def _takes(body: Body, rows: Rows) -> bool:
+    """Whether a body can do a part of its rows."""
+    held = [region for region in (*body.writes, *body.reads) if region.tensor in rows.blocks]
+    if not held:
+        return True
+    sides = _sides(body)
+    if isinstance(body, KernelCall) or any(region not in sides or region.kept[:1] != (0,) for region in held):
+        return False
+    if isinstance(body, Collective):  # NOTE the library knows no gaps between parts
+        return len(held) == len(sides) and all(_whole(region, rows.planned) for region in sides)
+    return not (isinstance(body, Gemm) and body.left_transposed)
+
+
+def _whole(region: Region, planned: int) -> bool:
+    return all(edge % planned == 0 for segment in segments(region) for edge in segment)
+
+
+def _launches(launch: DeviceLaunch, body: Body, rows: Rows) -> bool:
+    """Whether no tile of a product lies in several blocks. Plain kernels find each row's place."""
+    if not isinstance(body, Gemm) or launch.config.family == NAIVE.name:
+        return True
+    sides = _sides(body)
+    blocks = rows.of(sides)
+    step = None if launch.config.matmuls else launch.config.tile[0]
+    for starts, size, _ in pieces(sides, [None] * len(sides)):
+        for at, block in zip(starts, blocks, strict=True):
+            crosses = block is not None and at % block.planned + size > block.planned
+            if block is not None and crosses and (not step or at % block.planned % step or block.planned % step):
+                return False
+    return True
+
+
+def given(action: Action, rows: Rows) -> Action:
+    """An action of a plan that takes fewer rows, with those that are there."""
+    match action:
+        case CopyMemory(moves=moves):
+            sides = (rows.fewer((move.dst, move.src)) for move in moves)
+            made = (replace(move, dst=dst, src=src) for move, (dst, src) in zip(moves, sides, strict=True))
+            return replace(action, moves=tuple(made))
+        case CallCollective(dst=dst, src=src):
+            return replace(action, dst=_blocks(dst, rows), src=_blocks(src, rows))
+    return action
+
+
+def _blocks(region: Region, rows: Rows) -> Region:
+    """Whole blocks, of which some rows are there."""
+    if region.tensor not in rows.blocks:
+        return region
+    rest, given = region.axes[1:], Block(rows.planned, rows.given)
+    found = Axis(tuple(Interval(given.place(a), given.place(b)) for a, b in segments(region)))
+    return Region(region.tensor, region.rank, (found, *rest))
