@@ -193,9 +193,10 @@ class Driver(Protocol):
 
     # ---- running
 
-    def takes(self, rows: Rows) -> bool:
-        """Whether the plan can be bound with these rows, which are fewer than its own."""
-        return False
+    def staged(self, rows: Rows) -> frozenset[str]:
+        """The tensors that must lie in staging memory, of the plan's number of rows, when a run has these `rows`: the
+        same in all processes, and nothing where the callers' own tensors are used."""
+        return frozenset()
 
     def bind(self, memory: Memory, rows: Rows | None = None) -> Binding:
         """The plan on buffers, one for each tensor and rank of this process. With `rows`, which the driver `takes`,

@@ -60,7 +60,7 @@ def run(
             if len(kept) == MOST:
                 kept.clear()
             kept[key] = known
-    if not known.before:
+    if not (known.before or known.behind):
         return executor.run(bound, streams=streams)
     shared = workspace.shared
     assert shared is not None
@@ -142,24 +142,27 @@ def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows,
     assert shared is not None
     places = {at: (array.address, array.shape) for at, array in seen.items() if isinstance(array, DeviceArray)}
     apart(executor.plan, places)
-    fewer = rows if rows.given < rows.planned else None
-    if fewer is None or executor.driver.takes(rows):
-        bound = executor.bind_at(seen, fewer)
+    staged = executor.driver.staged(rows)
+    if not staged:
+        bound = executor.bind_at(seen, rows if rows.given < rows.planned else None)
         return bound, Prepared(ref(bound), (), ())
-    given: dict[tuple[str, int], Array | DeviceArray] = {}
+    given: dict[tuple[str, int], Array | DeviceArray] = dict(seen)
     copies: dict[str, list[CopiedRows]] = {"input": [], "output": []}
-    for (name, rank), array in seen.items():
-        tensor = named[name]
-        given[name, rank] = array
+    for name, rank in seen:
+        tensor, array = named[name], seen[name, rank]
+        if name not in staged:
+            continue
+        assert isinstance(array, DeviceArray)
+        shape = tensor.shapes[rank]
+        row = TYPES[tensor.dtype].bytes * prod(shape[1:])
+        blocks, width, pitch, size = 1, row * shape[0], row * shape[0], row * shape[0]
         if name in rows.blocks:
-            assert isinstance(array, DeviceArray)
-            shape, item = tensor.shapes[rank], TYPES[tensor.dtype].bytes
-            row = item * prod(shape[1:])
-            address = shared.staging(rank, name, row * rows.blocks[name] * most)
-            given[name, rank] = DeviceArray(address, shape, tensor.dtype)
-            sides = (address, row * rows.planned), (array.address, row * rows.given)
-            (dst, dst_pitch), (src, src_pitch) = sides if tensor.kind == "input" else sides[::-1]
-            width, blocks = row * rows.given, rows.blocks[name]
-            copies[tensor.kind].append(CopiedRows(rank, dst, src, width, blocks, dst_pitch, src_pitch))
+            blocks = rows.blocks[name]
+            width, pitch, size = row * rows.given, row * rows.planned, row * blocks * most
+        address = shared.staging(rank, name, size)
+        given[name, rank] = DeviceArray(address, shape, tensor.dtype)
+        sides = (address, pitch), (array.address, width)
+        (dst, dst_pitch), (src, src_pitch) = sides if tensor.kind == "input" else sides[::-1]
+        copies[tensor.kind].append(CopiedRows(rank, dst, src, width, blocks, dst_pitch, src_pitch))
     bound = executor.bind_at(given)
     return bound, Prepared(ref(bound), copies["input"], copies["output"])

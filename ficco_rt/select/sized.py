@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
+from math import prod
 
 from ..errors import UsageError
 from ..exec import padded
@@ -22,6 +23,7 @@ from ..files.store import user_store
 from ..geometry.rows import Rows
 from ..graph.budget import without_collection
 from ..plan.ir import Plan
+from ..types import TYPES
 from . import measurements
 from .choose import By, choose
 
@@ -130,12 +132,26 @@ class Operation:
         """
         m = _rows(tensors, "A", self._blocks["A"])
         executor = self._executors.get(m) or self.executor(m)
-        if m in self._executors and tensors.keys() == _GIVEN and executor.driver.on_device:  # NOTE most calls
+        rows = Rows(self.bucket(m), m, self._blocks)
+        whole = m in self._executors and tensors.keys() == _GIVEN and executor.driver.on_device
+        if whole and not executor.driver.staged(rows):  # NOTE most calls
             executor.run(None, streams=streams, progress=None, **tensors)
             return
-        rows = Rows(self.bucket(m), m, self._blocks)
         with self._workspace.entered():
             padded.run(self._workspace, executor, tensors, rows, self.max_m, streams, self._prepared)
+
+    def copied(self, m: int) -> int:
+        """Bytes that a run with m rows copies beside it, at most on one rank: of tensors that lie in memory of the
+        workspace during the run, because other processes touch them, or the plan takes no fewer rows than its own.
+
+        Raises UsageError (more than `max_m`), DeviceError (memory), ScheduleError (sizes that do not fit).
+        """
+        executor, rows = self.executor(m), Rows(self.bucket(m), m, self._blocks)
+        staged = [t for t in executor.plan.tensors if t.name in executor.driver.staged(rows)] if m else []
+        return max(
+            sum(TYPES[t.dtype].bytes * prod(rows.shape(t.name, t.shapes[rank])) for t in staged)
+            for rank in executor.ranks
+        )
 
     def synchronize(self) -> None:
         """Wait for the last run's end.

@@ -121,7 +121,7 @@ def test_known_tensors_of_pytorch_are_not_exported(cuda: StandIn, torch: type[To
 def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the plans take fewer rows; otherwise rows are copied beside runs, on callers' streams."""
     if request.param == "copied":
-        monkeypatch.setattr(GpuDriver, "takes", lambda driver, rows: False)
+        monkeypatch.setattr(GpuDriver, "staged", lambda driver, rows: rows.blocks.keys())
     return bool(request.param == "taken")
 
 
@@ -189,5 +189,7 @@ def test_captured_with_fewer_rows(cuda: StandIn) -> None:
 
 @pytest.mark.parametrize("both", ["cuda", "hip"], indirect=True)
 def test_in_two_processes(both: Processes) -> None:
-    answers = both.ask("sized", [(name, m) for name in OPERATIONS for m in (0, 3, 8, 15, 33)])
-    assert answers == [(True, "")] * 2, answers
+    for touching in (False, True):
+        asked = [(name, m) for m in (0, 3, 8, 15, 33, 8, 15, 40, 40) for name in OPERATIONS]
+        answers = both.ask("sized", asked, touching)
+        assert answers == [(True, "")] * 2, answers

@@ -103,5 +103,5 @@ class _Array:
     """A caller's tensor."""
 
     def __init__(self, address: int, shape: tuple[int, ...]) -> None:
-        self.address = address
+        self.address, self.shape = address, shape
         self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}

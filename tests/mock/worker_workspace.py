@@ -88,25 +88,36 @@ class Workspaces:
                 found.append([self.outputs(executor) for executor in made])
         return found, self.left()
 
-    def sized(self: Any, asked: Sequence[tuple[str, int]]) -> tuple[bool, str]:
-        """Operations on tensors of these rows, of which each process has its rank's."""
+    def sized(self: Any, asked: Sequence[tuple[str, int]], touching: bool) -> tuple[bool, str]:
+        """Operations on tensors of these rows, of which each process has its rank's: the last one the same ones at each
+        number of rows, the others new ones. So no process can tell by its own whether another one has to bind."""
         import ficco_rt as ficco
         from ficco_rt.exec.device_arrays import look
         from tests.host.test_sized import K, N
 
-        fine, ranks = True, self.group.size
-        with ficco.Workspace(ranks, self.face, group=self.group, timeout=TIMEOUT) as workspace:
+        fine, ranks, kept = True, self.group.size, {}
+        with ficco.Workspace(ranks, self.face, group=self.group, timeout=TIMEOUT) as workspace, ExitStack() as last:
             made = {
                 name: ficco.Operation(workspace, name, max_m=40, buckets=(8, 20), N=N, K=K, T="fp32")
                 for name in dict.fromkeys(name for name, _ in asked)
             }
+            if touching:  # a schedule of gemm_ar whose processes write each other's C
+                made["gemm_ar"]._plan = lambda sizes: ficco.compile(
+                    "gemm_ar/streamed", ranks, workspace.machine, **sizes
+                )
             for seed, (name, m) in enumerate(asked):
                 left, right, wanted = self._numbers(name, m, seed, ranks, N, K)
                 driver = made[name].executor(m).driver
                 with ExitStack() as stack:
                     given = {}
                     for tensor, values in (("A", left), ("B", right), ("C", np.full(wanted.shape, np.nan, np.float32))):
-                        given[tensor] = self._tensor("empty", driver, values.shape, "fp32", stack)
+                        if self.place < ranks - 1:
+                            given[tensor] = self._tensor("ordinary", driver, values.shape, "fp32", stack)
+                        elif (name, m, tensor) in kept:
+                            given[tensor] = kept[name, m, tensor]
+                        else:
+                            given[tensor] = self._tensor("ordinary", driver, values.shape, "fp32", last)
+                            kept[name, m, tensor] = given[tensor]
                         if values.size:
                             driver._gpus.put(driver._gpus.first, look(given[tensor], str).address, values)
                     made[name].run(**{n: [tensor] for n, tensor in given.items()})
@@ -116,6 +127,9 @@ class Workspaces:
                             driver._vendor.to_host(found.ctypes.data, look(given["C"], str).address, found.nbytes)
                     fine = fine and np.array_equal(found, wanted)
                     del given
+            copied = made["gemm_ar"].copied(3)
+            fine = fine and copied == (4 * 3 * (N + K // ranks) if touching else 0)
+            fine = fine and touching == bool(workspace.memory.get("staging"))
         return fine, self.left()
 
     def _numbers(self: Any, name: str, m: int, seed: int, ranks: int, n: int, k: int) -> tuple[Any, Any, Any]:

@@ -79,8 +79,9 @@ class GpuDriver(api.Driver):
         self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._numbers_of: dict[Buffer, Numbers] = {}  # callers', whose memory other devices or processes use
-        self._others: _Others | None = None  # if all that processes touch of one another is scratch
-        self._exchanges: bool | None = None  # whether they touch more than that
+        self._others: _Others | None = None  # where the workspace has all that processes touch of one another
+        self._shared_there: Mapping[str, tuple[int, int]] | None = None  # and where it lay then, in this process
+        self._touched: frozenset[str] | None = None  # inputs and outputs that other processes touch
         self._closed = self._poisoned = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
@@ -323,16 +324,16 @@ class GpuDriver(api.Driver):
 
     # ---- binding
 
-    def takes(self, rows: Rows) -> bool:
-        """NOTE the answer is the same in all processes. What other processes touch they map when it is bound, all at
-        one step: not for each number of rows, and each address."""
-        if self._plans().blocks(rows) is None:
-            return False
-        if self._exchanges is None:
+    def staged(self, rows: Rows) -> frozenset[str]:
+        """NOTE what other processes touch they map when it is bound, all at one step: that cannot be done for each
+        number of rows, and each address that a caller has."""
+        if self._touched is None:
             scratch = {t.name for t in self._plan.tensors if t.kind == "scratch"}
             touched = touched_by_others(self._plans().of("streams")) if self._peers is not None else ()
-            self._exchanges = any(name not in scratch for name, _ in touched)
-        return not self._exchanges
+            self._touched = frozenset(name for name, _ in touched) - scratch
+        if rows.given < rows.planned and (self._touched or self._plans().blocks(rows) is None):
+            return self._touched | rows.blocks.keys()
+        return self._touched
 
     def bind(self, memory: Memory, rows: Rows | None = None) -> api.Binding:
         inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
@@ -375,11 +376,8 @@ class GpuDriver(api.Driver):
 
     def _bound_together(self, peers: Peers, sets: Sequence[DeviceTensors], rows: Rows | None) -> BoundPlan:
         """All processes bind: each maps the others' tensors that its commands touch, and all take the same device
-        plans. Where these tensors are scratch alone, that is done once: later each process binds for itself. `sets`:
-        this process's tensors, with the scratch of each set."""
-        if self._others is not None:
-            with self._alone():
-                return self._bound_alone(sets, self._others, rows)
+        plans. Where the workspace has all of these, that is done once for those that it has then: later each process
+        binds for itself. `sets`: this process's tensors, with the scratch of each set."""
         plan = self._plans().of("streams")
         wanted = touched_by_others(plan)
         kinds = {t.name: t for t in self._plan.tensors}
@@ -388,6 +386,11 @@ class GpuDriver(api.Driver):
             for key in wanted:
                 if key[1] in self._gpus.ranks and own[key].size and (not number or kinds[key[0]].kind == "scratch"):
                     mine[label(key, number)] = own[key].address, own[key].size
+        lasts = all(t.owned or self._workspace.has(t.address) for t in (sets[0][k] for k in wanted if k in sets[0]))
+        if lasts and mine == self._shared_there:
+            assert self._others is not None
+            with self._alone():
+                return self._bound_alone(sets, self._others, rows)
         shared = peers.share("bind tensors", mine)
         with undo_on_error(peers.release, shared):
             others: list[dict[tuple[str, int], DeviceTensor]] = [{} for _ in sets]
@@ -401,17 +404,16 @@ class GpuDriver(api.Driver):
             said = peers.agreed("choose kernels", lambda: sorted(self._unaligned({**sets[0], **others[0]})))
             unaligned = frozenset((s, p) for theirs in said for s, p in theirs)
             known = [{**own, **theirs} for own, theirs in zip(sets, others, strict=True)]
-            once = all(kinds[name].kind == "scratch" for name, _ in wanted)
             made: list[BoundPlan] = []
             with undo_on_error(lambda: list(map(self._binder.release, made))):
                 with peers.in_step("bind launches"):
                     plans = self._plans(unaligned)
-                    made.append(self._binder.bind(self._parts, plans, known, None if once else shared, rows))
+                    made.append(self._binder.bind(self._parts, plans, known, None if lasts else shared, rows))
                 if plans.layout.communicators:
                     with peers.in_step("make first calls of collectives"):
                         self._communicators.warm()
-            if once:
-                self._others = others, unaligned, shared
+            if lasts:
+                self._others, self._shared_there = (others, unaligned, shared), mine
             return made[0]
 
     def _bound_alone(self, sets: Sequence[DeviceTensors], before: _Others, rows: Rows | None) -> BoundPlan:

@@ -36,7 +36,7 @@ from .vendor import Gpu, Handle, PitchedCopy, Vendor
 from .watchdog import WATCHDOG
 
 PRIVATE, LARGE = -1, -2  # slots of scratch that no other device touches, and of no set; others have a set's number
-SLAB = 1 << 18  # bytes, of small tables of many bindings
+SLAB = 1 << 21  # bytes, of small tables of many bindings
 KNOWN = 1 << 14  # callers' allocations
 
 
@@ -152,6 +152,10 @@ class GpuWorkspace(SharedWorkspace):
                 address = self.gpus.alloc(device, size, f"rows of {name} for rank {rank}", "staging", shared=True)
             self._staging[rank, name] = address, size
         return address
+
+    def has(self, address: int) -> bool:
+        """Whether it is that of a tensor in staging memory."""
+        return any(address == at for at, _ in self._staging.values())
 
     def copy_rows(self, copies: Sequence[CopiedRows], streams: Sequence[object] | None, *, first: bool) -> None:
         """NOTE another caller's stream may still copy from the memory: its end is an event, unless it is captured."""
