@@ -44,17 +44,21 @@ def tensors(operation: str, m: int, seed: int) -> tuple[dict[str, list[Any]], li
     return {"A": a, "B": b, "C": [np.full(w.shape, np.nan, np.float32) for w in wanted]}, wanted
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_every_number_of_rows(operations: dict[str, ficco.Operation], operation: str) -> None:
-    """FICCO_ALL=1: 0 to 600 in a random order; else a draw, with the ends of the buckets."""
-    chance = random.Random(operation)
+def test_every_number_of_rows(operations: dict[str, ficco.Operation]) -> None:
+    """FICCO_ALL=1: 0 to 600 of every operation, one behind another by chance, each in an order of its own; else a draw,
+    with the ends of the buckets."""
+    chance = random.Random(5)
     edges = [0, 1, 15, 16, 17, 64, 65, 200, MOST]
-    for m in chance.sample([*range(MOST + 1)], DRAWN) + edges:
-        given, wanted = tensors(operation, m, m)
-        operations[operation].run(**given)
-        assert all(np.array_equal(c, w) for c, w in zip(given["C"], wanted, strict=True)), m
-    assert operations[operation].buckets == (16, 64, 200, MOST)
-    assert operations[operation].executor(65) is operations[operation].executor(200)
+    asked = [(name, m) for name in OPERATIONS for m in chance.sample([*range(MOST + 1)], DRAWN) + edges]
+    chance.shuffle(asked)
+    for turn, (name, m) in enumerate(asked):
+        given, wanted = tensors(name, m, turn)
+        operations[name].executor(m).order = chance.choice(("fifo", "adversarial", f"random({turn})"))
+        operations[name].run(**given)
+        assert all(np.array_equal(c, w) for c, w in zip(given["C"], wanted, strict=True)), (turn, name, m)
+    for operation in operations.values():
+        assert operation.buckets == (16, 64, 200, MOST)
+        assert operation.executor(65) is operation.executor(200)
 
 
 def test_buckets_are_powers_of_two() -> None:
