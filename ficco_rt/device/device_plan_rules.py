@@ -112,7 +112,7 @@ def semaphores_lie_apart(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
 
 def events_are_recorded(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """A wait for an event is issued after the event's record, in every run in which the wait takes part; of the
-    previous run only completions can be awaited. A graph's events stay inside it."""
+    previous run only completions can be awaited, in a capture not even these. A graph's events stay inside it."""
     graph = plan.mode in ir.GRAPHS
     completions = {ir.EventName("completion", device) for device in plan.placement.ordinals}
     replayed = {ir.EventName("replayed", device) for device in plan.placement.ordinals}
@@ -123,6 +123,8 @@ def events_are_recorded(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     for manner in ir.manners(plan):
         run_ends = plan.run_ends(manner)
         recorded = (completions if manner.behind else set()) | (replayed if manner.replays else set())
+        if plan.mode == "embedded":
+            recorded = set()
         yield from map(_before_it, _unrecorded(run_ends.prologue, recorded))
         recorded |= {action.event for action in run_ends.prologue if isinstance(action, ir.RecordEvent)}
         if not graph:

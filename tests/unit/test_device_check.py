@@ -33,6 +33,7 @@ from ficco_rt.device.ir import (
     StreamMemOps,
     StreamName,
 )
+from ficco_rt.device.run_ends import BEGIN
 from ficco_rt.errors import PlanError
 from ficco_rt.geometry.region import Axis, Interval
 from ficco_rt.machine.profiles import profile
@@ -79,6 +80,7 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "library": ("gemm_rs/serial", "streams", {}),
     "collectives": ("gemm_ar/serial", "streams", {}),
 }
+REPLAYED = AwaitEvent(StreamName("caller", 0), EventName("replayed", 0), BEGIN)  # awaited nowhere in a capture
 QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where there are few
 
 
@@ -260,6 +262,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "graph",
         dropped(RecordEvent, 2),
         "WaitEvent on rank 0 stream dma: stream 1 waits for event 0, which nothing records before it",
+    ),
+    (
+        "of no capture",
+        rules.events_are_recorded,
+        "embedded",
+        lambda p: replace(p, called=replace(p.called, prologue=(REPLAYED, *p.called.prologue))),
+        "the begin of a run: caller 0 waits for replayed of device 0, which nothing records before it",
     ),
     (
         "other graph",
