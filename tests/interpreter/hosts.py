@@ -1,16 +1,20 @@
 """Hosts that give runs to the devices: sequences of runs drawn by a seed, and what callers may do around them.
 
-All processes make the same runs in the same order. A run is the executor's own, or stands among callers' streams, of
-two sets of these, or is a replay of callers' graphs. Between them a host may wait, as the driver does, for what
-completes its devices' runs, and then touches all tensors of its ranks at once. Callers write inputs, spoil outputs and
-read them on their streams, and order what they do on several streams themselves.
+All processes make the same runs in the same order, of one plan or of several that share a workspace. A run is the
+executor's own, or stands among callers' streams, of two sets of these; or some runs are a replay of callers' graphs.
+Between them a host may wait, as the driver does, for what completes its devices' runs, and then touches all tensors of
+its ranks at once. Callers write inputs, spoil outputs and read them on their streams, and order what they do on several
+streams themselves.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -20,10 +24,12 @@ from ficco_rt.device.ir import (
     Action,
     CallCollective,
     DevicePlan,
+    EventKind,
     EventName,
     LaunchGraph,
     Manner,
     Mode,
+    RecordEvent,
     StreamName,
 )
 from tests.interpreter.machine import (
@@ -33,6 +39,7 @@ from tests.interpreter.machine import (
     Process,
     Queue,
     Run,
+    SharedStream,
     Thread,
 )
 from tests.interpreter.mutants import Mutant
@@ -41,67 +48,200 @@ from tests.interpreter.programs import Harm, Numbers, Place, Program, WrongNumbe
 VERSIONS = 3  # of the inputs, which follow one another
 
 
+# Kinds of events that all plans of a workspace share by name (`driver/gpu/resources.py`).
+OF_DEVICES: tuple[EventKind, ...] = (
+    "start", "begin", "end", "completion", "captured", "open", "embedded", "begun", "replayed", "caller",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A run of plan `of`. `fresh`: its inputs are new. `reads`: callers read its outputs behind it."""
+
+    of: int
+    version: int
+    fresh: bool
+    reads: bool
+
+
 @dataclass(frozen=True)
 class Step:
-    """A run. `callers`: which set of callers' streams; 0: none. `fresh`: the inputs are new. `synced`: all processes
-    wait for the run before. `reads`: callers read the outputs behind it. `loose`: callers, who touch nothing between
-    the two runs, do not order their streams behind those of the run before."""
+    """A run, or a replay of a graph of runs. `callers`: which set of callers' streams; 0: none. `synced`: all processes
+    wait for what was before. `loose`: callers, who touch nothing between the two runs, do not order their streams
+    behind those of the run before."""
 
     kind: Literal["own", "called", "replay"]
     mode: Mode
     callers: int
     timed: bool
-    fresh: bool
     synced: bool
-    version: int
-    reads: bool
+    turns: tuple[Turn, ...]
     loose: bool = False
 
 
-def script(
-    rng: random.Random, mode: Mode, others: Sequence[Mode], embeds: bool, made_for: Mutant | None = None
-) -> list[Step]:
-    """Most runs are of `mode`; sometimes some are of others. Many are of the kind that the mutant concerns."""
-    section = made_for.section if made_for is not None else ""
-    mixed = bool(others) and rng.random() < 0.5
-    steps: list[Step] = []
-    version = 0
-    beside = made_for is not None and made_for.replays
-    count = rng.choice((3, 4, 4) if beside else (2, 3, 3, 4))
-    often = (0.0, 0.5) if section.startswith("own") else (0.7, 1.0) if section.startswith("called") else (0.0, 0.5, 1.0)
-    called = rng.choice(often)
-    replays = embeds and (mode == "embedded" or rng.random() < (0.9 if beside else 0.25))
-    syncs = rng.choice((0.1, 0.5, 0.9))
-    before: Step | None = None
-    for _ in range(count):
-        made: Mode = rng.choice(others) if mixed and rng.random() < 0.4 else mode
-        callers = rng.choice((1, 1, 1, 2)) if rng.random() < called else 0
-        kind: Literal["own", "called", "replay"] = "called" if callers else "own"
-        if made == "embedded" or (replays and rng.random() < 0.4):
-            kind, made, callers = "replay", "embedded", rng.choice((1, 1, 2))
-        synced = before is None or rng.random() < syncs or (kind == "replay" and before.kind == "own")
-        loose = kind == "called" and not synced and rng.random() < 0.4
-        fresh = not loose and (synced or (before is not None and before.kind != "own" and kind != "own"))
+@dataclass(frozen=True)
+class Member:
+    """A plan of a workspace: its device plan of each mode, which one its runs mostly are of, and what it computes.
+    `made`: the mutant among them."""
+
+    programs: dict[Mode, Program]
+    inputs: Inputs
+    mode: Mode
+    made: Mutant | None = None
+
+    @property
+    def sets(self) -> int:
+        return self.programs["streams" if self.mode == "embedded" else self.mode].plan.sets
+
+    @cached_property
+    def streams(self) -> dict[StreamName, object]:
+        """The streams of its device plans, which are those of other plans, too: the first ones of each priority."""
+        found: dict[StreamName, object] = {}
+        taken: Counter[object] = Counter()
+        for stream in (s for program in self.programs.values() for s in program.plan.streams):
+            alike = stream.device, stream.priority
+            if stream.name not in found and stream.name.kind == "control":
+                found[stream.name] = stream.name
+            elif stream.name not in found:
+                found[stream.name] = SharedStream(*alike, taken[alike])
+                taken[alike] += 1
+        return found
+
+    @cached_property
+    def device_of_event(self) -> dict[EventName, int]:
+        plans = (program.plan for program in self.programs.values())
+        return {a.event: p.device_of.get(a.stream, 0) for p in plans for a in p.actions if isinstance(a, RecordEvent)}
+
+
+class Events:
+    """The events of a plan in a process, as the workspace has them."""
+
+    def __init__(self, member: Member) -> None:
+        self.device_of = member.device_of_event
+        self.found: dict[EventName, object] = {}
+        self.taken: Counter[object] = Counter()
+
+    def __call__(self, event: EventName) -> object:
+        if event.kind in OF_DEVICES or event not in self.device_of:
+            return event
+        if event not in self.found:
+            alike = self.device_of[event], event.timing
+            self.found[event] = (*alike, self.taken[alike])
+            self.taken[alike] += 1
+        return self.found[event]
+
+
+class Protocol:
+    """What the hosts know of the protocol between runs: which set of semaphores and scratch a run uses, and how."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.sets = max(member.sets for member in members)
+        self.kept = self.sets + 1 if self.sets > 1 else 1
+
+    def of_run(self, issued: int) -> int:
+        return issued % self.sets
+
+    def of_replay(self, place: int) -> int:
+        """`place` in its graph."""
+        return self.sets if self.sets > 1 else 0
+
+    REPLAYED = Manner(True, behind=True, timed=False, others=True, replays=True)
+
+
+def script(rng: random.Random, members: Sequence[Member]) -> list[Step]:
+    """Most runs are of a member's mode, and of the mutant; sometimes some are of others. Many are of the kind that the
+    mutant concerns."""
+    return _Script(rng, members).steps()
+
+
+class _Script:
+    def __init__(self, rng: random.Random, members: Sequence[Member]) -> None:
+        self.rng, self.members = rng, members
+        self.mutant = next((i for i, member in enumerate(members) if member.made is not None), -1)
+        self.versions: dict[int, int] = {}
+        self.apart: set[int] = (
+            set()
+        )  # whose tensors callers may not touch next: nothing orders them behind the last run
+
+    def steps(self) -> list[Step]:
+        rng, members = self.rng, self.members
+        made = members[self.mutant].made if self.mutant >= 0 else None
+        section = made.section if made is not None else ""
+        beside = made is not None and made.replays
+        mode = members[max(self.mutant, 0)].mode
+        count = rng.choice((2, 3, 3, 4, 4) if beside else (2, 3, 3, 4)) + rng.choice((0, 1, 2)) * (len(members) > 1)
+        often = (
+            (0.0, 0.5) if section.startswith("own") else (0.7, 1.0) if section.startswith("called") else (0.0, 0.5, 1.0)
+        )
+        called, mixed = rng.choice(often), rng.random() < 0.5
+        embeds = all("embedded" in member.programs for member in members)
+        replays = embeds and (mode == "embedded" or rng.random() < (0.9 if beside else 0.25))
+        syncs = rng.choice((0.1, 0.5, 0.9))
+        found: list[Step] = []
+        for _ in range(count):
+            of = self._member()
+            taken = self._mode(of, mixed=mixed)
+            callers = rng.choice((1, 1, 1, 2)) if rng.random() < called else 0
+            kind: Literal["own", "called", "replay"] = "called" if callers else "own"
+            if taken == "embedded" or (replays and rng.random() < 0.4):
+                kind, taken, callers = "replay", "embedded", rng.choice((1, 1, 2))
+            synced = not found or rng.random() < syncs or (kind == "replay" and found[-1].kind == "own")
+            loose = kind == "called" and not synced and rng.random() < 0.4
+            more = rng.choice((0, 0, 1, 2)) if kind == "replay" else 0
+            turns = [self._turn(one, kind, synced, loose) for one in (of, *(self._member() for _ in range(more)))]
+            found.append(Step(kind, taken, callers, rng.random() < 0.3, synced, tuple(turns), loose))
+        for i, step in enumerate(found):
+            turns = [replace(t, reads=t.reads and self._may_read(t, found[i + 1 :])) for t in step.turns]
+            found[i] = replace(step, turns=tuple(turns))
+        return found
+
+    def _member(self) -> int:
+        many = len(self.members) > 1
+        if many and self.mutant >= 0 and self.rng.random() < 0.5:
+            return self.mutant
+        return self.rng.randrange(len(self.members)) if many else 0
+
+    def _mode(self, of: int, *, mixed: bool) -> Mode:
+        member, rng = self.members[of], self.rng
+        others: list[Mode] = [m for m in member.programs if m not in (member.mode, "embedded")]
+        return rng.choice(others) if mixed and others and rng.random() < 0.4 else member.mode
+
+    def _turn(self, of: int, kind: str, synced: bool, loose: bool) -> Turn:
+        """NOTE a member's first run finds tensors that nobody has touched."""
+        if synced:
+            self.apart.clear()
+        fresh = of not in self.versions or (not loose and (synced or (kind != "own" and of not in self.apart)))
         if fresh:
-            version = (version + 1) % VERSIONS
-        before = Step(kind, made, callers, rng.random() < 0.3, fresh, synced, version, rng.random() < 0.8, loose)
-        steps.append(before)
-    for i, after in enumerate(steps[1:]):
-        if (after.kind == "own" and not after.synced) or after.loose:  # what would order the callers' reads before it?
-            steps[i] = replace(steps[i], reads=False)
-    return steps
+            self.versions[of] = (self.versions.get(of, 0) + 1) % VERSIONS
+        if loose:
+            self.apart |= set(range(len(self.members)))
+        self.apart.discard(of)
+        if kind == "own":
+            self.apart.add(of)
+        return Turn(of, self.versions[of], fresh, self.rng.random() < 0.8)
+
+    @staticmethod
+    def _may_read(turn: Turn, later: Sequence[Step]) -> bool:
+        """Whether something orders the callers' reads behind a turn before what writes its outputs again."""
+        for step in later:
+            if step.loose or (step.kind == "own" and not step.synced and step.turns[0].of == turn.of):
+                return False
+            if step.synced:
+                return True
+        return True
 
 
 @dataclass
 class _Host(Process):
-    """A process and what it knows of its runs."""
+    """A process and what it knows of its runs. `of`: by member, the same process with that member's events."""
 
     running: bool = False
     replays: bool = False
     issued: int = 0
-    before: tuple[Mode, int] | None = None
+    before: tuple[int, Mode, int] | None = None
     tails: dict[int, tuple[object, Moment]] = field(default_factory=dict)  # by rank: the stream and its end so far
     reads: bool = False
+    of: list[Process] = field(default_factory=list)
 
 
 class Inputs:
@@ -130,48 +270,56 @@ class Inputs:
 
 
 class Trial:
-    """Several runs in one random order. `programs`: the device plan of each mode."""
+    """Several runs of the plans of a workspace in one random order."""
 
-    def __init__(
-        self,
-        programs: dict[Mode, Program],
-        inputs: Inputs,
-        seed: object,
-        steps: Sequence[Step] | None = None,
-        mode: Mode = "streams",
-        made: Mutant | None = None,
-    ) -> None:
+    def __init__(self, members: Sequence[Member], seed: object, steps: Sequence[Step] | None = None) -> None:
         self.rng = rng = random.Random(str(seed))
-        self.programs, self.inputs = programs, inputs
-        self.mode = mode
-        any_plan = programs[mode].plan
-        self.placement = any_plan.placement
-        others: list[Mode] = [m for m in programs if m not in (mode, "embedded")]
-        self.steps = steps if steps is not None else script(rng, mode, others, "embedded" in programs, made)
-        special = made.streams if made is not None else frozenset()
-        self.machine = Machine(rng, len(self.placement.devices), special)
+        self.members = members
+        self.placement = members[0].programs["streams"].plan.placement
+        self.steps = steps if steps is not None else script(rng, members)
+        special = {
+            name
+            for member in members
+            for stream in (member.made.streams if member.made is not None else ())
+            for name in (stream, member.streams.get(stream))
+        }
+        self.machine = Machine(rng, len(self.placement.devices), frozenset(special))
         self.calls: dict[Any, Any] = {}
-        self.sets = programs["streams" if mode == "embedded" else mode].plan.sets
-        count = self.sets + 1 if self.sets > 1 else 1
-        self.memory = self._memory(count)
-        places = {place for program in programs.values() for place in program.places}
-        self.semaphores = [{place: Cell() for place in places} for _ in range(count)]
-        processes = dict.fromkeys(self.placement.processes or (0,))
-        self.hosts = [
-            _Host(p, tuple(d for d in self.placement.ordinals if self.placement.process(d) == p)) for p in processes
-        ]
+        self.protocol = Protocol(members)
+        self.memory = self._memory()
+        places = [{place for program in member.programs.values() for place in program.places} for member in members]
+        self.semaphores = [[{place: Cell() for place in of} for _ in range(self.protocol.kept)] for of in places]
+        self.hosts = [self._process(p) for p in dict.fromkeys(self.placement.processes or (0,))]
 
-    def _memory(self, count: int) -> list[dict[Place, Numbers]]:
-        fill = np.random.default_rng(self.rng.getrandbits(32))
-        sets: list[dict[Place, Numbers]] = [{} for _ in range(count)]
-        for tensor in self.inputs.plan.tensors:
-            for rank, shape in enumerate(tensor.shapes):
-                for number in range(count):
-                    if tensor.kind == "scratch" or number == 0:
-                        sets[number][tensor.name, rank] = fill.integers(0, 2**64, shape, np.uint64)
-                    else:
-                        sets[number][tensor.name, rank] = sets[0][tensor.name, rank]
-        return sets
+    def _process(self, number: int) -> _Host:
+        host = _Host(number, tuple(d for d in self.placement.ordinals if self.placement.process(d) == number))
+        host.of = [Process(number, host.devices, host.records, Events(member)) for member in self.members]
+        return host
+
+    def _memory(self) -> list[list[dict[Place, Numbers]]]:
+        """By member and set. Any scratch of a plan may be the same memory as any of another."""
+        rng, fill = self.rng, np.random.default_rng(self.rng.getrandbits(32))
+        kept, ranks = self.protocol.kept, range(len(self.placement.devices))
+        scratch = [[t for t in member.inputs.plan.tensors if t.kind == "scratch"] for member in self.members]
+        number = max(map(len, scratch))
+        size = max((prod(shape) for of in scratch for t in of for shape in t.shapes), default=0)
+        slots = fill.integers(0, 2**64, (kept, len(ranks), number, size), np.uint64)
+        found: list[list[dict[Place, Numbers]]] = []
+        for member, mine in zip(self.members, scratch, strict=True):
+            own = {
+                (t.name, rank): fill.integers(0, 2**64, shape, np.uint64)
+                for t in member.inputs.plan.tensors
+                if t.kind != "scratch"
+                for rank, shape in enumerate(t.shapes)
+            }
+            sets = [dict(own) for _ in range(kept)]
+            for rank in ranks:
+                for tensor, slot in zip(mine, rng.sample(range(number), len(mine)), strict=True):
+                    shape = tensor.shapes[rank]
+                    for one, memory in enumerate(sets):
+                        memory[tensor.name, rank] = slots[one, rank, slot, : prod(shape)].reshape(shape)
+            found.append(sets)
+        return found
 
     def go(self) -> None:
         """Raises Harm."""
@@ -179,9 +327,9 @@ class Trial:
             self.machine.hosts += 1
             self.machine.start(self._host(host), ("host", host.number))
         self.machine.go()
-        counting = {place for program in self.programs.values() for place in program.counting}
-        for semaphores in self.semaphores:
-            for place, cell in semaphores.items():
+        for member, sets in zip(self.members, self.semaphores, strict=True):
+            counting = {place for program in member.programs.values() for place in program.counting}
+            for place, cell in (item for semaphores in sets for item in semaphores.items()):
                 if cell.value and place not in counting:
                     raise Harm(f"the semaphore at {place} stays up")
 
@@ -189,23 +337,25 @@ class Trial:
 
     def _host(self, host: _Host) -> Thread:
         rng = self.rng
+        versions: dict[int, int] = {}  # by member: of its last run
         for number, step in enumerate(self.steps):
             yield None
             if number and (step.synced or rng.random() < 0.15):
                 yield from self._sync(host)
-                yield from self._looks(host, self.steps[number - 1].version)
-            if step.kind == "own" and step.fresh:
+                yield from self._looks(host, versions)
+            if step.kind == "own" and step.turns[0].fresh:
                 yield from self._callers_end(host)
                 for rank in self._ranks(host):
-                    yield from self._put(rank, step.version)
+                    yield from self._put(rank, step.turns[0])
             yield None
             if step.kind == "replay":
                 yield from self._replay(host, number, step)
             else:
                 self._run(host, number, step)
-            host.reads = step.reads and step.kind != "own"
+            host.reads = host.reads or (step.kind != "own" and any(turn.reads for turn in step.turns))
+            versions |= {turn.of: turn.version for turn in step.turns}
         yield from self._sync(host)
-        yield from self._looks(host, self.steps[-1].version)
+        yield from self._looks(host, versions)
         self.machine.hosts -= 1
 
     def _ranks(self, host: _Host) -> list[int]:
@@ -221,9 +371,10 @@ class Trial:
                     yield moment
         host.running = False
 
-    def _looks(self, host: _Host, version: int) -> Thread:
-        for rank in self._ranks(host):
-            yield from self._get(rank, version, "the host")
+    def _looks(self, host: _Host, versions: dict[int, int]) -> Thread:
+        for of, version in list(versions.items()):
+            for rank in self._ranks(host):
+                yield from self._get(rank, Turn(of, version, fresh=False, reads=True), "the host")
 
     def _callers_end(self, host: _Host) -> Thread:
         """Callers wait for what they have put on their own streams."""
@@ -231,33 +382,39 @@ class Trial:
             for _, moment in host.tails.values():
                 while not moment.come:
                     yield moment
+        host.reads = False
 
-    def _put(self, rank: int, version: int) -> Thread:
+    def _put(self, rank: int, turn: Turn) -> Thread:
         """The rank's inputs are written and its outputs spoiled."""
-        memory, given = self.memory[0], self.inputs.of(version)
+        inputs, memory = self.members[turn.of].inputs, self.memory[turn.of][0]
+        given, bound = inputs.of(turn.version), inputs.bound[rank]
         garbage = self.machine.garbage()
-        for place in (*self.inputs.bound[rank]["input"], *self.inputs.bound[rank]["output"]):
+        for place in (*bound["input"], *bound["output"]):
             memory[place][...] = garbage
         yield None
-        for place in self.inputs.bound[rank]["input"]:
+        for place in bound["input"]:
             if not (memory[place] == garbage).all():
                 raise Harm(f"something writes {place[0]}@{rank} while its caller does")
             memory[place][...] = given[place]
-        for place in self.inputs.bound[rank]["output"]:
+        for place in bound["output"]:
             if not (memory[place] == garbage).all():
                 raise Harm(f"something writes {place[0]}@{rank} outside of a run")
 
-    def _get(self, rank: int, version: int, who: str) -> Thread:
-        wanted = self.inputs.wanted.get(version, {})
-        for place in self.inputs.bound[rank]["output"] if wanted else ():
-            if not np.array_equal(self.memory[0][place], wanted[place]):
-                raise WrongNumbers(f"{who} of rank {rank} reads wrong numbers in {place[0]}")
+    def _get(self, rank: int, turn: Turn, who: str) -> Thread:
+        inputs, memory = self.members[turn.of].inputs, self.memory[turn.of][0]
+        wanted = inputs.wanted.get(turn.version, {})
+        for place in inputs.bound[rank]["output"] if wanted else ():
+            if not np.array_equal(memory[place], wanted[place]):
+                raise WrongNumbers(f"{who} of rank {rank} reads wrong numbers in {place[0]}", turn.of)
         yield None
 
     # ---- runs
 
-    def _new(self, program: Program, number: int, which: int) -> Run:
-        return Run(program, number, self.memory[which], self.semaphores[which], self.calls)
+    def _new(self, step: Step, number: int, place: int, which: int) -> Run:
+        """The run of a step's turn at this place, in a set."""
+        of = step.turns[place].of
+        program = self.members[of].programs[step.mode]
+        return Run(program, 8 * number + place, self.memory[of][which], self.semaphores[of][which], self.calls)
 
     def _caller(self, rank: int, callers: int) -> tuple[object, Queue]:
         name = ("caller", rank, callers)
@@ -271,98 +428,95 @@ class Trial:
         return queue
 
     def _run(self, host: _Host, number: int, step: Step) -> None:
-        machine, program = self.machine, self.programs[step.mode]
-        callers = step.callers
-        run = self._new(program, number, host.issued % self.sets)
+        machine, callers, (turn,) = self.machine, step.callers, step.turns
+        run = self._new(step, number, 0, self.protocol.of_run(host.issued))
+        streams = self.members[turn.of].streams
+        made = turn.of, step.mode, callers
         timed = step.mode == "traced" or step.timed or not callers
-        behind = host.running or host.replays
-        others = host.before != (step.mode, callers)
+        manner = Manner(bool(callers), host.running or host.replays, timed, host.before != made, host.replays)
         for rank in self._ranks(host) if callers else ():
             queue = self._caller(rank, callers)[1] if step.loose else self._behind_tail(host, rank, callers)
-            if step.fresh:
-                machine.push(queue, self._put, rank, step.version)
-        for name, action in part_of(program, host, bool(callers), behind, timed, others, host.replays):
-            queue = self._caller(name.number, callers)[1] if name.kind == "caller" else machine.stream(name)
-            machine.issue(queue, host, run, action)
+            if turn.fresh:
+                machine.push(queue, self._put, rank, turn)
+        for name, action in part_of(run.program, host, manner):
+            queue = self._caller(name.number, callers)[1] if name.kind == "caller" else machine.stream(streams[name])
+            machine.issue(queue, host.of[turn.of], run, action)
         for rank in self._ranks(host) if callers else ():
-            self._ends_with(host, rank, *self._caller(rank, callers), step)
+            tail, queue = self._caller(rank, callers)
+            if turn.reads:
+                machine.push(queue, self._get, rank, turn, "the caller")
+            moment = Moment()
+            machine.push(queue, "record", moment)
+            host.tails[rank] = tail, moment
         host.issued += 1
-        host.running, host.before = True, (step.mode, callers)
-
-    def _ends_with(self, host: _Host, rank: int, name: object, queue: Queue, step: Step) -> None:
-        if step.reads:
-            self.machine.push(queue, self._get, rank, step.version, "the caller")
-        moment = Moment()
-        self.machine.push(queue, "record", moment)
-        host.tails[rank] = name, moment
+        host.running, host.before = True, made
 
     def _replay(self, host: _Host, number: int, step: Step) -> Thread:
         if not host.replays:  # captured now
             yield from self._sync(host)
             host.replays = True
-        program = self.programs["embedded"]
-        run = self._new(program, number, self.sets if self.sets > 1 else 0)
+        runs = [self._new(step, number, i, self.protocol.of_replay(i)) for i in range(len(step.turns))]
         for device in self.rng.sample(host.devices, len(host.devices)):
             first, *rest = self.placement.ranks(device)
             name, queue = self._caller(first, step.callers)
             for rank in (first, *rest):
                 if rank in host.tails and host.tails[rank][0] != name:
                     self.machine.push(queue, "await", host.tails[rank][1])
-            outside: dict[int, dict[EventName, Moment]] = {}
-            for action in (*program.plan.called.prologue, *program.plan.called.epilogue):
-                if isinstance(action, LaunchGraph) and program.device(action.stream) == device:
-                    outside[action.device] = {EventName("replayed", action.device): Moment()}
-                    host.records.update(outside[action.device])
-            self.machine.push(queue, self._callers_graph, host, run, device, step, outside)
+            outside: list[dict[int, dict[object, Moment]]] = []
+            for run in runs:
+                outside.append({})
+                for action in (*run.program.plan.called.prologue, *run.program.plan.called.epilogue):
+                    if isinstance(action, LaunchGraph) and run.program.device(action.stream) == device:
+                        outside[-1][action.device] = {EventName("replayed", action.device): Moment()}
+                        host.records.update(outside[-1][action.device])
+            self.machine.push(queue, self._callers_graph, host, runs, device, step, outside)
             moment = Moment()
             self.machine.push(queue, "record", moment)
             for rank in (first, *rest):
                 host.tails[rank] = name, moment
             yield None
 
-    def _callers_graph(self, host: _Host, run: Run, device: int, step: Step, outside: Any) -> Thread:
-        """What the callers of a device have captured: their own work around the device's graph."""
-        machine, plan = self.machine, run.program.plan
-        ranks = self.placement.ranks(device)
+    def _callers_graph(self, host: _Host, runs: Sequence[Run], device: int, step: Step, outside: Any) -> Thread:
+        """What the callers of a device have captured: their own work around the device's graphs of the runs."""
+        machine, ranks = self.machine, self.placement.ranks(device)
         queues = {StreamName("caller", rank): Queue() for rank in ranks}
         local = Process(host.number, (device,))
-        for rank in ranks if step.fresh else ():
-            yield from self._put(rank, step.version)
-        for action in (*plan.called.prologue, *plan.called.epilogue):
-            if run.program.device(action.stream) != device:
-                continue
-            if action.stream not in queues:
-                raise Harm(f"{action.stream} takes no part in the callers' graph")
-            if not Manner(True, behind=True, timed=False, others=True, replays=True).takes(action.when):
-                continue
-            if isinstance(action, LaunchGraph):
-                if action.device not in host.devices:
-                    raise Harm("a process launches another one's graph")
-                machine.push(queues[action.stream], machine._graph, local, run, action.device, outside[action.device])
-                continue
-            machine.issue(queues[action.stream], local, run, action)
-        for rank in ranks if step.reads else ():
-            machine.push(queues[StreamName("caller", rank)], self._get, rank, step.version, "the caller")
+        for run, turn, events in zip(runs, step.turns, outside, strict=True):
+            for rank in ranks if turn.fresh else ():
+                machine.push(queues[StreamName("caller", rank)], self._put, rank, turn)
+            for action in (*run.program.plan.called.prologue, *run.program.plan.called.epilogue):
+                if run.program.device(action.stream) != device:
+                    continue
+                if action.stream not in queues:
+                    raise Harm(f"{action.stream} takes no part in the callers' graph")
+                if not self.protocol.REPLAYED.takes(action.when):
+                    continue
+                if isinstance(action, LaunchGraph):
+                    if action.device not in host.devices:
+                        raise Harm("a process launches another one's graph")
+                    queue = queues[action.stream]
+                    machine.push(queue, machine._graph, local, run, action.device, events[action.device])
+                    continue
+                machine.issue(queues[action.stream], local, run, action)
+            for rank in ranks if turn.reads else ():
+                machine.push(queues[StreamName("caller", rank)], self._get, rank, turn, "the caller")
         yield from machine.carried_out(queues)
 
 
-def part_of(
-    program: Program, host: Process, called: bool, behind: bool, timed: bool, others: bool, replays: bool
-) -> Sequence[tuple[StreamName, Action]]:
+def part_of(program: Program, host: Process, manner: Manner) -> Sequence[tuple[StreamName, Action]]:
     """What a process issues of a run."""
     kept = program.__dict__.setdefault("parts", {})
-    key = (host.devices, called, behind, timed, others, replays)
+    key = host.devices, manner
     if key not in kept:
         plan = program.plan
-        run_ends = plan.called if called else plan.own
-        manner = Manner(called, behind, timed, others, replays)
+        run_ends = plan.called if manner.called else plan.own
 
         def mine(actions: Iterable[Action], *, with_ends: bool) -> list[tuple[StreamName, Action]]:
             return [
                 (a.stream, a)
                 for a in actions
                 if program.device(a.stream) in host.devices
-                and (called or a.stream.kind != "caller")
+                and (manner.called or a.stream.kind != "caller")
                 and (not with_ends or isinstance(a, CallCollective) or manner.takes(a.when))
             ]
 
@@ -372,11 +526,12 @@ def part_of(
     return found
 
 
-def learn(programs: dict[Mode, Program], inputs: Inputs) -> None:
+def learn(member: Member) -> None:
     """What must come out of each version of the inputs: one undamaged run alone."""
+    inputs = member.inputs
     for version in range(VERSIONS):
-        step = Step("own", "streams", 0, True, True, True, version, False)
-        trial = Trial(programs, inputs, f"learn {version}", [step], "streams")
+        turn = Turn(0, version, fresh=True, reads=False)
+        trial = Trial([member], f"learn {version}", [Step("own", "streams", 0, True, True, (turn,))])
         trial.go()
         outputs = [place for rank in inputs.bound.values() for place in rank["output"]]
-        inputs.wanted[version] = {place: trial.memory[0][place].copy() for place in outputs}
+        inputs.wanted[version] = {place: trial.memory[0][0][place].copy() for place in outputs}

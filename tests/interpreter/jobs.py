@@ -23,6 +23,8 @@ class Job:
     nodes: tuple[int, ...] = ()
     library: Library = ""
     machine: str = "h200-switch"
+    scale: int = 1  # of M
+    alone: bool = True  # no other plan shares its workspace
 
     def __str__(self) -> str:
         where = f"devices {''.join(map(str, self.devices))}"
@@ -30,7 +32,8 @@ class Job:
             where += f", processes {''.join(map(str, self.processes))}"
         if self.nodes:
             where += f", nodes {''.join(map(str, self.nodes))}"
-        return f"{self.schedule}, {self.mode}, {where}{f', {self.library}' if self.library else ''}"
+        larger = f", {self.scale} times as many rows" if self.scale > 1 else ""
+        return f"{self.schedule}, {self.mode}, {where}{f', {self.library}' if self.library else ''}{larger}"
 
 
 TWO, FOUR, SHARED = (0, 1), (0, 1, 2, 3), (0, 0, 1, 1)
@@ -59,6 +62,32 @@ JOBS = (
 )
 
 
+def _workspace(
+    schedules: str, devices: tuple[int, ...], processes: tuple[int, ...] = (), library: Library = ""
+) -> tuple[Job, ...]:
+    """`ag_gemm/streamed*2`: with twice as many rows."""
+    named = [word.partition("*") for word in schedules.split()]
+    return tuple(
+        Job(name, "streams", devices, processes, (), library, scale=int(scale or 1), alone=False)
+        for name, _, scale in named
+    )
+
+
+# Plans that share a workspace.
+WORKSPACES = (
+    _workspace(
+        "ag_gemm/streamed ag_gemm/streamed*2 ag_gemm/stationary_a gemm_rs/streamed gemm_rs/oneshot*2 gemm_ar/streamed",
+        TWO, TWO,
+    ),
+    _workspace("ag_gemm/oneshot ag_gemm/oneshot*2 gemm_rs/oneshot gemm_rs/direct gemm_ar/oneshot", TWO, TWO),
+    _workspace("ag_gemm/streamed ag_gemm/hetero_fused_1d*2 gemm_rs/serial gemm_ar/streamed concurrent/ar_copies", TWO),
+    _workspace("ag_gemm/streamed gemm_rs/ring gemm_rs/streamed*2 a2a_gemm/overlapped", SHARED),
+    _workspace("ag_gemm/streamed gemm_rs/relay*2 gemm_rs/direct a2a_gemm/overlapped gemm_ar/oneshot", SHARED, SHARED),
+    _workspace("ag_gemm/streamed gemm_rs/streamed gemm_ar/streamed*2", FOUR, SHARED),
+    _workspace("gemm_ar/serial gemm_ar/oneshot ag_gemm/streamed*2", TWO, TWO, "NCCL"),
+)  # fmt: skip
+
+
 @cache
 def layout(job: Job) -> Layout:
     ranks = len(job.devices)
@@ -69,8 +98,10 @@ def layout(job: Job) -> Layout:
         node = job.nodes.count(0)
         machine = replace(machine, links=replace(machine.links, ranks=node))
         sizes |= {"node": node, "chunks": 1}
+    if job.scale > 1:
+        sizes["M"] = 16 * ranks * job.scale
     plan = plan_of(build(cases.schedule(job.schedule), ranks, sizes), machine)
-    features = replace(usual(machine.device.arch), collectives=job.library)
+    features = replace(usual(machine.device.arch), collectives=job.library, alone=job.alone)
     return layout_of(plan, machine.device, placement, features)
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from ficco_rt.device.ir import (
     StreamMemOps,
     StreamName,
 )
+from ficco_rt.graph.ir import Priority
 from tests.interpreter.programs import (
     Harm,
     Numbers,
@@ -88,6 +89,14 @@ class Queue(Waited):
         self.whole = False
 
 
+class SharedStream(NamedTuple):
+    """A stream that plans of a workspace share."""
+
+    device: int
+    priority: Priority
+    number: int
+
+
 class _Running:
     __slots__ = ("group", "key", "thread")
 
@@ -100,7 +109,7 @@ class Order:
     long as anything else can go on. `group` of a thread: what is held back together. `special`: streams that are held
     back more often, or all but they are."""
 
-    def __init__(self, rng: random.Random, special: frozenset[StreamName] = frozenset()) -> None:
+    def __init__(self, rng: random.Random, special: frozenset[object] = frozenset()) -> None:
         self.rng, self.special = rng, special
         ways = ("chance", "priorities", "held", "held") if not special else ("chance", "held", "held", "late", "early")
         self.way = rng.choice(ways)
@@ -118,7 +127,7 @@ class Order:
         if self.way == "late":
             return float(group in self.special)
         if self.way == "early":
-            return float(isinstance(group, StreamName) and group not in self.special)
+            return float(isinstance(group, StreamName | SharedStream) and group not in self.special)
         return 0.0
 
     def pick(self, ready: Sequence[_Running]) -> int:
@@ -175,17 +184,18 @@ class _Collective(Moment):
 
 @dataclass
 class Process:
-    """What a process knows: the last record of each event, and its streams."""
+    """What a process knows: the last record of each event. `event`: what an event of its plan is there."""
 
     number: int
     devices: tuple[int, ...]
-    records: dict[EventName, Moment] = field(default_factory=dict)
+    records: dict[object, Moment] = field(default_factory=dict)
+    event: Callable[[EventName], object] = field(default=lambda event: event)
 
 
 class Machine:
     """All devices. Processes issue actions to it; `go` lets everything run in random order."""
 
-    def __init__(self, rng: random.Random, ranks: int, special: frozenset[StreamName] = frozenset()) -> None:
+    def __init__(self, rng: random.Random, ranks: int, special: frozenset[object] = frozenset()) -> None:
         self.rng, self.ranks = rng, ranks
         self.order = Order(rng, special)
         self.ready: list[_Running] = []
@@ -479,11 +489,12 @@ class Machine:
                 moment = Moment()
                 if local is not None and event in local.outside:
                     moment = local.outside[event]
-                records[event] = moment
+                records[process.event(event)] = moment
                 self.push(queue, "record", moment)
             case AwaitEvent(event=event):
-                if event in records:
-                    self.push(queue, "await", records[event])
+                name = process.event(event)
+                if name in records:
+                    self.push(queue, "await", records[name])
             case LaunchKernel(launch=launch):
                 run.program.launch(launch)
                 self.push(queue, "kernel", run, launch)
@@ -509,11 +520,11 @@ class Machine:
                 self.push(queue, self._collective, run, action, (run.number, communicator, count), rank)
             case LaunchGraph(device=device):
                 replayed = EventName("replayed", device)
-                outside = {replayed: Moment()} if run.program.plan.mode == "embedded" else {}
+                outside: dict[object, Moment] = {replayed: Moment()} if run.program.plan.mode == "embedded" else {}
                 process.records.update(outside)
                 self.push(queue, self._graph, process, run, device, outside)
 
-    def _graph(self, process: Process, run: Run, device: int, outside: dict[EventName, Moment]) -> Thread:
+    def _graph(self, process: Process, run: Run, device: int, outside: dict[object, Moment]) -> Thread:
         """A device's part of the body, captured: streams of their own, with events of their own."""
         events = _Events({}, outside)
         queues: dict[StreamName, Queue] = {}
@@ -540,8 +551,8 @@ class Machine:
 class _Events:
     """Those of a graph. `outside`: those that a graph records for others."""
 
-    records: dict[EventName, Moment]
-    outside: dict[EventName, Moment]
+    records: dict[object, Moment]
+    outside: dict[object, Moment]
 
 
 def graph_of(program: Program, device: int) -> Sequence[Action]:

@@ -29,7 +29,11 @@ class Harm(Exception):
 
 
 class WrongNumbers(Harm):
-    """Who reads the outputs does not find what the schedule says."""
+    """Who reads the outputs of a plan does not find what the schedule says."""
+
+    def __init__(self, text: str, of: int) -> None:
+        super().__init__(text)
+        self.of = of
 
 
 class Part:

@@ -7,14 +7,14 @@ import re
 import pytest
 
 from ficco_rt.device.ir import AwaitEvent, Barrier, LaunchKernel, RecordEvent, ResetSemaphores
-from tests.interpreter.campaign import campaign, harm, judged, undamaged
+from tests.interpreter.campaign import campaign, campaign_together, harm, judged, neighbours, together, undamaged
 from tests.interpreter.hosts import Trial
-from tests.interpreter.jobs import JOBS, Job, plans
+from tests.interpreter.jobs import JOBS, WORKSPACES, Job, plans
 from tests.interpreter.mutants import Mutant
 from tests.unit.device_plan_damage import Damage, changed, dropped, launched, taken_first, waited_too_early, without
 
 ORDERS = 8  # of an undamaged job; `python -m tests.interpreter --undamaged 1000` takes more
-MUTANTS, SEED = 120, 2
+MUTANTS, SEQUENCES, SEED = 120, 200, 2
 SEEN = "reads wrong numbers|outside of a run|its caller does|, and it is up|of another run|stays up|does not end"
 
 STREAMED, OPENED, EXITS, ENTRIES, TWO_SETS = JOBS[0], JOBS[1], JOBS[6], JOBS[15], JOBS[11]
@@ -22,14 +22,19 @@ STREAMED, OPENED, EXITS, ENTRIES, TWO_SETS = JOBS[0], JOBS[1], JOBS[6], JOBS[15]
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
 def test_undamaged_plans_are_right_in_every_order(job: Job) -> None:
-    programs, inputs = undamaged(job)
     for order in range(ORDERS):
-        Trial(programs, inputs, order, mode=job.mode).go()
+        Trial([undamaged(job)], order).go()
+
+
+@pytest.mark.parametrize("number", range(len(WORKSPACES)))
+def test_plans_of_a_workspace_follow_each_other_in_every_order(number: int) -> None:
+    for order in range(ORDERS):
+        Trial(neighbours(WORKSPACES[number], str(order)), order).go()
 
 
 def test_sums_are_those_of_the_inputs() -> None:
     """What an undamaged plan gives is the product of what the ranks hold."""
-    _, inputs = undamaged(STREAMED)
+    inputs = undamaged(STREAMED).inputs
     given, wanted = inputs.of(1), inputs.wanted[1]
     for rank in range(2):
         left = [row for other in range(2) for row in given["A", other]]
@@ -61,6 +66,15 @@ def test_mistakes_show(job: Job, damage: Damage, said: str) -> None:
     assert re.search(said, str(found[1]))
 
 
+def test_mistakes_show_in_a_workspace() -> None:
+    """Of a plan whose streams do not wait for the runs of others."""
+    job, *beside = WORKSPACES[2]
+    made = without(AwaitEvent, "prologue", "called")(plans(job)[job.mode])
+    found = harm(job, Mutant("called prologue", "damage", made), 60, beside)
+    assert found is not None
+    assert re.search(SEEN, str(found[1]))
+
+
 @pytest.mark.parametrize(
     ("job", "seed"),
     [
@@ -78,6 +92,20 @@ def test_mutants_that_did_harm_are_refused(job: int, seed: int) -> None:
     assert judged(JOBS[job], seed).verdict == "refused"
 
 
+@pytest.mark.parametrize(
+    ("workspace", "seed"),
+    [(4, 3000004)],  # a caller's stream that waits, in a capture, for what is recorded outside
+)
+def test_mutants_that_did_harm_in_a_workspace_are_refused(workspace: int, seed: int) -> None:
+    assert together(workspace, seed).verdict == "refused"
+
+
 def test_no_harmful_mutant_is_accepted() -> None:
     """By the verdict of `python -m tests.interpreter`, which takes thousands."""
     assert [str(one) for one in campaign(JOBS, MUTANTS, SEED, orders=30) if one.bad] == []
+
+
+def test_no_harmful_mutant_is_accepted_in_a_workspace() -> None:
+    """By the verdict of `python -m tests.interpreter --together`, which takes tens of thousands of sequences."""
+    made = campaign_together(range(len(WORKSPACES)), SEQUENCES, SEED, orders=10)
+    assert [str(one) for one in made if one.bad] == []
