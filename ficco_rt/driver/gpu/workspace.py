@@ -109,8 +109,11 @@ class GpuWorkspace(SharedWorkspace):
         WATCHDOG.watch(self.gpus.client)
 
     def fail(self, error: BaseException) -> None:
-        """Gives back what was made when an executor could not be opened. The first error is the one to tell."""
+        """Gives back what was made when an executor could not be opened; other executors get no further run. The first
+        error is the one to tell."""
         self.closed = True
+        if hasattr(self, "runs"):
+            self.runs.lost = True
         if self.peers is not None and isinstance(error, DeviceError | UsageError):
             self.peers.leave(error)
         if self.gpus.client.shut() and not self.gpus.hung:
