@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -133,6 +134,26 @@ def test_workspaces_in_opposite_orders(cuda_pair: Processes) -> None:
     assert all(isinstance(answer, str) for answer in answers), answers
     assert any("did not end within 1 s" in answer for answer in answers), answers
     assert any("issued in one order by all processes" in answer for answer in answers), answers
+
+
+def test_what_another_executor_has_poisoned(cuda_pair: Processes) -> None:
+    """Scratch is that of all: a run of any executor waits until all processes have poisoned it."""
+    names = ("ag_gemm/oneshot", "ag_gemm/streamed")
+    graph = build(cases.schedule(names[1]), 2, cases.sizes(names[1], 2, True) | cases.few_chunks(names[1]))
+    answers = cuda_pair.ask("poisoned", names)
+    got = {key: array for found, _ in answers for key, array in found.items()}
+    outputs = {t.name: [got[t.name, r] for r in range(2)] for t in graph.tensors if t.kind == "output"}
+    result = compare(graph, fresh_inputs(graph, 0, "exact"), outputs, "exact")
+    assert result.ok, result.worst
+    assert [left for _, left in answers] == ["", ""]
+
+
+def test_an_executor_that_cannot_open_ends_the_runs_of_all(cuda_pair: Processes) -> None:
+    one, other = cuda_pair.ask("late", ("ag_gemm/oneshot", "ag_gemm/streamed"))
+    assert len(one) == len(other) == 2
+    assert re.search("process 1 of 2 has not come", one[0])
+    assert re.search("process 0 of 2 has not come", other[0])
+    assert other[1] == "the GPUs run nothing since an earlier error; make a new executor, in new processes"
 
 
 def test_memory_is_that_of_the_largest(cuda: StandIn) -> None:

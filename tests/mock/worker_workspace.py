@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,44 @@ class Workspaces:
                     executor.synchronize()
                 found.append([self.outputs(executor) for executor in made])
         return found, self.left()
+
+    def poisoned(self: Any, names: Sequence[str]) -> tuple[list[Any], str]:
+        """A run of the second plan behind `poison` of the first, to which process 1 comes late."""
+        from ficco_rt.exec.executor import Executor
+        from ficco_rt.exec.workspace import Workspace
+
+        with Workspace(self.group.size, self.face, group=self.group, timeout=TIMEOUT) as workspace:
+            first, second = (Executor(self.plan(name), workspace=workspace) for name in names)
+            for executor in (first, second):
+                self.fill(executor, 0)
+                executor.run()
+            time.sleep(0.3 * self.place)
+            first.poison()
+            second.run()
+            found = self.outputs(second)
+        return found, self.left()
+
+    def late(self: Any, names: Sequence[str]) -> list[str]:
+        """Process 1 comes to the opening of the second executor when process 0 has given it up. What the opening tells,
+        and then a run of the first one."""
+        from ficco_rt.errors import DeviceError
+        from ficco_rt.exec.executor import Executor
+        from ficco_rt.exec.workspace import Workspace
+
+        told = []
+        with suppress(DeviceError), Workspace(self.group.size, self.face, group=self.group, timeout=TIMEOUT) as shared:
+            first, plan = Executor(self.plan(names[0]), workspace=shared), self.plan(names[1])
+            self.fill(first, 0)
+            first.run()
+            driver: Any = first.driver
+            driver._gpus.timeout = driver._gpus.client.timeout = driver._peers._timeout = shared.timeout = 0.5
+            time.sleep(1.0 * self.place)
+            for call in (partial(Executor, plan, workspace=shared), first.run):
+                try:
+                    call()
+                except DeviceError as error:
+                    told.append(str(error).partition("\n")[0])
+        return told
 
     def sized(self: Any, asked: Sequence[tuple[str, int]], touching: bool) -> tuple[bool, str]:
         """Operations on tensors of these rows, of which each process has its rank's: the last one the same ones at each

@@ -82,7 +82,7 @@ class GpuDriver(api.Driver):
         self._others: _Others | None = None  # where the workspace has all that processes touch of one another
         self._shared_there: Mapping[str, tuple[int, int]] | None = None  # and where it lay then, in this process
         self._touched: frozenset[str] | None = None  # inputs and outputs that other processes touch
-        self._closed = self._poisoned = False
+        self._closed = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         refuse(plan)
@@ -287,9 +287,10 @@ class GpuDriver(api.Driver):
 
     def poison(self, buffer: Buffer) -> None:
         self._runs.quiet()
-        if self._peers is not None and (not self._poisoned or self._runs.replays):
+        if self._peers is not None and (not self._peers.poisoned or self._runs.replays):
             self._peers.agree("poison")  # others may still touch what the last run, or replay, has made here
-        self._poisoned = self._peers is not None
+        if self._peers is not None:
+            self._peers.poisoned = True
         tensor = self._buffers[buffer]
         if not tensor.size:
             return
@@ -456,10 +457,10 @@ class GpuDriver(api.Driver):
         if not binding.complete:
             with self._alone(), self._gpus.uncaptured():
                 self._binder.complete(binding)
-        if self._peers is not None and (self._poisoned or self.tracing):
+        if self._peers is not None and (self._peers.poisoned or self.tracing):
             # NOTE others write into our scratch as soon as they run: semaphores keep apart runs, not what the host does
-            self._peers.agree("run what was poisoned" if self._poisoned else "trace a run")
-            self._poisoned = False
+            self._peers.agree("run what was poisoned" if self._peers.poisoned else "trace a run")
+            self._peers.poisoned = False
         given = tuple(streams)
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
             self._callers = handles(given, self._gpus.ranks, self._vendor.stream)

@@ -89,6 +89,7 @@ class Peers:
         self._inside: Callable[[], AbstractContextManager[None]] = nullcontext
         self.board: Board | None = None
         self.lost = False  # an exchange has failed: the others may be gone
+        self.poisoned = False  # scratch was, which executors may share, and no run has followed
         self._closing = 0.0  # when this process began to close
         self._processes = processes(ranks, group.size)
         self._each = ranks // group.size
