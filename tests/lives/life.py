@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal, TypeAlias
 
@@ -30,6 +30,8 @@ KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
 OWN, CALLERS = 0, (1, 2)  # sets of tensors: the executor's, and the callers'
 MODES = ("streams", "graph")
 DATA = 4  # inputs that a life draws from
+# Operations whose rows change from run to run, and how many a rank may have; BUCKET of them need no copy.
+OPERATIONS, MOST, BUCKET = ("ag_gemm", "gemm_rs", "gemm_ar"), 24, 8
 
 # How often each kind is drawn: alone, and in groups.
 _ALONE = {"none": 5, "part": 8, "stop": 15, "slow": 14, "kill": 3, "interrupt": 16, "pause": 4, "exit": 9, "fork": 5,
@@ -43,14 +45,16 @@ VENDOR_CODES = {"cuda": (999, 719, 2, 1), "hip": (999, 719, 2, 1), "host": (0,)}
 @dataclass(frozen=True, slots=True)
 class Op:
     """What every process does at this step. `run` ends with the run; `issue` and `replay` do not: `sync` waits for all
-    of the executor's. `order`: in which the GPUs' graphs are replayed."""
+    of the executor's. `order`: in which the GPUs' graphs are replayed. `rows`: of an operation. `leave`: the workspace
+    closes, and with it all executors."""
 
-    do: Literal["open", "run", "issue", "capture", "replay", "sync", "poison", "close"]
+    do: Literal["open", "run", "issue", "capture", "replay", "sync", "poison", "close", "leave"]
     seat: int
     manner: str = ""  # streams, graph, traced, gated; on the host the order of steps
     data: int = 0
     tensors: int = OWN
     order: tuple[int, ...] = ()
+    rows: int = 0
 
     @property
     def issues(self) -> bool:
@@ -75,7 +79,7 @@ class Life:
     driver: DriverName
     processes: int
     ranks: int
-    seats: tuple[str, ...]  # the executors' schedules
+    seats: tuple[str, ...]  # the executors' schedules, or operations
     ops: tuple[Op, ...]
     event: Event
     limit: float  # seconds, of a run, from the event on
@@ -83,21 +87,31 @@ class Life:
     patient: bool = False  # with the driver's own patience, not a shorter one
     settings: str = ""  # of the stand-in
     seed: int = 0  # of the order of steps
+    workspace: bool = False  # the executors share one
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        return tuple(Key(self.driver, name, self.ranks, self.processes, self.library) for name in self.seats)
+        """Of the seats; of an operation, that of its largest plan."""
+        return tuple(
+            Key(self.driver, name, self.ranks, self.processes, self.library, MOST if name in OPERATIONS else 0)
+            for name in self.seats
+        )
+
+    @property
+    def plans(self) -> tuple[Key, ...]:
+        return (*self.keys, *(replace(key, rows=BUCKET) for key in self.keys if key.rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Of a plan."""
+    """Of a plan. `rows`: `schedule` is an operation, and this the bucket."""
 
     driver: DriverName
     schedule: str
     ranks: int
     processes: int
     library: bool = False
+    rows: int = 0
 
 
 def named(name: str, driver: DriverName = "cuda") -> Life:
@@ -117,7 +131,10 @@ def drawn(driver: DriverName, group: bool, campaign: int, number: int) -> Life:
     )
     library = driver != "host" and chance.random() < 0.2
     pool = [n for n in cases.SCHEDULES if not library or _calls(n)]
-    seats = tuple(chance.sample(pool, chance.choices((1, 2, 3), (6, 3, 1))[0]))
+    workspace = chance.random() < 0.4
+    seats = tuple(chance.sample(pool, chance.choices((1, 2, 3), (1, 3, 2) if workspace else (6, 3, 1))[0]))
+    if workspace and not library:
+        seats = tuple(chance.choice(OPERATIONS) if chance.random() < 0.4 else name for name in seats)
     weights = {k: n for k, n in (_GROUP if group else _ALONE).items() if driver != "host" or k in _HOST}
     if not library:
         weights.pop("library", None)
@@ -126,7 +143,7 @@ def drawn(driver: DriverName, group: bool, campaign: int, number: int) -> Life:
     kind: Kind = chance.choices(list(weights), list(weights.values()))[0]  # type: ignore[assignment]
     # a capture of NCCL's calls needs one GPU a process
     graphs = driver == "cuda" and (not library or ranks == processes)
-    ops = tuple(_ops(chance, driver, len(seats), ranks // processes, graphs, kind, group))
+    ops = tuple(_ops(chance, driver, seats, ranks // processes, graphs, kind, group, workspace))
     return Life(
         name, driver, processes, ranks, seats, ops, _event(chance, driver, kind, ops, processes),
         limit=chance.choice((0.1, 0.2, 0.3)) * (1.5 if group else 1),
@@ -134,6 +151,7 @@ def drawn(driver: DriverName, group: bool, campaign: int, number: int) -> Life:
         patient=chance.random() < 0.05,
         settings=f"call_steps {chance.choice((0, 0, 1, 3))}; query_steps {chance.choice((5, 64, 3000))}",
         seed=chance.randrange(1 << 20),
+        workspace=workspace,
     )  # fmt: skip
 
 
@@ -142,31 +160,41 @@ def _calls(name: str) -> bool:
 
 
 def _ops(
-    chance: Random, driver: str, seats: int, graphs: int, may_capture: bool, kind: str, grouped: bool
+    chance: Random,
+    driver: str,
+    names: Sequence[str],
+    graphs: int,
+    may_capture: bool,
+    kind: str,
+    grouped: bool,
+    workspace: bool,
 ) -> Iterator[Op]:
     """`graphs`: of a caller, one a GPU of the process."""
+    seats = len(names)
     yield from (Op("open", seat) for seat in range(seats))
-    captured: set[int] = set()
+    captured: dict[int, int] = {}  # seat → rows
     pending: set[int] = set()
     must = kind == "part"
     for _ in range(chance.randint(2, 6)):
         seat, data = chance.randrange(seats), chance.randrange(DATA)
+        rows = chance.choice((1, 3, BUCKET, BUCKET, 13, MOST)) if names[seat] in OPERATIONS else 0
         what = chance.choices(("run", "issue", "replay", "poison"), (5, 3, 2, 1))[0]
         if driver == "host" and what != "poison":
             order = chance.choice(("fifo", "adversarial", f"random({chance.randrange(99)})"))
-            yield Op("run", seat, order, data, chance.choice((OWN, *CALLERS)))
+            yield Op("run", seat, order, data, chance.choice((OWN, *CALLERS)), rows=rows)
             continue
         if (what == "replay" and may_capture) or must:
             must = False
             if seat not in captured:
-                captured.add(seat)
-                yield Op("capture", seat, tensors=CALLERS[-1])
+                captured[seat] = rows
+                yield Op("capture", seat, tensors=CALLERS[-1], rows=rows)
             for _ in range(chance.choice((1, 1, 2))):
-                yield Op("replay", seat, "", data, CALLERS[-1], tuple(chance.sample(range(graphs), graphs)))
+                gpus = tuple(chance.sample(range(graphs), graphs))
+                yield Op("replay", seat, "", data, CALLERS[-1], gpus, captured[seat])
             pending.add(seat)
         elif what == "issue":
             for _ in range(chance.choice((1, 2, 3))):
-                yield Op("issue", seat, chance.choice(("streams", "graph")), data, CALLERS[0])
+                yield Op("issue", seat, chance.choice(("streams", "graph")), data, CALLERS[0], rows=rows)
             pending.add(seat)
         elif what == "poison":
             if not (captured and grouped):  # NOTE no replay agrees with others that all have poisoned their scratch
@@ -174,13 +202,15 @@ def _ops(
             continue
         else:
             manner = chance.choices(("streams", "graph", "traced", "gated"), (4, 4, 1, 1))[0]
-            yield Op("run", seat, manner, data, chance.choice((OWN, CALLERS[0])))
+            yield Op("run", seat, manner, data, chance.choice((OWN, CALLERS[0])), rows=rows)
         for other in sorted(pending):
             if chance.random() < 0.5:
                 pending.discard(other)
                 yield Op("sync", other)
     yield from (Op("sync", seat) for seat in sorted(pending))
-    yield from (Op("close", seat) for seat in range(seats))
+    yield from (Op("close", seat) for seat in range(seats) if not workspace or chance.random() < 0.5)
+    if workspace:
+        yield Op("leave", 0)
 
 
 def _event(chance: Random, driver: DriverName, kind: Kind, ops: Sequence[Op], processes: int) -> Event:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,13 +30,16 @@ from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import fresh_inputs
 from ficco_rt.exec.reference import evaluate, take
+from ficco_rt.exec.workspace import Workspace
 from ficco_rt.geometry.region import Region
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.process.group import Group
+from ficco_rt.select import sized
+from ficco_rt.select.choose import choose
 from ficco_rt.types import numpy_dtype
 from tests import cases
-from tests.lives.life import OWN, Event, Key, Life, Op, Report
+from tests.lives.life import BUCKET, MOST, OWN, Event, Key, Life, Op, Report
 from tests.lives.striking import calm, strike, waited
 from tests.mock import standin
 from tests.pipes import Pipes
@@ -69,6 +73,8 @@ _KEYS: dict[int, Key] = {}  # of the plans that live
 
 @cache
 def plan(key: Key) -> Plan:
+    if key.rows:
+        return _of_operation(key)
     sizes = cases.sizes(key.schedule, key.ranks, True) | cases.few_chunks(key.schedule) | cases.once(key.schedule)
     graph = build(cases.schedule(key.schedule), key.ranks, sizes)
     if key.driver == "host":
@@ -77,6 +83,32 @@ def plan(key: Key) -> Plan:
     made = plan_of(graph, discover(key.driver, key.ranks, processes=key.processes))
     _KEYS[id(made)] = key
     return made
+
+
+def _of_operation(key: Key) -> Plan:
+    on_gpus = key.driver != "host"
+    if on_gpus:
+        standin.of(key.driver).reset(settings(key))
+    machine = discover(key.driver, key.ranks, processes=key.processes) if on_gpus else profile("h200-switch", key.ranks)
+    rows = key.rows * (1 if key.schedule == "gemm_ar" else key.ranks)
+    made = choose(key.schedule, key.ranks, machine, sizes=columns(key) | {"M": rows}).plan
+    _KEYS[id(made)] = key
+    return made
+
+
+def columns(key: Key) -> dict[str, object]:
+    """The sizes of an operation but for its rows."""
+    return {"N": 8 * key.ranks, "K": 16 * key.ranks, "T": "fp32"}
+
+
+def chosen(life: Life) -> Callable[..., Any]:
+    """`choose` as operations of a life call it: the plans are there."""
+
+    def found(operation: str, ranks: int, *_: object, sizes: Mapping[str, Any]) -> SimpleNamespace:
+        rows = sizes["M"] // (1 if operation == "gemm_ar" else ranks)
+        return SimpleNamespace(plan=plan(Key(life.driver, operation, ranks, life.processes, rows=rows)))
+
+    return found
 
 
 def key_of(made: Plan) -> Key:
@@ -97,6 +129,22 @@ def wanted(key: Key, data: int) -> list[tuple[Region, Any]]:
     return found
 
 
+@cache
+def rows_of(key: Key, data: int, rows: int) -> tuple[Mapping[str, Sequence[Any]], Sequence[Any]]:
+    """An operation's inputs with so many rows, and what must come out on each rank."""
+    chance, ranks = np.random.default_rng(data), range(key.ranks)
+    n, k = 8 * key.ranks, 16 * key.ranks
+    gathers, scatters = key.schedule == "ag_gemm", key.schedule == "gemm_rs"
+    sizes = (rows, k), (k, n // key.ranks)
+    if not gathers:
+        sizes = (rows * (key.ranks if scatters else 1), k // key.ranks), (k // key.ranks, n)
+    a, b = ([chance.integers(-2, 3, size).astype(np.float32) for _ in ranks] for size in sizes)
+    if gathers:
+        return {"A": a, "B": b}, [np.concatenate(a) @ right for right in b]
+    total = np.sum([left @ right for left, right in zip(a, b, strict=True)], axis=0)
+    return {"A": a, "B": b}, [total[r * rows : (r + 1) * rows] if scatters else total for r in ranks]
+
+
 # ---------------------------------------------------------------- an executor and what its caller has
 
 
@@ -104,7 +152,7 @@ class _Array:
     """A caller's tensor."""
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.address = address
+        self.address, self.shape = address, shape
         self.__cuda_array_interface__ = {
             "shape": shape, "typestr": dtype.str, "data": (address, False), "version": 3,
         }  # fmt: skip
@@ -114,22 +162,69 @@ class CallError(Exception):
     """A call that the caller made has failed."""
 
 
+class Place:
+    """Where a process's executors run: in a group or alone, each for itself or in one workspace, whose callers have
+    the same `streams`."""
+
+    def __init__(self, life: Life, group: Group | None, timeout: float) -> None:
+        self.group, self.timeout = group, timeout
+        self.seats: list[Seat] = []
+        self.streams: list[Any] = []
+        self.vendor: Any = None
+        self.workspace: Workspace | None = None
+        if life.workspace:
+            self.workspace = Workspace(life.ranks, life.driver, group=group, timeout=timeout)
+
+    def open(self, key: Key) -> Seat:
+        on_host = key.driver == "host"
+        made = (HostSized if on_host else Sized) if key.rows else (HostSeat if on_host else Seat)
+        self.seats.append(made(key, self))
+        return self.seats[-1]
+
+    def together(self, seat: Seat) -> list[Seat]:
+        """The seats whose runs end with those of this one."""
+        return self.seats if self.workspace is not None else [seat]
+
+    def close(self) -> None:
+        """What its seats share."""
+        if self.workspace is not None:
+            for seat in self.seats:
+                seat.drop_graphs()
+            self.workspace.close()
+            while self.streams:
+                self.vendor.destroy_stream(self.streams.pop())
+
+
 class Seat:
     """An executor on GPUs."""
 
-    def __init__(self, key: Key, group: Group | None, timeout: float) -> None:
-        self.key, self.plan = key, plan(key)
-        self.executor = Executor(self.plan, key.driver, group=group, timeout=timeout)
+    def __init__(self, key: Key, place: Place) -> None:
+        self.key, self.place = key, place
+        self.executor = self._opened()
+        self.plan = self.executor.plan
         self.nothing = self._vendor.current() if key.driver != "host" else None  # no context
         self.views: dict[int, dict[tuple[str, int], Any]] = {}  # of a set: its tensors' memory
-        self.pending: list[tuple[int, int, int]] = []  # operation, set, data: of runs that have not been seen to end
+        self.pending: list[tuple[int, Op]] = []  # operations whose runs have not been seen to end, with their numbers
         self.bound: dict[int, Any] = {}
-        self.streams: list[Any] = []
+        self.streams: list[Any] = [] if place.workspace is None else place.streams
         self.graphs: list[Any] = []
         self.taken: list[tuple[Any, int]] = []
-        for name, arrays in inputs(key, 0).items():
+        self._write()
+
+    def _opened(self) -> Executor:
+        made, place = plan(self.key), self.place
+        if place.workspace is not None:
+            return Executor(made, workspace=place.workspace)
+        return Executor(made, self.key.driver, group=place.group, timeout=place.timeout)
+
+    def _write(self) -> None:
+        for name, arrays in inputs(self.key, 0).items():
             for rank in self.executor.ranks:
                 self.executor.write(name, rank, arrays[rank])
+
+    @property
+    def executors(self) -> list[Any]:
+        return [self.executor]
 
     def tensors(self, number: int) -> None:
         """The set's memory, made when it is first needed. All processes come here at the same step."""
@@ -162,7 +257,7 @@ class Seat:
         return given
 
     def _streams(self) -> list[Any]:
-        gpus = self._gpus
+        gpus, self.place.vendor = self._gpus, self._vendor
         for rank in self.executor.ranks[len(self.streams) :]:
             with gpus.inside(gpus.device(rank)):
                 self.streams.append(self._vendor.new_stream(0))
@@ -179,35 +274,68 @@ class Seat:
     # ---- what is done
 
     def limit(self, seconds: float) -> None:
-        driver: Any = self.executor.driver
-        driver._gpus.timeout = driver._gpus.client.timeout = self.executor.timeout = seconds
-        if driver._peers is not None:
-            driver._peers._timeout = seconds
+        """Of runs, and of what executors that are made later exchange."""
+        if self.place.workspace is not None:
+            self.place.workspace.timeout = seconds
+        for executor in self.executors:
+            driver, executor.timeout = executor.driver, seconds
+            if self.key.driver != "host":
+                driver._gpus.timeout = driver._gpus.client.timeout = seconds
+            if driver._peers is not None:
+                driver._peers._timeout = seconds
 
     def call(self, op: Op) -> None:
-        executor = self.executor
+        executor = self.executor_of(op)
         executor.graph, executor.traced = op.manner == "graph", op.manner == "traced"
         executor.gated = op.manner == "gated"
-        if op.do == "run":
-            executor.run(self.bound[op.tensors])
-        else:
-            executor.run(self.bound[op.tensors], streams=[int(s) for s in self._streams()])
+        self._run(op, None if op.do == "run" else [int(s) for s in self._streams()])
+
+    def executor_of(self, op: Op) -> Any:
+        return self.executor
+
+    def _run(self, op: Op, streams: Sequence[int] | None) -> None:
+        self.executor.run(self.bound[op.tensors], streams=streams)
 
     def fresh(self, op: Op) -> bool:
         """Whether no run is pending that has the same tensors."""
-        return all(tensors != op.tensors for _, tensors, _ in self.pending)
+        return all(other.tensors != op.tensors for _, other in self.pending)
 
-    def capture(self, number: int) -> None:
+    def fill(self, op: Op) -> None:
+        """New inputs, and the pattern in outputs; nothing of the executor runs."""
+        kinds = {t.name: t.kind for t in self.plan.tensors}
+        for (name, rank), view in self.views.get(op.tensors, {}).items():  # none: a run to come binds them
+            if kinds[name] == "input":
+                self._give(view, name, rank, op)
+            elif kinds[name] == "output" and view.size:
+                view.view(np.uint8).fill(PATTERN)
+
+    def _give(self, view: Any, name: str, rank: int, op: Op) -> None:
+        view[...] = inputs(self.key, op.data)[name][rank]
+
+    def settle(self) -> None:
+        """The caller waits for what stands behind runs on his streams."""
+
+    def wrong(self, op: Op) -> str:
+        """What a run has left that it must not."""
+        for region, value in wanted(self.key, op.data):
+            if region.rank in self.executor.ranks:
+                got = take(self.views[op.tensors][region.tensor, region.rank], region)
+                if not np.array_equal(got, value):
+                    return f"{int((got != value).sum())} of {got.size} of {region.tensor} of rank {region.rank}"
+        return ""
+
+    def capture(self, op: Op) -> None:
         """A graph for each GPU, on its rank's stream."""
         gpus, vendor, streams = self._gpus, self._vendor, self._streams()
-        self.executor.graph = self.executor.traced = self.executor.gated = False
+        executor = self.executor_of(op)
+        executor.graph = executor.traced = executor.gated = False
         devices = [gpus.device(rank) for rank in self.executor.ranks]
         captured = list(zip(devices, streams, strict=True))
         try:
             for device, stream in captured:
                 with gpus.inside(device):
                     vendor.begin_capture(stream)
-            self.executor.run(self.bound[number], streams=[int(s) for s in streams])
+            self._run(op, [int(s) for s in streams])
             while captured:
                 device, stream = captured[0]
                 with gpus.inside(device):
@@ -229,18 +357,23 @@ class Seat:
             if code:
                 raise CallError(f"the launch of a caller's graph gives {code}")
 
-    def close(self, hung: Callable[[], bool]) -> None:
-        """The caller's graphs go before the executor, his memory after it, unless something is `hung`."""
-        vendor = self._vendor
+    def drop_graphs(self) -> None:
+        vendor = self._vendor if self.graphs else None
         while self.graphs:
             _, captured, graph, _ = self.graphs.pop()
             vendor.destroy_graph(graph)
             vendor.destroy_captured(captured)
+
+    def close(self, hung: Callable[[], bool]) -> None:
+        """The caller's graphs go before the executor, his memory after it, unless something is `hung`."""
+        self.drop_graphs()
+        vendor = self._vendor
         contexts = {id(device): device for device, _ in self.taken}
         kept = {key: vendor.retain(device.local) for key, device in contexts.items()}
         try:
-            self.executor.close()
-            while self.streams:
+            for executor in self.executors:
+                executor.close()
+            while self.streams and self.place.workspace is None:
                 vendor.destroy_stream(self.streams.pop())
             while self.taken and not hung():
                 device, address = self.taken.pop()
@@ -267,18 +400,81 @@ class HostSeat(Seat):
         names = {name for name, _ in views}
         return {name: [views[name, rank] for rank in self.executor.ranks] for name in names}
 
-    def limit(self, seconds: float) -> None:
-        driver: Any = self.executor.driver
-        self.executor.timeout = seconds
-        if driver._peers is not None:
-            driver._peers._timeout = seconds
-
     def call(self, op: Op) -> None:
-        self.executor.order = op.manner or "fifo"
-        self.executor.run(self.bound[op.tensors])
+        self.executor_of(op).order = op.manner or "fifo"
+        self._run(op, None)
 
     def close(self, hung: Callable[[], bool]) -> None:
-        self.executor.close()
+        for executor in self.executors:
+            executor.close()
+
+
+class Sized(Seat):
+    """An operation of a workspace; `executor` is that of its largest plan. All tensors are callers', of the largest
+    size: a run takes the first rows of each."""
+
+    def _opened(self) -> Executor:
+        assert self.place.workspace is not None
+        self.operation = sized.Operation(
+            self.place.workspace, self.key.schedule, max_m=MOST, buckets=[BUCKET], **columns(self.key)
+        )
+        return self.operation.executor(MOST)
+
+    def _write(self) -> None:
+        self.given: dict[int, dict[str, list[Any]]] = {}
+
+    @property
+    def executors(self) -> list[Any]:
+        return list(self.operation._executors.values())
+
+    def tensors(self, number: int) -> None:
+        if number not in self.given:
+            self.given[number] = self._callers(number)
+
+    def executor_of(self, op: Op) -> Any:
+        return self.operation.executor(op.rows)
+
+    def _run(self, op: Op, streams: Sequence[int] | None) -> None:
+        arrays, result = rows_of(self.key, op.data, op.rows)
+        shapes = {name: given[0].shape for name, given in {**arrays, "C": result}.items()}
+        tensors = {
+            name: [self._rows(array, shapes[name]) for array in given] for name, given in self.given[op.tensors].items()
+        }
+        self.operation.run(streams=streams, **tensors)
+
+    def settle(self) -> None:
+        """Of fewer rows than the plan's, copies of those of the result."""
+        devices = [self._gpus.device(rank) for rank in self.executor.ranks[: len(self.streams)]]
+        streams = list(zip(devices, self.streams, strict=True))
+        if not issue_order.poll(lambda: all(self._gpus._idle(*one) for one in streams), self._gpus.timeout, 1e-4):
+            raise CallError("a caller's stream does not end")
+
+    def _rows(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return _Array(array.address, shape, np.dtype(np.float32))
+
+    def _give(self, view: Any, name: str, rank: int, op: Op) -> None:
+        value = rows_of(self.key, op.data, op.rows)[0][name][rank]
+        view[: len(value)] = value
+
+    def wrong(self, op: Op) -> str:
+        for rank in self.executor.ranks:
+            value = rows_of(self.key, op.data, op.rows)[1][rank]
+            view = self.views[op.tensors]["C", rank]
+            if not np.array_equal(view[: len(value)], value):
+                return f"{int((view[: len(value)] != value).sum())} of {value.size} of C of rank {rank}"
+            if (view[len(value) :].view(np.uint8) != PATTERN).any():
+                return f"rows behind the {len(value)} of C of rank {rank}"
+        return ""
+
+
+class HostSized(Sized, HostSeat):
+    """An operation on the host."""
+
+    def settle(self) -> None:
+        pass
+
+    def _rows(self, array: Any, shape: tuple[int, ...]) -> Any:
+        return array[: shape[0]]
 
 
 def _view(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -298,6 +494,7 @@ class Player:
         self.life, self.place, self.page = life, place, page
         self.mine, self.pipes = page[place], pipes
         self.report = Report()
+        self.home: Place | None = None
         self.seats: list[Seat] = []
         self.forked: list[int] = []
         self.struck = False  # the event has come
@@ -363,10 +560,13 @@ class Player:
         """An error tells of all runs of its executor that have not been seen to end."""
         self.report.told.append(f"at {number}, {op.do}: {error}")
         self.log(self.report.told[-1])
-        pending = self.seats[op.seat].pending if op.seat < len(self.seats) else []
-        self.report.ends |= {pending.pop()[0]: "told" for _ in list(pending)}
+        for seat in self._together(self.seats[op.seat]) if op.seat < len(self.seats) else ():
+            self.report.ends |= {seat.pending.pop()[0]: "told" for _ in list(seat.pending)}
         if op.issues:
             self.report.ends[number] = "told"
+
+    def _together(self, seat: Seat) -> list[Seat]:
+        return seat.place.together(seat)
 
     def _arm(self, event: Event) -> None:
         """From here on the time limits are short; what goes wrong does so in one process."""
@@ -399,17 +599,18 @@ class Player:
         if op.issues:
             seat = self.seats[op.seat]
             if op.tensors in seat.views and seat.fresh(op):
-                self._fill(seat, op)
+                seat.fill(op)
                 self._filled = op
         time.sleep(seconds)
 
     def _do(self, number: int, op: Op, group: Group | None) -> None:
         if op.do == "open":
-            made = HostSeat if self.life.driver == "host" else Seat
             brief = self.struck or number == self.life.event.op
             wait = OPENING if brief or self.life.event.op < len(self.life.seats) else LONG
             with self._timed(wait, "open"):
-                self.seats.append(made(self.life.keys[op.seat], group, wait))
+                if self.home is None or not self.life.workspace:
+                    self.home = Place(self.life, group, wait)
+                self.seats.append(self.home.open(self.life.keys[op.seat]))
                 self.seats[-1].tensors(OWN)
             if self.struck:
                 self.seats[-1].limit(self.life.limit)
@@ -425,74 +626,69 @@ class Player:
             self._sync(seat)
             with self._timed(self.lasted or LONG, "close"):
                 seat.close(self._hung)
+        elif op.do == "leave":
+            with self._timed(self.lasted or LONG, "close"):
+                seat.place.close()
+                self._close()
         elif op.do == "capture":
             self._sync(seat)
             with self._timed(self.lasted or LONG, "capture"):
                 seat.tensors(op.tensors)
-                seat.capture(op.tensors)
+                seat.capture(op)
         else:
             self._run(number, seat, op)
 
     def _run(self, number: int, seat: Seat, op: Op) -> None:
-        busy = [data for _, of, data in seat.pending if of == op.tensors]
-        if op.do == "run" or any(data != op.data for data in busy):
+        busy = [(other.data, other.rows) for _, other in seat.pending if other.tensors == op.tensors]
+        if op.do == "run" or any(given != (op.data, op.rows) for given in busy):
             self._sync(seat)
         with self._timed(self.lasted or LONG, "bind"):
             seat.tensors(op.tensors)
         fresh = seat.fresh(op)
         if fresh and op is not self._filled:
-            self._fill(seat, op)
+            seat.fill(op)
         check = partial(self._untouched, number, seat, op) if fresh else lambda rank: None
         part = self.life.event.kind == "part" and number == self.life.event.op
         with self._timed(self.lasted or LONG, op.do):
             if op.do == "replay":
                 self.mine[OPS + number] = 1
-                seat.pending.append((number, op.tensors, op.data))
+                seat.pending.append((number, op))
                 seat.replay(op.order[: len(op.order) // 2] if part else op.order, check)
                 self.struck = self.struck or part
                 return
             for rank in seat.executor.ranks:
                 check(rank)
             self.mine[OPS + number] = 1
-            seat.pending.append((number, op.tensors, op.data))
+            seat.pending.append((number, op))
             seat.call(op)
         if op.do == "run":
             self._confirmed(seat)
 
     def _sync(self, seat: Seat) -> None:
-        if seat.pending:
+        if any(other.pending for other in self._together(seat)):
             with self._timed(self.lasted or LONG, "synchronize"):
                 seat.executor.synchronize()
             self._confirmed(seat)
 
     def _confirmed(self, seat: Seat) -> None:
         """No error: all that was pending must be right, and every process must have called it."""
-        pending, seat.pending = seat.pending, []
-        for number, tensors, data in pending:
-            wrong = self._wrong(seat, tensors, data)
-            self.report.ends[number] = "WRONG" if wrong else "right"
-            if wrong:
-                self.object("WRONG", f"operation {number}, {self.life.seats[self.life.ops[number].seat]}: {wrong}")
-            absent = [p for p in range(self.life.processes) if not self.page[p][OPS + number]]
-            if absent:
-                self.object("UNTOLD", f"operation {number} has ended well, and process {absent} has not called it")
+        for other in self._together(seat):
+            if other.pending:
+                other.settle()
+            pending, other.pending = other.pending, []
+            for number, op in pending:
+                wrong = other.wrong(op)
+                self.report.ends[number] = "WRONG" if wrong else "right"
+                if wrong:
+                    self.object("WRONG", f"operation {number}, {self.life.seats[op.seat]}: {wrong}")
+                absent = [p for p in range(self.life.processes) if not self.page[p][OPS + number]]
+                if absent:
+                    self.object("UNTOLD", f"operation {number} has ended well, and process {absent} has not called it")
 
     def _right_everywhere(self) -> bool:
         return all(self.report.ends.get(n) == "right" for n, op in enumerate(self.life.ops) if op.issues)
 
     # ---- memory
-
-    def _fill(self, seat: Seat, op: Op) -> None:
-        """New inputs, and the pattern in outputs; nothing of the executor runs."""
-        views = seat.views.get(op.tensors)
-        if views is None:  # a run to come binds them
-            return
-        kinds = {t.name: t.kind for t in seat.plan.tensors}
-        for (name, rank), view in views.items():
-            if kinds[name] == "input":
-                view[...] = inputs(seat.key, op.data)[name][rank]
-            elif kinds[name] == "output" and view.size:
-                view.view(np.uint8).fill(PATTERN)
 
     def _untouched(self, number: int, seat: Seat, op: Op, rank: int) -> None:
         """What a rank's run is to write, nobody has written before its call."""
@@ -506,14 +702,6 @@ class Player:
                         f"operation {number}: {count} rows of {tensor.name}@{rank} were written before its call",
                     )
 
-    def _wrong(self, seat: Seat, tensors: int, data: int) -> str:
-        for region, value in wanted(seat.key, data):
-            if region.rank in seat.executor.ranks:
-                got = take(seat.views[tensors][region.tensor, region.rank], region)
-                if not np.array_equal(got, value):
-                    return f"{int((got != value).sum())} of {got.size} of {region.tensor} of rank {region.rank}"
-        return ""
-
     # ---- afterwards
 
     def _quiet(self) -> None:
@@ -526,9 +714,9 @@ class Player:
                 with self._timed(self.lasted or LONG, "synchronize"):
                     seat.executor.synchronize()
                 self._confirmed(seat)
-            except (*Errors, KeyboardInterrupt) as error:
+            except (*Errors, CallError, KeyboardInterrupt) as error:
                 self.report.told.append(f"quiet: {type(error).__name__}: {error}")
-                self.report.ends |= {number: "told" for number, *_ in seat.pending}
+                self.report.ends |= {number: "told" for number, _ in seat.pending}
                 seat.pending.clear()
 
     def _again(self, error: str) -> None:
@@ -561,24 +749,22 @@ class Player:
         if life_lost(self.report):
             return
         try:
-            made = HostSeat if self.life.driver == "host" else Seat
             with self._timed(RETRY, "open again"):
-                seat = made(self.life.keys[0], self.group(), RETRY)
-                self.seats.append(seat)
+                self.seats.append(seat := Place(self.life, self.group(), RETRY).open(self.life.keys[0]))
             self._once_more(seat, 20)
             self.report.again += " new: right"
         except (*Errors, CallError) as told:
             self.report.again += f" new: {str(told)[:300]}"
 
     def _once_more(self, seat: Seat, number: int) -> None:
-        op = Op("run", 0, "fifo" if self.life.driver == "host" else "streams", number % 4)
+        manner = "fifo" if self.life.driver == "host" else "streams"
+        op = Op("run", 0, manner, number % 4, rows=number + 1 if seat.key.rows else 0)
         with self._timed(RETRY, "retry"):
-            if OWN not in seat.bound:
-                seat.tensors(OWN)
+            seat.tensors(OWN)
             seat.executor.poison()
-            self._fill(seat, op)
+            seat.fill(op)
             seat.call(op)
-        wrong = self._wrong(seat, OWN, op.data)
+        wrong = seat.wrong(op)
         if wrong:
             self.object("WRONG", f"the retry after {self.report.told[:1]}: {wrong}")
 
@@ -589,10 +775,12 @@ class Player:
             self.gpus.calm()
 
     def _close(self) -> None:
-        for seat in self.seats:
+        closes = [partial(seat.close, self._hung) for seat in self.seats]
+        closes += [place.close for place in dict.fromkeys(seat.place for seat in self.seats)]
+        for close in closes:
             try:
                 with self._timed(max(self.lasted, 0.3), "close"):
-                    seat.close(self._hung)
+                    close()
             except Exception as error:  # noqa: BLE001  of a device that is lost: closing tells
                 self.log(f"closing: {error}")
 
@@ -639,12 +827,14 @@ class Player:
         for seat in self.seats if what == 0 else ():
             with suppress(*Errors, CallError):
                 seat.limit(0.5)
-                op = Op("run", 0, "fifo" if self.life.driver == "host" else "streams", 1)
+                manner = "fifo" if self.life.driver == "host" else "streams"
+                op = Op("run", 0, manner, 1, rows=seat.key.rows)
                 if self.life.processes == 1:  # else the memory is the parent's, too
-                    self._fill(seat, op)
+                    seat.fill(op)
                 seat.call(op)
-                code = 3 if self._wrong(seat, OWN, 1) else 4 if self.life.processes > 1 else code
+                code = 3 if seat.wrong(op) else 4 if self.life.processes > 1 else code
         if what == 1:
+            self.home = None
             self.seats.clear()
             gc.collect()
         if what == 2:
@@ -689,7 +879,8 @@ def life_lost(report: Report) -> bool:
 
 def prepare(life: Life) -> None:
     """What the process that forks lives makes for all of them."""
-    for key in life.keys:
+    for key in life.plans:
         plan(key)
         for data in range(4):
-            wanted(key, data)
+            if not key.rows:
+                wanted(key, data)

@@ -28,6 +28,7 @@ import numpy as np
 
 from ficco_rt.driver.gpu import binding, driver
 from ficco_rt.driver.gpu.workspace import GpuWorkspace
+from ficco_rt.select import sized
 from tests.lives import play, striking
 from tests.lives.life import DriverName, Key, Life, Report
 from tests.mock import standin
@@ -143,7 +144,7 @@ class Server:
 
     def _begin(self, life: Life) -> None:
         play.prepare(life)
-        self._plans.make(life.keys)
+        self._plans.make(life.plans)
         gc.freeze()
         size = life.processes
         page = np.frombuffer(mmap.mmap(-1, 8 * play.ROW * size), np.int64).reshape(size, play.ROW)
@@ -175,6 +176,8 @@ class Server:
             elif flight.life.event.kind != "fork":  # NOTE its thread keeps a forked process from ending
                 faulthandler.dump_traceback_later(LIMIT / 2)
             known, modules = self._plans.modes(), set(sys.modules)
+            assert sized.choose
+            vars(sized)["choose"] = play.chosen(flight.life)
             player = play.Player(flight.life, place, pipes, flight.page, flight.folder)
             if self._verbose:
                 player.log = striking.stderr_log(place, flight.begun)
