@@ -443,11 +443,8 @@ class Sized(Seat):
         self.operation.run(streams=streams, **tensors)
 
     def settle(self) -> None:
-        """Of fewer rows than the plan's, copies of those of the result."""
-        devices = [self._gpus.device(rank) for rank in self.executor.ranks[: len(self.streams)]]
-        streams = list(zip(devices, self.streams, strict=True))
-        if not issue_order.poll(lambda: all(self._gpus._idle(*one) for one in streams), self._gpus.timeout, 1e-4):
-            raise CallError("a caller's stream does not end")
+        """For copies of the result's rows, of runs with fewer than the plan's."""
+        self.operation.synchronize()
 
     def _rows(self, array: Any, shape: tuple[int, ...]) -> Any:
         return _Array(array.address, shape, np.dtype(np.float32))
@@ -469,9 +466,6 @@ class Sized(Seat):
 
 class HostSized(Sized, HostSeat):
     """An operation on the host."""
-
-    def settle(self) -> None:
-        pass
 
     def _rows(self, array: Any, shape: tuple[int, ...]) -> Any:
         return array[: shape[0]]
