@@ -371,7 +371,8 @@ class RunSequence:
         self._seen, self._behind_host = seen, set()
 
     def _other(self, step: Other) -> None:
-        """NOTE it counts no runs, and tells no entries: it knows what these would tell it."""
+        """NOTE it counts no runs, and tells no entries: it knows what these would tell it. To its end it may read the
+        counts of runs that are alike."""
         plan, placement = self.plan, self.plan.placement
         control = _REPLAY if step.replay else _OTHER
         queues = {d: self._queue((ir.StreamName("control", d), control), d) for d in placement.ordinals}
@@ -423,7 +424,9 @@ class RunSequence:
             self._behind(queue, (known[other] for other in eventless(device)))
             ranks = placement.ranks(device)
             users = (e for e in eventless(device) if any(self._touches(e, rank) for rank in ranks))
-            end = self._behind(queue, (through[other] for other in users))
+            self._behind(queue, (through[other] for other in users))
+            counts = {i for i, w in enumerate(plan.semaphores) if step.alike and w.counts_runs and w.device == device}
+            end = self._outsider(queue, Footprint(f"{step} on device {device}", (), counts))
             self._recorded[ir.EventName("replayed" if step.replay else "completion", device)] = end
         for rank, device in enumerate(placement.devices) if step.called else ():
             self._behind(self._caller(rank, step.callers), self._freed(step, rank, device, queues))
