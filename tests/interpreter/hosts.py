@@ -90,8 +90,9 @@ class Member:
     made: Mutant | None = None
 
     @property
-    def sets(self) -> int:
-        return self.programs["streams" if self.mode == "embedded" else self.mode].plan.sets
+    def plan(self) -> DevicePlan:
+        """That of the mode."""
+        return self.programs[self.mode].plan
 
     @cached_property
     def streams(self) -> dict[StreamName, object]:
@@ -132,20 +133,27 @@ class Events:
 
 
 class Protocol:
-    """What the hosts know of the protocol between runs: which set of semaphores and scratch a run uses, and how."""
+    """What the hosts know of the protocol between runs (`device.sharing`): runs of a plan of several sets use them in
+    turn, by the order of all runs, or by their places in a graph, whose first run stands behind others' replays."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.sets = max(member.sets for member in members)
-        self.kept = self.sets + 1 if self.sets > 1 else 1
+    @staticmethod
+    def of_run(plan: DevicePlan, issued: int) -> int:
+        return issued % plan.sets
 
-    def of_run(self, issued: int) -> int:
-        return issued % self.sets
+    @staticmethod
+    def of_replay(plan: DevicePlan, place: int) -> int:
+        return place % plan.sets
 
-    def of_replay(self, place: int) -> int:
-        """`place` in its graph."""
-        return self.sets if self.sets > 1 else 0
+    @staticmethod
+    def replayed(place: int) -> Manner:
+        return Manner(True, behind=True, timed=False, others=True, replays=place == 0)
 
-    REPLAYED = Manner(True, behind=True, timed=False, others=True, replays=True)
+    @staticmethod
+    def slots(plan: DevicePlan, tensor: str) -> list[object]:
+        """The kinds of slots in which scratch lies, one of each set: plans share those of a kind."""
+        if tensor in plan.private:
+            return ["private"] * plan.sets
+        return [*range(plan.sets)] if plan.sets > 1 else ["large"]
 
 
 def script(rng: random.Random, members: Sequence[Member]) -> list[Step]:
@@ -285,10 +293,12 @@ class Trial:
         }
         self.machine = Machine(rng, len(self.placement.devices), frozenset(special))
         self.calls: dict[Any, Any] = {}
-        self.protocol = Protocol(members)
         self.memory = self._memory()
         places = [{place for program in member.programs.values() for place in program.places} for member in members]
-        self.semaphores = [[{place: Cell() for place in of} for _ in range(self.protocol.kept)] for of in places]
+        self.semaphores = [
+            [{place: Cell() for place in of} for _ in range(member.plan.sets)]
+            for member, of in zip(members, places, strict=True)
+        ]
         self.hosts = [self._process(p) for p in dict.fromkeys(self.placement.processes or (0,))]
 
     def _process(self, number: int) -> _Host:
@@ -297,13 +307,12 @@ class Trial:
         return host
 
     def _memory(self) -> list[list[dict[Place, Numbers]]]:
-        """By member and set. Any scratch of a plan may be the same memory as any of another."""
+        """By member and set. Any scratch of a plan may be the same memory as any of another that lies in such slots."""
         rng, fill = self.rng, np.random.default_rng(self.rng.getrandbits(32))
-        kept, ranks = self.protocol.kept, range(len(self.placement.devices))
         scratch = [[t for t in member.inputs.plan.tensors if t.kind == "scratch"] for member in self.members]
         number = max(map(len, scratch))
         size = max((prod(shape) for of in scratch for t in of for shape in t.shapes), default=0)
-        slots = fill.integers(0, 2**64, (kept, len(ranks), number, size), np.uint64)
+        slots: dict[tuple[object, int], Numbers] = {}
         found: list[list[dict[Place, Numbers]]] = []
         for member, mine in zip(self.members, scratch, strict=True):
             own = {
@@ -312,13 +321,14 @@ class Trial:
                 if t.kind != "scratch"
                 for rank, shape in enumerate(t.shapes)
             }
-            sets = [dict(own) for _ in range(kept)]
-            for rank in ranks:
+            found.append([dict(own) for _ in range(member.plan.sets)])
+            for rank in range(len(self.placement.devices)):
                 for tensor, slot in zip(mine, rng.sample(range(number), len(mine)), strict=True):
                     shape = tensor.shapes[rank]
-                    for one, memory in enumerate(sets):
-                        memory[tensor.name, rank] = slots[one, rank, slot, : prod(shape)].reshape(shape)
-            found.append(sets)
+                    for kind, memory in zip(Protocol.slots(member.plan, tensor.name), found[-1], strict=True):
+                        if (kind, rank) not in slots:
+                            slots[kind, rank] = fill.integers(0, 2**64, (number, size), np.uint64)
+                        memory[tensor.name, rank] = slots[kind, rank][slot, : prod(shape)].reshape(shape)
         return found
 
     def go(self) -> None:
@@ -429,7 +439,7 @@ class Trial:
 
     def _run(self, host: _Host, number: int, step: Step) -> None:
         machine, callers, (turn,) = self.machine, step.callers, step.turns
-        run = self._new(step, number, 0, self.protocol.of_run(host.issued))
+        run = self._new(step, number, 0, Protocol.of_run(self.members[turn.of].plan, host.issued))
         streams = self.members[turn.of].streams
         made = turn.of, step.mode, callers
         timed = step.mode == "traced" or step.timed or not callers
@@ -455,7 +465,10 @@ class Trial:
         if not host.replays:  # captured now
             yield from self._sync(host)
             host.replays = True
-        runs = [self._new(step, number, i, self.protocol.of_replay(i)) for i in range(len(step.turns))]
+        runs = [
+            self._new(step, number, i, Protocol.of_replay(self.members[turn.of].plan, i))
+            for i, turn in enumerate(step.turns)
+        ]
         for device in self.rng.sample(host.devices, len(host.devices)):
             first, *rest = self.placement.ranks(device)
             name, queue = self._caller(first, step.callers)
@@ -481,7 +494,8 @@ class Trial:
         machine, ranks = self.machine, self.placement.ranks(device)
         queues = {StreamName("caller", rank): Queue() for rank in ranks}
         local = Process(host.number, (device,))
-        for run, turn, events in zip(runs, step.turns, outside, strict=True):
+        for place, (run, turn, events) in enumerate(zip(runs, step.turns, outside, strict=True)):
+            manner = Protocol.replayed(place)
             for rank in ranks if turn.fresh else ():
                 machine.push(queues[StreamName("caller", rank)], self._put, rank, turn)
             for action in (*run.program.plan.called.prologue, *run.program.plan.called.epilogue):
@@ -489,7 +503,7 @@ class Trial:
                     continue
                 if action.stream not in queues:
                     raise Harm(f"{action.stream} takes no part in the callers' graph")
-                if not self.protocol.REPLAYED.takes(action.when):
+                if not manner.takes(action.when):
                     continue
                 if isinstance(action, LaunchGraph):
                     if action.device not in host.devices:

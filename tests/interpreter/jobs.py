@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from unittest.mock import patch
 
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.device import sharing
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DevicePlan, Library, Mode, Placement
@@ -24,7 +26,7 @@ class Job:
     library: Library = ""
     machine: str = "h200-switch"
     scale: int = 1  # of M
-    alone: bool = True  # no other plan shares its workspace
+    large: bool = False  # as if the scratch were too large for two sets
 
     def __str__(self) -> str:
         where = f"devices {''.join(map(str, self.devices))}"
@@ -33,6 +35,7 @@ class Job:
         if self.nodes:
             where += f", nodes {''.join(map(str, self.nodes))}"
         larger = f", {self.scale} times as many rows" if self.scale > 1 else ""
+        larger += ", of one set" * self.large
         return f"{self.schedule}, {self.mode}, {where}{f', {self.library}' if self.library else ''}{larger}"
 
 
@@ -40,14 +43,14 @@ TWO, FOUR, SHARED = (0, 1), (0, 1, 2, 3), (0, 0, 1, 1)
 ONE_EACH, NODES = FOUR, (0, 0, 1, 1)
 JOBS = (
     Job("ag_gemm/streamed", "streams", TWO),
-    Job("ag_gemm/streamed", "graph", TWO, TWO),  # an opening
+    Job("ag_gemm/streamed", "graph", TWO, TWO, large=True),  # local streams
     Job("ag_gemm/streamed", "embedded", FOUR, SHARED),
     Job("ag_gemm/hetero_fused_1d", "gated", TWO),
     Job("ag_gemm/stationary_a", "streams", TWO, TWO),  # entries, side streams
     Job("ag_gemm/oneshot", "graph", TWO, TWO),  # two sets, early launches
     Job("ag_gemm/oneshot", "embedded", TWO, TWO),
     Job("ag_gemm/hierarchical", "graph", FOUR, FOUR, NODES, "NCCL", "h200-nodes"),
-    Job("gemm_rs/streamed", "streams", TWO, TWO),  # an opening, side streams
+    Job("gemm_rs/streamed", "streams", TWO, TWO, large=True),  # local streams, side streams
     Job("gemm_rs/streamed", "graph", FOUR, SHARED),
     Job("gemm_rs/direct", "traced", TWO, TWO),  # two sets
     Job("gemm_rs/oneshot", "streams", TWO, TWO),
@@ -65,25 +68,30 @@ JOBS = (
 def _workspace(
     schedules: str, devices: tuple[int, ...], processes: tuple[int, ...] = (), library: Library = ""
 ) -> tuple[Job, ...]:
-    """`ag_gemm/streamed*2`: with twice as many rows."""
-    named = [word.partition("*") for word in schedules.split()]
-    return tuple(
-        Job(name, "streams", devices, processes, (), library, scale=int(scale or 1), alone=False)
-        for name, _, scale in named
-    )
+    """`ag_gemm/streamed*2`: with twice as many rows; `large:ag_gemm/streamed`: of one set."""
+    found = []
+    for word in schedules.split():
+        name, _, scale = word.removeprefix("large:").partition("*")
+        large = word.startswith("large:")
+        found.append(Job(name, "streams", devices, processes, (), library, scale=int(scale or 1), large=large))
+    return tuple(found)
 
 
 # Plans that share a workspace.
 WORKSPACES = (
     _workspace(
-        "ag_gemm/streamed ag_gemm/streamed*2 ag_gemm/stationary_a gemm_rs/streamed gemm_rs/oneshot*2 gemm_ar/streamed",
+        "large:ag_gemm/streamed ag_gemm/streamed*2 ag_gemm/stationary_a large:gemm_rs/streamed gemm_rs/oneshot*2 "
+        "gemm_ar/streamed",
         TWO, TWO,
     ),
     _workspace("ag_gemm/oneshot ag_gemm/oneshot*2 gemm_rs/oneshot gemm_rs/direct gemm_ar/oneshot", TWO, TWO),
     _workspace("ag_gemm/streamed ag_gemm/hetero_fused_1d*2 gemm_rs/serial gemm_ar/streamed concurrent/ar_copies", TWO),
     _workspace("ag_gemm/streamed gemm_rs/ring gemm_rs/streamed*2 a2a_gemm/overlapped", SHARED),
-    _workspace("ag_gemm/streamed gemm_rs/relay*2 gemm_rs/direct a2a_gemm/overlapped gemm_ar/oneshot", SHARED, SHARED),
-    _workspace("ag_gemm/streamed gemm_rs/streamed gemm_ar/streamed*2", FOUR, SHARED),
+    _workspace(
+        "large:ag_gemm/streamed gemm_rs/relay*2 large:gemm_rs/direct a2a_gemm/overlapped gemm_ar/oneshot",
+        SHARED, SHARED,
+    ),
+    _workspace("large:ag_gemm/streamed gemm_rs/streamed gemm_ar/streamed*2 ag_gemm/streamed", FOUR, SHARED),
     _workspace("gemm_ar/serial gemm_ar/oneshot ag_gemm/streamed*2", TWO, TWO, "NCCL"),
 )  # fmt: skip
 
@@ -101,8 +109,9 @@ def layout(job: Job) -> Layout:
     if job.scale > 1:
         sizes["M"] = 16 * ranks * job.scale
     plan = plan_of(build(cases.schedule(job.schedule), ranks, sizes), machine)
-    features = replace(usual(machine.device.arch), collectives=job.library, alone=job.alone)
-    return layout_of(plan, machine.device, placement, features)
+    features = replace(usual(machine.device.arch), collectives=job.library)
+    with patch.object(sharing, "LARGEST", 0 if job.large else sharing.LARGEST):
+        return layout_of(plan, machine.device, placement, features)
 
 
 @cache
