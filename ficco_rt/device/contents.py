@@ -81,7 +81,7 @@ def _streams(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def regions_lie_inside(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Every region lies inside a tensor of the plan."""
+    """Every region lies inside a tensor of the plan, at one index of each dropped dimension."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[int] = set()  # by identity, as `plan.plan_rules` has it
     for region, origin in ((r, part.origin) for _, part in plan.parts for r in (*part.writes, *part.reads)):
@@ -91,8 +91,10 @@ def regions_lie_inside(plan: DevicePlan) -> Iterator[Diagnostic]:
         of_ranks = shapes.get(region.tensor, ())
         if not 0 <= region.rank < len(of_ranks):
             yield Diagnostic(origin, f"{region} is in no tensor of the device plan; {COMPILE}")
-        elif len(of_ranks[region.rank]) != len(region.axes) or (
-            region.elements and not inside(region, of_ranks[region.rank])
+        elif (
+            len(of_ranks[region.rank]) != len(region.axes)
+            or (region.elements and not inside(region, of_ranks[region.rank]))
+            or any(axis.dropped and axis.size != 1 for axis in region.axes)
         ):
             shape = " × ".join(map(str, of_ranks[region.rank]))
             yield Diagnostic(origin, f"{region} is outside its tensor, {shape}; {COMPILE}")
