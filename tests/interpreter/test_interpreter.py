@@ -96,6 +96,7 @@ def test_mutants_that_did_harm_are_refused(job: int, seed: int) -> None:
         (0, 11000140),  # an entry barrier that counts the run before a replay has counted its own
         (5, 11000074),  # one that counts it while the exit barrier of a replay goes by the count
         (5, 11000196),
+        (0, 12000082),  # a region of two indices of a dropped dimension
     ],
 )
 def test_mutants_that_did_harm_in_a_workspace_are_refused(workspace: int, seed: int) -> None:
