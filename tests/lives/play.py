@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,12 +100,13 @@ def columns(key: Key) -> dict[str, object]:
     return {"N": 8 * key.ranks, "K": 16 * key.ranks, "T": "fp32"}
 
 
-def chosen(life: Life) -> Callable[..., Any]:
-    """`choose` as operations of a life call it: the plans are there."""
+def plan_of_operation(life: Life) -> Callable[..., Plan]:
+    """In the place of `Operation._plan`: the plans are there."""
 
-    def found(operation: str, ranks: int, *_: object, sizes: Mapping[str, Any]) -> SimpleNamespace:
-        rows = sizes["M"] // (1 if operation == "gemm_ar" else ranks)
-        return SimpleNamespace(plan=plan(Key(life.driver, operation, ranks, life.processes, rows=rows)))
+    def found(operation: Any, sizes: Mapping[str, Any]) -> Plan:
+        name = operation._operation
+        rows = sizes["M"] // (1 if name == "gemm_ar" else life.ranks)
+        return plan(Key(life.driver, name, life.ranks, life.processes, rows=rows))
 
     return found
 
@@ -418,6 +418,7 @@ class Sized(Seat):
         self.operation = sized.Operation(
             self.place.workspace, self.key.schedule, max_m=MOST, buckets=[BUCKET], **columns(self.key)
         )
+        self.operation._store = None  # type: ignore[assignment]  # what keeps device plans is the server's cache
         return self.operation.executor(MOST)
 
     def _write(self) -> None:

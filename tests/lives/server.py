@@ -176,8 +176,7 @@ class Server:
             elif flight.life.event.kind != "fork":  # NOTE its thread keeps a forked process from ending
                 faulthandler.dump_traceback_later(LIMIT / 2)
             known, modules = self._plans.modes(), set(sys.modules)
-            assert sized.choose
-            vars(sized)["choose"] = play.chosen(flight.life)
+            sized.Operation._plan = play.plan_of_operation(flight.life)  # type: ignore[method-assign]
             player = play.Player(flight.life, place, pipes, flight.page, flight.folder)
             if self._verbose:
                 player.log = striking.stderr_log(place, flight.begun)
