@@ -444,8 +444,11 @@ class Sized(Seat):
         self.operation.run(streams=streams, **tensors)
 
     def settle(self) -> None:
-        """For copies of the result's rows, of runs with fewer than the plan's."""
-        self.operation.synchronize()
+        """For copies of the result's rows, of runs with fewer than the plan's; replays copy them, too."""
+        devices = [self._gpus.device(rank) for rank in self.executor.ranks[: len(self.streams)]]
+        streams = list(zip(devices, self.streams, strict=True))
+        if not issue_order.poll(lambda: all(self._gpus._idle(*one) for one in streams), self._gpus.timeout, 1e-4):
+            raise CallError("a caller's stream does not end")
 
     def _rows(self, array: Any, shape: tuple[int, ...]) -> Any:
         return _Array(array.address, shape, np.dtype(np.float32))
@@ -467,6 +470,9 @@ class Sized(Seat):
 
 class HostSized(Sized, HostSeat):
     """An operation on the host."""
+
+    def settle(self) -> None:
+        pass
 
     def _rows(self, array: Any, shape: tuple[int, ...]) -> Any:
         return array[: shape[0]]
