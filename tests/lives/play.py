@@ -641,7 +641,8 @@ class Player:
 
     def _run(self, number: int, seat: Seat, op: Op) -> None:
         busy = [(other.data, other.rows) for _, other in seat.pending if other.tensors == op.tensors]
-        if op.do == "run" or any(given != (op.data, op.rows) for given in busy):
+        alone = op.do == "run" and not self.life.workspace
+        if alone or any(given != (op.data, op.rows) for given in busy):
             self._sync(seat)
         with self._timed(self.lasted or LONG, "bind"):
             seat.tensors(op.tensors)

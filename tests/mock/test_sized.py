@@ -170,13 +170,16 @@ def test_captured_with_fewer_rows(cuda: StandIn) -> None:
         captures = Captures(caller, joined=True)
         with captures.capturing():
             made.run(streams=[int(s) for s in caller.streams], **placed)
-        for seed in range(1, 4):
+        beside = caller.placed(numbers_of("ag_gemm", 15, 0)[0])
+        made.run(**beside)
+        for seed in range(1, 9):
+            cuda.set(f"seed {seed}; call_steps 0; query_steps {(1, 5)[seed % 2]}")
             values, wanted = numbers_of("ag_gemm", 13, seed)
+            other, fresh = numbers_of("ag_gemm", 15, seed)
             caller.give(placed, values)
+            caller.give(beside, other)
             captures.replay([0], caller.streams)
-            other, fresh = numbers_of("ag_gemm", 20, seed)
-            beside = caller.placed(other)
-            made.run(streams=[int(s) for s in caller.streams], **beside)
+            made.run(streams=[int(s) for s in caller.streams] if seed % 2 else None, **beside)
             caller.wait()
             made.synchronize()
             for found, wants in ((placed, wanted), (beside, fresh)):

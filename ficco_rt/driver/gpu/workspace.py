@@ -161,7 +161,7 @@ class GpuWorkspace(SharedWorkspace):
         return any(address == at for at, _ in self._staging.values())
 
     def copy_rows(self, copies: Sequence[CopiedRows], streams: Sequence[object] | None, *, first: bool) -> None:
-        """NOTE another caller's stream may still copy from the memory: its end is an event, unless it is captured."""
+        """NOTE another caller's stream, or a replay, may still copy from the memory: its end is an event."""
         gpus, vendor = self.gpus, self.vendor
         callers = handles(streams or (), gpus.ranks, vendor.stream)
         captured = bool(callers) and vendor.capturing(callers)
@@ -176,12 +176,12 @@ class GpuWorkspace(SharedWorkspace):
             ends[copy.rank] = device, stream
             if copy.width:
                 steps.append(DriverStep(device, *vendor.copy_rows(_pitched(copy), stream), what))
-        for rank, (device, stream) in ends.items():
-            if not first and not captured:
-                if rank not in self._copied:
+        for rank, (device, stream) in ends.items() if not first else ():
+            if rank not in self._copied:
+                with gpus.uncaptured():
                     self._copied[rank] = gpus.new_event(device)
-                record = vendor.record_action(self._copied[rank], stream)
-                steps.append(DriverStep(device, *record, f"rows of rank {rank}"))
+            record = vendor.record_outside if captured else vendor.record_action
+            steps.append(DriverStep(device, *record(self._copied[rank], stream), f"rows of rank {rank}"))
         with gpus.issue_lock(), gpus.issuing():
             make(gpus, list(entered(vendor, steps, captured=captured)))
         for device, stream in ends.values() if not callers else ():
