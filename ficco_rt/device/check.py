@@ -44,6 +44,8 @@ _AMONG = RunCase(ir.Manner(True, behind=True, timed=False, others=True), callers
 # it ends. Behind replays, and in callers' graphs, a run stands right behind one that uses the same set.
 _PLAIN: tuple[Step, ...] = (
     RunCase(ir.Manner(False, behind=False, timed=True)),
+    Seen(),
+    RunCase(ir.Manner(False, behind=False, timed=True)),
     RunCase(ir.Manner(False, behind=True, timed=True)),
     Other(called=False),
     _OWN,
@@ -78,6 +80,12 @@ _BESIDE_REPLAYS: tuple[Step, ...] = (  # behind what stands in `_PLAIN`
     RunCase(ir.Manner(False, behind=True, timed=True, others=True, replays=True)),
     Other(replays=True),
     RunCase(ir.Manner(False, behind=True, timed=True, others=True, replays=True)),
+    Seen(replays=True),
+    Other(replay=True),
+    RunCase(ir.Manner(False, behind=True, timed=True, replays=True)),  # and before the replay a run that was like it
+    Seen(replays=True),
+    Other(replay=True),
+    RunCase(ir.Manner(True, behind=True, timed=False, replays=True)),
     Seen(replays=True),
 )
 _REPLAYS: tuple[Step, ...] = (

@@ -153,6 +153,9 @@ def run_ends_know_their_streams(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     for action in (*plan.own.prologue, *plan.own.epilogue):
         if action.stream.kind == "caller":
             yield action.mistake(f"{action.stream} in a run that nobody calls")
+    for action in (*plan.called.prologue, *plan.called.epilogue) if plan.mode == "embedded" else ():
+        if action.stream.kind != "caller":
+            yield action.mistake(f"{action.stream} in a capture of callers' streams")
     for action in plan.actions:
         if not isinstance(action, ir.RecordEvent) or action.event.kind not in _OF_DEVICES:
             continue
