@@ -387,7 +387,8 @@ class GpuDriver(api.Driver):
             for key in wanted:
                 if key[1] in self._gpus.ranks and own[key].size and (not number or kinds[key[0]].kind == "scratch"):
                     mine[label(key, number)] = own[key].address, own[key].size
-        lasts = all(t.owned or self._workspace.has(t.address) for t in (sets[0][k] for k in wanted if k in sets[0]))
+        bound = [key for key in wanted if key in sets[0] and kinds[key[0]].kind != "scratch"]
+        lasts = all(self._workspace.has(sets[0][key].address) for key in bound)
         if lasts and mine == self._shared_there:
             assert self._others is not None
             with self._alone():

@@ -90,7 +90,7 @@ class GpuWorkspace(SharedWorkspace):
                 self.peers.connect(self.gpus.devices.values(), partial(self.gpus.inside, self.gpus.first))
             try_copies(self.gpus, self.peers)
             self.resources = RunResources(self.gpus)
-            self.launches = LaunchBinder(self.gpus, 0 if alone else SLAB)
+            self.launches = LaunchBinder(self.gpus, 0 if alone else min(SLAB, limit // 64) if limit else SLAB)
             self.binder = Binder(self.gpus, self.resources, self.launches, self.communicators)
             self.runs = Runs(self.gpus, self.resources, self.binder, self.communicators)
             if self.peers is not None:
