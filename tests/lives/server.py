@@ -29,7 +29,7 @@ import numpy as np
 from ficco_rt.driver.gpu import binding, driver
 from ficco_rt.driver.gpu.workspace import GpuWorkspace
 from ficco_rt.select import sized
-from tests.lives import play, striking
+from tests.lives import play, seats, striking
 from tests.lives.life import DriverName, Key, Life, Report
 from tests.mock import standin
 from tests.mock.processes import kernels
@@ -75,7 +75,7 @@ class DevicePlans:
         self._asked: dict[Key, dict[tuple[Any, ...], frozenset[Any]]] = {}
 
     def __call__(self, same: binding.Same, *more: Any) -> binding.Plans:
-        at = (play.key_of(same.plan), *more)
+        at = (seats.key_of(same.plan), *more)
         if at not in self._made:
             self._made[at] = binding.plans_of.__wrapped__(same, *more)
         return self._made[at]
@@ -91,7 +91,7 @@ class DevicePlans:
     def make(self, keys: Iterable[Key]) -> None:
         for key in keys:
             for (_, *more), modes in self._asked.pop(key, {}).items():
-                plans = self(binding.Same(play.plan(key)), *more)
+                plans = self(binding.Same(seats.plan(key)), *more)
                 for mode in modes:
                     plans.residencies(mode)
 
@@ -176,7 +176,7 @@ class Server:
             elif flight.life.event.kind != "fork":  # NOTE its thread keeps a forked process from ending
                 faulthandler.dump_traceback_later(LIMIT / 2)
             known, modules = self._plans.modes(), set(sys.modules)
-            sized.Operation._plan = play.plan_of_operation(flight.life)  # type: ignore[method-assign]
+            sized.Operation._plan = seats.plan_of_operation(flight.life)  # type: ignore[method-assign]
             player = play.Player(flight.life, place, pipes, flight.page, flight.folder)
             if self._verbose:
                 player.log = striking.stderr_log(place, flight.begun)

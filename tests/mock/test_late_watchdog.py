@@ -19,7 +19,7 @@ from ficco_rt.driver.gpu import watchdog
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from tests import cases
-from tests.lives import play
+from tests.lives import seats
 from tests.lives.life import Key
 from tests.mock.standin import StandIn
 
@@ -65,7 +65,7 @@ def attempt(executor: Executor, key: Key, bound: Any, data: int, run: Callable[[
     driver: Any = executor.driver
     for (name, rank), buffer in executor._owned.items():
         if seat[name] == "input":
-            executor.write(name, rank, play.inputs(key, data)[name][rank])
+            executor.write(name, rank, seats.inputs(key, data)[name][rank])
         else:
             driver.poison(buffer)
     try:
@@ -73,8 +73,8 @@ def attempt(executor: Executor, key: Key, bound: Any, data: int, run: Callable[[
         executor.synchronize()
     except DeviceError as error:
         return str(error)
-    for region, value in play.wanted(key, data):
-        got = play.take(executor.read(region.tensor, region.rank), region)
+    for region, value in seats.wanted(key, data):
+        got = seats.take(executor.read(region.tensor, region.rank), region)
         assert (got == value).all(), f"wrong numbers, and no error: {region}"
     return ""
 
@@ -82,11 +82,11 @@ def attempt(executor: Executor, key: Key, bound: Any, data: int, run: Callable[[
 @pytest.mark.parametrize("name", ["gemm_ar/streamed", "gemm_rs/ring"])
 def test_a_watchdog_that_is_preempted_at_any_step(cuda: StandIn, name: str) -> None:
     key = Key("cuda", name, 2, 1)
-    plan = play.plan(key)
-    cuda.reset(f"{play.settings(key)}; seed 3")
+    plan = seats.plan(key)
+    cuda.reset(f"{seats.settings(key)}; seed 3")
     told = steps = 0
     with Executor(plan, "cuda", timeout=20) as executor:
-        for tensor, arrays in play.inputs(key, 0).items():
+        for tensor, arrays in seats.inputs(key, 0).items():
             for rank, array in enumerate(arrays):
                 executor.write(tensor, rank, array)
         bound = executor.bind()
