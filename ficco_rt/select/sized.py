@@ -74,6 +74,7 @@ class Operation:
         self._workspace, self._operation, self._by, self._sizes = workspace, operation, by, sizes
         self._graph = graph
         self._executors: dict[int, Executor] = {}  # by bucket
+        self._direct: dict[int, Executor] = {}  # by number of rows, which is a bucket's: of runs on callers' tensors
         self._prepared: dict[Key, padded.Prepared] = {}  # runs with fewer rows than the bucket's
         self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in _ROWS[operation][0].items()}
         self._store = user_store()
@@ -131,12 +132,15 @@ class Operation:
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock).
         """
         m = _rows(tensors, "A", self._blocks["A"])
-        executor = self._executors.get(m) or self.executor(m)
-        rows = Rows(self.bucket(m), m, self._blocks)
-        whole = m in self._executors and tensors.keys() == _GIVEN and executor.driver.on_device
-        if whole and not executor.driver.staged(rows):  # NOTE most calls
+        executor = self._direct.get(m)
+        if executor is None:
+            executor, rows = self.executor(m), Rows(self.bucket(m), m, self._blocks)
+            if executor.driver.on_device and m == rows.planned and not executor.driver.staged(rows):
+                self._direct[m] = executor
+        if m in self._direct and tensors.keys() == _GIVEN:  # NOTE most calls
             executor.run(None, streams=streams, progress=None, **tensors)
             return
+        rows = Rows(self.bucket(m), m, self._blocks)
         with self._workspace.entered():
             padded.run(self._workspace, executor, tensors, rows, self.max_m, streams, self._prepared)
 

@@ -210,7 +210,8 @@ class BoundPlan:
     def in_turn(self, run: int) -> BoundPlan:
         """The buffer set that the run of this number uses. NOTE every run calls this, and most plans have one set
         only."""
-        return self.buffer_sets[run % len(self.buffer_sets)] if self.more else self
+        number = run % (1 + len(self.more)) if self.more else 0
+        return self.more[number - 1] if number else self
 
     @property
     def buffer_sets(self) -> list[BoundPlan]:

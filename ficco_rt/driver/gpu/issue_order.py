@@ -240,7 +240,10 @@ class IssueOrder:
     def submit(self, client: Client, submission: Submission) -> list[Wait]:
         """Under the lock, before a run is issued: the waits that must precede it."""
         if self._alone is client:
-            client.submit(submission)
+            if client.submission is submission:
+                client.number += 1
+            else:
+                client.submit(submission)
             return []
         waits = [*self._waits(client, submission), *self._behind_replays(client, submission)]
         client.submit(submission)

@@ -95,7 +95,10 @@ class Runs:
         try:
             self._prepare()
             manner, latest = self._set(binding, mode, callers, timing), binding.latest
-            calls = latest[1] if latest is not None and latest[0] == manner else self._binder.calls(binding, manner)
+            if latest is not None and (latest[0] is manner or latest[0] == manner):
+                calls = latest[1]
+            else:
+                calls = self._binder.calls(binding, manner)
             ISSUE_ORDER.acquire(client)
             taken = True
             waits = ISSUE_ORDER.submit(client, calls.submission)
