@@ -250,8 +250,10 @@ class Executor(Closable):
         return self._bindings.get(given, self._owned, rows=rows)
 
     def again(self, bound: Bound) -> bool:
-        """Whether a binding by `bind_at` may run again: it is kept, and its memory has not been reallocated. Raises
-        nothing."""
+        """Whether a binding by `bind_at` may run again: it is kept, and its memory has not been reallocated.
+
+        Raises nothing.
+        """
         return not self._closed and self._bindings.again(bound)
 
     @_alone

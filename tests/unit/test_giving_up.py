@@ -365,9 +365,7 @@ class World:
             abort=did("abort"), ready=did("ready"), aborted=False, unfinished=None, ill=lambda: "", calls=list,
             lent=False,
         )  # fmt: skip
-        launch = SimpleNamespace(counters=2, device=device, zeros=0)
-        bound = SimpleNamespace(launches={0: launch, 1: SimpleNamespace(counters=0)})
-        binder: Any = SimpleNamespace(bindings={0: bound}.values(), calls=lambda binding, manner: self.calls)
+        binder: Any = SimpleNamespace(bindings=(), calls=lambda binding, manner: self.calls, clear=did("put"))
         self.calls = SimpleNamespace(steps=(), enters=False, submission=Submission({}, {}, {}))
         self.runs = Runs(self.gpus, resources, binder, communicators)
         self.runs._running = True
