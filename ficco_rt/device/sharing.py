@@ -11,8 +11,8 @@ graphs, share memory and semaphores but no events. For them the contract is:
 - All other runs begin with an *entry* barrier, after which all earlier runs have ended everywhere. It is told by a
   kernel, or, where products need not wait for it, by streams: then *local* streams begin before it. They touch nothing
   that other devices see.
-- Scratch that no other device touches is *private*: it is in none of the sets, and the order of runs on its device
-  protects it.
+- Scratch that no other device touches is *private* where a run may use it before an entry barrier: it is in none of
+  the sets, and the order of runs on its device protects it.
 - In a caller's graph runs alternate between the sets by their order in it. A graph may be replayed after any run, so
   its first run begins with an entry barrier. So do runs on streams as soon as there are such graphs.
 - Callers' tensors that other devices touch are free again behind an *exit* barrier.
@@ -38,12 +38,12 @@ LARGEST = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the runs of a plan on a placement keep the contract. `private`: the scratch that no other device touches.
+    """How the runs of a plan on a placement keep the contract. `private`: scratch that no other device ever touches.
     `sets`: of the other scratch, and of semaphores. `entry`: which runs begin with an entry barrier: none, those that
     may follow runs in callers' graphs (`behind replays`), or all. `local_streams`: of the plan, those that begin before
     the entry barrier; none where a kernel tells it."""
 
-    private: frozenset[str]
+    private: frozenset[str] = frozenset()
     sets: int = 1
     entry: Literal["never", "behind replays", "always"] = "never"
     local_streams: frozenset[int] = frozenset()
@@ -64,16 +64,19 @@ def sharing_of(plan: Plan, placement: Placement, features: Features, by_library:
     if not (away or signalled) and pairs <= heard:
         return Sharing(private)
     if not apart or not pairs <= heard:
-        return Sharing(private, entry="always")
+        return Sharing(entry="always")
     if away <= scratch and _most(plan, placement, away) <= LARGEST:
         return Sharing(private, sets=2, entry="behind replays")
     calls = any(isinstance(command, CollectiveCall) for _, command in plan.commands())
     if calls or not away <= scratch or not features.batched_mem_ops:
-        return Sharing(private, entry="always")
+        return Sharing(entry="always")
     local = [stream for stream in plan.streams if stream.id not in signalling and _is_local(stream, plan, away)]
     # NOTE where some device has nothing to multiply before the barrier, the others would wait for it in the end
     early = {owners[stream.rank] for stream in local if _multiplies(stream)} == set(placement.ordinals)
-    return Sharing(private, entry="always", local_streams=frozenset(stream.id for stream in local if early))
+    if not early:
+        return Sharing(entry="always")
+    used = {access.region.tensor for stream in local for command in stream.commands for access in command.accesses()}
+    return Sharing(private & used, entry="always", local_streams=frozenset(stream.id for stream in local))
 
 
 def _touched(plan: Plan, placement: Placement, by_library: bool) -> Iterator[tuple[int, str, int]]:

@@ -97,9 +97,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (TO_ALL, Sharing(frozenset("L"), 2, "behind replays")),
         (PULLED, Sharing(frozenset("L"), 2, "behind replays")),
-        (PUSHED, Sharing(frozenset("L"), 1, "always")),  # a device hears of one other
-        (OWN, Sharing(frozenset("L"), 1, "always")),  # of none: others count on it all the same
-        (OF_CALLERS, Sharing(frozenset("L"), 1, "always")),
+        (PUSHED, Sharing(frozenset(), 1, "always")),  # a device hears of one other
+        (OWN, Sharing(frozenset(), 1, "always")),  # of none: others count on it all the same
+        (OF_CALLERS, Sharing(frozenset(), 1, "always")),
     ],
     ids=["pushed to all", "pulled", "pushed to one", "nothing shared", "callers'"],
 )
