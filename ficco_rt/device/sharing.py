@@ -1,8 +1,7 @@
 """The contract between runs: what a run may assume of the runs before it, and what the runs behind it may assume of it.
 
-Runs of any plans of a workspace follow each other. On the devices of a process events order them, so that a run begins
-on a device after the runs before it have ended on all of these. Devices of different processes, and devices of callers'
-graphs, share memory and semaphores but no events. For them the contract is:
+Runs of any plans of a workspace follow each other. On the devices of a process events order them. Devices of different
+processes, and devices of callers' graphs, share memory and semaphores but no events. For them the contract is:
 
 - *A run that has ended on a device has begun on all devices of the node* which share no events with it. They had ended
   all earlier runs then. So a run knows at its begin that only the run right before it may be under way elsewhere.
@@ -73,8 +72,7 @@ def sharing_of(plan: Plan, placement: Placement, features: Features, by_library:
     local = [stream for stream in plan.streams if stream.id not in signalling and _is_local(stream, plan, away)]
     # NOTE where some device has nothing to multiply before the barrier, the others would wait for it in the end
     early = {owners[stream.rank] for stream in local if _multiplies(stream)} == set(placement.ordinals)
-    if not early:
-        return Sharing(entry="always")
+    local = local if early else []
     used = {access.region.tensor for stream in local for command in stream.commands for access in command.accesses()}
     return Sharing(private & used, entry="always", local_streams=frozenset(stream.id for stream in local))
 
@@ -94,8 +92,7 @@ def _touched(plan: Plan, placement: Placement, by_library: bool) -> Iterator[tup
 
 
 def _signals(plan: Plan, placement: Placement) -> tuple[set[tuple[int, int]], set[int]]:
-    """The pairs of devices of which the first waits for a flag or an event of the other one, and the streams that raise
-    such."""
+    """The pairs of devices of which the first awaits flags or events of the other one; the streams that raise such."""
     owners = placement.devices
     pairs: set[tuple[int, int]] = set()
     streams: set[int] = set()
@@ -137,8 +134,7 @@ def _most(plan: Plan, placement: Placement, names: Iterable[str]) -> int:
 
 
 def _is_local(stream: Stream, plan: Plan, away: set[str]) -> bool:
-    """Whether it touches the tensors of its own rank alone, and of what other devices touch reads only. What it reads
-    they write behind the entry barrier, and a flag of theirs tells it."""
+    """Whether it touches its own rank's tensors alone, and of what other devices touch only reads what flags tell."""
     accesses = [access for command in stream.commands for access in command.accesses()]
     return all(a.region.rank == stream.rank and not (a.written and a.region.tensor in away) for a in accesses)
 
