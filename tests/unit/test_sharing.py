@@ -100,8 +100,9 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
         (PUSHED, Sharing(frozenset(), 1, "always")),  # a device hears of one other
         (OWN, Sharing(frozenset(), 1, "always")),  # of none: others count on it all the same
         (OF_CALLERS, Sharing(frozenset(), 1, "always")),
+        (f"{TO_ALL}\nstage far on dma {{ copy C @ {FIRST} <- A }}", Sharing(frozenset(), 1, "always")),
     ],
-    ids=["pushed to all", "pulled", "pushed to one", "nothing shared", "callers'"],
+    ids=["pushed to all", "pulled", "pushed to one", "nothing shared", "callers'", "callers' of all"],
 )
 def test_what_plans_share(moves: str, wanted: Sharing) -> None:
     assert layout(plan_text(moves)).sharing == wanted
@@ -116,6 +117,11 @@ def test_local_streams() -> None:
     assert {plan.streams[s].queue for s in found.local_streams} == {"compute"}
     assert len(found.local_streams) == RANKS
     assert layout(plan_text(PULLED)).sharing.local_streams == frozenset()
+    again = f"stage again on dma {{ copy G @ {FIRST} <- B }}\nstage more on compute {{ gemm C = G * B }}"
+    assert layout(plan_text(f"{TO_ALL}\n{again}")).sharing.local_streams == frozenset()  # G is free when they say so
+    makes = next(stream for stream in plan_text(PULLED).streams if stream.queue == "compute")
+    assert sharing._is_local(makes, plan_text(PULLED), set())
+    assert not sharing._is_local(makes, plan_text(PULLED), {"G"})
     without = layout_of(plan, MACHINE.device, APART, replace(FEATURES, batched_mem_ops=False)).sharing
     assert without == replace(found, local_streams=frozenset())  # an entry would need a multiprocessor
 
