@@ -110,6 +110,14 @@ def test_in_two_processes(both: Processes, names: tuple[str, ...]) -> None:
     _right(names, both.ask("together", names, TURNS))
 
 
+LARGE = ("ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/ring", "gemm_ar/streamed")
+
+
+def test_large_plans_in_two_processes(cuda_pair: Processes) -> None:
+    """Local streams begin before an entry that streams tell, others behind one that a kernel tells."""
+    _right(LARGE, cuda_pair.ask("large", LARGE, TURNS))
+
+
 def _right(names: tuple[str, ...], answers: list[Any]) -> None:
     for answer in answers:
         assert not isinstance(answer, str), answer

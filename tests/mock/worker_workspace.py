@@ -15,6 +15,19 @@ from tests.mock.worker_tensors import TIMEOUT
 
 
 class Workspaces:
+    def large(self: Any, names: Sequence[str], turns: int) -> tuple[list[Any], str]:
+        """The same of plans that count as too large for two sets."""
+        from ficco_rt.device import sharing
+        from ficco_rt.driver.gpu import binding
+
+        kept, sharing.LARGEST = sharing.LARGEST, -1
+        binding.plans_of.cache_clear()
+        try:
+            return self.together(names, turns)  # type: ignore[no-any-return]
+        finally:
+            sharing.LARGEST = kept
+            binding.plans_of.cache_clear()
+
     def together(self: Any, names: Sequence[str], turns: int) -> tuple[list[Any], str]:
         """Runs of several plans in one workspace, behind each other without a wait, in orders that are the same in all
         processes: on streams, as graphs, and (CUDA) in graphs of a caller. In each turn the outputs of all."""
