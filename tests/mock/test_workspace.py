@@ -185,6 +185,16 @@ def test_memory_is_that_of_the_largest(cuda: StandIn) -> None:
         assert again.driver._parts.resources.addresses[0][0] in semaphores
 
 
+def test_staging_of_an_operation_stays_where_it_is(cuda: StandIn) -> None:
+    """Other processes know the address, and may not see that a larger operation has come."""
+    with shared(cuda) as workspace:
+        assert workspace.shared is not None
+        at = workspace.shared.staging(0, "C", 1024)
+        larger = workspace.shared.staging(0, "C", 4096)
+        assert workspace.shared.staging(0, "C", 1024) == at != larger
+        assert workspace.memory["staging"] == 1024 + 4096
+
+
 def test_a_limit_is_kept(cuda: StandIn) -> None:
     with shared(cuda, limit=500_000) as workspace:
         small = Executor(planned(cuda, "ag_gemm/serial"), workspace=workspace)

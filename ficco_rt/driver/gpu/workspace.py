@@ -77,7 +77,7 @@ class GpuWorkspace(SharedWorkspace):
         self.communicators = Communicators(self.gpus)
         self.adopted: dict[int, int] = {}  # callers' allocations that all devices may use: the device of each
         self._slots: dict[tuple[int, int], dict[int, int]] = {}  # by rank and kind: bytes by address
-        self._staging: dict[tuple[int, str], tuple[int, int]] = {}  # by rank and tensor: address and bytes
+        self._staging: dict[tuple[int, str, int], int] = {}  # by rank, tensor and bytes: address
         self._copied: dict[int, Handle] = {}  # by rank: the event behind the last copy from staging
         WATCHDOG.watch(self.gpus.client)
         try:
@@ -148,17 +148,18 @@ class GpuWorkspace(SharedWorkspace):
         self.adopted[allocation] = device
 
     def staging(self, rank: int, name: str, size: int) -> int:
-        address, most = self._staging.get((rank, name), (0, 0))
-        if size > most:  # NOTE bindings keep the smaller one
-            device = self.gpus.device(rank)
+        """NOTE a larger tensor of the name has memory of its own: other processes know the address."""
+        key = rank, name, size
+        if key not in self._staging:
             with self.gpus.uncaptured():
-                address = self.gpus.alloc(device, size, f"rows of {name} for rank {rank}", "staging", shared=True)
-            self._staging[rank, name] = address, size
-        return address
+                self._staging[key] = self.gpus.alloc(
+                    self.gpus.device(rank), size, f"rows of {name} for rank {rank}", "staging", shared=True
+                )
+        return self._staging[key]
 
     def has(self, address: int) -> bool:
         """Whether it is that of a tensor in staging memory."""
-        return any(address == at for at, _ in self._staging.values())
+        return address in self._staging.values()
 
     def copy_rows(self, copies: Sequence[CopiedRows], streams: Sequence[object] | None, *, first: bool) -> None:
         """NOTE another caller's stream, or a replay, may still copy from the memory: its end is an event."""
