@@ -166,7 +166,9 @@ def test_memory_that_is_made_anew_at_its_address(both: Processes, kind: str, set
 
 
 def test_memory_behind_ipc_handles_is_freed_when_all_have_closed_them(hip_pair: Processes) -> None:
-    assert hip_pair.ask("parts", "gemm_rs/streamed", 0.4) == [(True, "")] * 2
+    (freed, left), (closing, other_left) = hip_pair.ask("parts", "gemm_rs/streamed", 0.4)
+    assert freed >= closing  # process 0 frees its memory only when process 1 has closed what it had open of it
+    assert left == other_left == ""
 
 
 def test_groups_that_are_not_the_job(both: Processes) -> None:

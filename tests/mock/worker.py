@@ -203,22 +203,21 @@ class Worker(Tensors, Workspaces):
             stream = gpus.control[self.place]
             return [vendor.copy(LinearCopy(*way, 4), stream)[1][3].name for way in ((theirs, mine), (mine, theirs))]
 
-    def parts(self, name: str, after: float) -> tuple[bool, str]:
-        """Process 1 closes later. Whether process 0 has freed its memory only when the other one had closed what it had
-        open by IPC handles."""
+    def parts(self, name: str, after: float) -> tuple[float, str]:
+        """Process 1 closes later. When it begins to close, and when process 0 has freed its memory, on one clock."""
         freed = {"cuda": "cuMemFree", "hip": "hipFree"}[self.face]
         with self.executor(name) as executor:
             self.fill(executor, 0)
             executor.run()
             self.group.barrier(TIMEOUT)
             before = self.gpus.called().get(freed, 0)
-            begun = time.monotonic()
             if self.place:
                 time.sleep(after)
+            begun = time.monotonic()
             executor.close()
-            waited = time.monotonic() - begun >= after
+            ended = time.monotonic()
         assert self.gpus.called().get(freed, 0) > before
-        return waited, self.left()
+        return begun if self.place else ended, self.left()
 
     def alone(self, name: str) -> str:
         """Each process runs a plan of one rank in a group of its own, on the GPU that `LOCAL_RANK` tells."""
