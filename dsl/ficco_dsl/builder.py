@@ -149,9 +149,12 @@ class Builder(threading.local):
         return TypeName(self.word(name), self.word(dtype), self.span(keyword, dtype))
 
     def tensor(self, c: list[Any]) -> TensorDecl:
-        kind, name, *shape, _, dtype, unproven = c
-        span = self.span(kind, dtype if unproven is None else unproven)
-        return TensorDecl(kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, span)
+        kind, name, *shape, _, dtype, unproven, transposed, _, condition = c
+        span = self.span(kind, condition or transposed or unproven or dtype)
+        stored = transposed is not None if condition is None else condition
+        return TensorDecl(
+            kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, stored, span
+        )
 
     def computes(self, c: list[Any]) -> Computes:
         keyword, target, value, within, _, binding = c

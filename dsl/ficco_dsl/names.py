@@ -83,6 +83,11 @@ class _Checker(Uses):
                 self.mistake(tensor.shape[MAX_DIMENSIONS].span, message)
             for extent in tensor.shape:
                 self.expr(extent)
+            if tensor.transposed and len(tensor.shape) < 2:
+                message = f"'{tensor.name}' has one dimension; what is transposed has two or more"
+                self.mistake(spot(tensor.name, tensor.span), message)
+            if not isinstance(tensor.transposed, bool):
+                self.expr(tensor.transposed)
             self.shaped.add(tensor.name)
         self._claims()
         for queue in s.queues:

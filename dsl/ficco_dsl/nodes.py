@@ -270,13 +270,15 @@ class TypeName:
 
 @dataclass(frozen=True, slots=True)
 class TensorDecl:
-    """`input A[M / ranks, K] : T`: the part of A that each rank holds. `dtype` is a type's name or a dtype."""
+    """`input A[M / ranks, K] : T`: the part of A that each rank holds. `dtype` is a type's name or a dtype;
+    `transposed` says whether, or under which condition, the last two dimensions are stored the other way round."""
 
     kind: Literal["input", "output", "scratch"]
     name: str
     shape: tuple[Expr, ...]
     dtype: str
     unproven: bool
+    transposed: bool | Expr
     span: Span = field(compare=False)
 
 

@@ -44,7 +44,8 @@ class Sizes:
     values: Mapping[str, Any]  # of params
     types: Mapping[str, Dtype]
     scopes: Sequence[Scope]  # by rank
-    tensors: tuple[ir.Tensor, ...]
+    tensors: tuple[ir.Tensor, ...]  # as they are stored
+    transposed: frozenset[str]  # tensors whose last two dimensions are stored the other way round
     expressions: Budget
 
     @property
@@ -62,7 +63,7 @@ def bind(schedule: n.Schedule, ranks: int, given: Mapping[str, object]) -> Sizes
     budget, expressions = Budget(LISTS), Budget(EXPRESSIONS)
     Budget(NAMES).spend(ranks * (ranks + len(values) + 2 * len(schedule.tensors)), schedule.span)
     scopes = [{**base_scope(rank, ranks, budget), **values} for rank in range(ranks)]
-    return Sizes(values, types, scopes, build_tensors(schedule, scopes, types, expressions), expressions)
+    return Sizes(values, types, scopes, *build_tensors(schedule, scopes, types, expressions), expressions)
 
 
 def bind_params(
@@ -135,10 +136,12 @@ def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0
 
 def build_tensors(
     schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, Dtype], expressions: Budget
-) -> tuple[ir.Tensor, ...]:
-    """Every tensor's shape on every rank. Puts ("rows", name) and ("cols", name) into the scopes."""
+) -> tuple[tuple[ir.Tensor, ...], frozenset[str]]:
+    """Every tensor as each rank stores it, and the names of those that are stored transposed. Puts ("rows", name) and
+    ("cols", name), which do not depend on that, into the scopes."""
     mistakes: list[Diagnostic] = []
     tensors = []
+    transposed = set()
     budget = Budget(TENSORS)
     for decl in schedule.tensors:
         budget.spend(len(scopes), decl.span)
@@ -156,12 +159,27 @@ def build_tensors(
             for i, e in enumerate(decl.shape):  # a rank may hold no element, as an expert without tokens; not all ranks
                 if not any(shape[i] for shape in shapes):
                     raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
+            if _transposed(decl, scopes):
+                transposed.add(decl.name)
+                shapes = [(*shape[:-2], shape[-1], shape[-2]) for shape in shapes]
         except Mistake as m:
             mistakes.append(m.diagnostic)
             continue
         tensors.append(ir.Tensor(decl.name, decl.kind, dtype, tuple(shapes), decl.unproven, decl.span))
     refuse(mistakes, SizesError)
-    return tuple(tensors)
+    return tuple(tensors), frozenset(transposed)
+
+
+def _transposed(decl: n.TensorDecl, scopes: Sequence[Scope]) -> bool:
+    if isinstance(decl.transposed, bool):
+        return decl.transposed
+    condition = compile_condition(decl.transposed)
+    stored = [condition(scope) for scope in scopes]
+    if len(set(stored)) > 1:
+        other = stored.index(not stored[0])
+        message = f"{decl.name} is transposed on rank {other if stored[other] else 0} and not on all ranks"
+        raise Mistake(decl.transposed.span, message, "a tensor is stored in one way; let params decide")
+    return stored[0]
 
 
 def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank: int) -> None:

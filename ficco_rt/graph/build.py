@@ -34,11 +34,10 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     """
     sizes = bind(schedule, ranks, params or {})
     by_name = {t.name: t for t in sizes.tensors}
-    program = _Program(schedule, sizes.scopes, by_name, sizes.expressions)
+    names = Names(by_name, sizes.transposed, {k.name: k for k in schedule.kernels})
+    program = _Program(schedule, sizes.scopes, names, sizes.expressions)
     program.expand()
-    claims, mistakes = build_claims(
-        schedule, sizes.scopes, by_name, sizes.types, program.pieces_left, sizes.expressions
-    )
+    claims, mistakes = build_claims(schedule, sizes.scopes, names, sizes.types, program.pieces_left, sizes.expressions)
     evaluate.refuse(program.mistakes + mistakes)
     ops = begin_sums(program.ops, by_name)
     return ir.Graph(
@@ -84,14 +83,12 @@ class _Program:
         self,
         schedule: n.Schedule,
         scopes: Sequence[evaluate.Scope],
-        tensors: Mapping[str, ir.Tensor],
+        names: Names,
         expressions: Budget,
     ) -> None:
-        self.schedule, self.scopes, self.tensors = schedule, scopes, tensors
+        self.schedule, self.scopes, self._names = schedule, scopes, names
         self.mistakes: list[Diagnostic] = []
         self.queues: dict[str, ir.Queue] = {}
-        self.kernel_decls = {k.name: k for k in schedule.kernels}
-        self._names = Names(tensors, self.kernel_decls)
         self.stages: list[ir.Stage] = []
         self.ops: list[ir.Op] = []
         self.expressions = expressions
@@ -233,7 +230,7 @@ class _Program:
                 continue
             calls = sent_and_received(group, [run.phases[phase][0] for run in runs])
             for op in calls:
-                message = broken(op, self.tensors)
+                message = broken(op, self._names.tensors)
                 if message is not None:
                     raise evaluate.Mistake(op.where.origin, f"{message} (rank {op.where.rank})")
             if any(op.writes for op in calls):  # nothing is called if all of the copies are empty
@@ -329,7 +326,9 @@ class _Program:
 
     def _maker(self, s: n.Operation) -> Callable[[evaluate.Scope], ir.Op]:
         """A function that makes the op of `s` in a scope. It serves every rank and every turn of a loop."""
-        where, make = self._where(s.span, s.attributes), BY_NODE[type(s)].maker(s, self._names)
+        kind = BY_NODE[type(s)]
+        self._guard(s.span, lambda: kind.check_layout(s, self._names))
+        where, make = self._where(s.span, s.attributes), kind.maker(s, self._names)
         return lambda scope: make(scope, where(scope))
 
     def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Callable[[evaluate.Scope], ir.Where]:
@@ -350,7 +349,7 @@ class _Program:
 
     def _op(self, s: n.Operation) -> Emit:
         make = self._maker(s)
-        parts = evaluate.size((s, self.kernel_decls[s.kernel]) if isinstance(s, Launch) else s)
+        parts = evaluate.size((s, self._names.kernels[s.kernel]) if isinstance(s, Launch) else s)
 
         def emit(scope: evaluate.Scope) -> None:
             self._pay(parts, s.span)
@@ -365,7 +364,7 @@ class _Program:
         regions = (*op.reads, *op.writes)
         self.pieces_left.spend(sum(len(r.boxes) for r in regions), span)
         self.expressions.spend(REGION_COST * (len(regions) + len(op.writes) ** 2), span)
-        message = broken(op, self.tensors)
+        message = broken(op, self._names.tensors)
         if message is not None:
             raise evaluate.Mistake(span, message)
         idle = isinstance(op.body, ir.Gemm) and op.body.accumulate and not op.body.left.elements

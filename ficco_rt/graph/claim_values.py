@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -31,6 +32,17 @@ def operands(value: ClaimValue) -> Iterator[Operand]:
 def regions_of(claim: Claim) -> Iterator[Region]:
     """All regions of a claim, its targets first."""
     return chain(claim.targets, *(operand.regions for operand in operands(claim.value)))
+
+
+def transposed(value: ClaimValue) -> ClaimValue:
+    """The value's transpose, for values that are matrices."""
+    match value:
+        case Operand():
+            return replace(value, transposed=not value.transposed)
+        case Product(left=left, right=right):
+            return Product(transposed(right), transposed(left))
+        case Combined():
+            return replace(value, operand=transposed(value.operand), axis=1 - value.axis)
 
 
 def misfit(claim: Claim, kinds: Mapping[str, str]) -> str | None:

@@ -14,15 +14,15 @@ from ..geometry.region import Box, BoxMap, Region, describe, shape_words
 from ..types import Dtype
 from . import evaluate, ir
 from .budget import Budget
-from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of
+from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of, transposed
 from .evaluate import shares as checked_shares
-from .references import Reference
+from .ops.kind import Names
 
 
 def build_claims(
     schedule: n.Schedule,
     scopes: Sequence[evaluate.Scope],
-    tensors: Mapping[str, ir.Tensor],
+    names: Names,
     types: Mapping[str, Dtype],
     pieces: Budget,
     expressions: Budget,
@@ -34,21 +34,21 @@ def build_claims(
     for line in schedule.claims:
         try:
             within = tuple(cast(Dtype, types.get(name, name)) for name in line.within)
-            for claim in _line(line, scopes, tensors, pieces, expressions):
+            for claim in _line(line, scopes, names, pieces, expressions):
                 text = f"{claim.text} within {', '.join(within)}" if within else claim.text
                 claims.append(replace(claim, within=within, text=text))
                 pieces.spend(sum(len(region.boxes) for region in regions_of(claim)), line.span)
         except evaluate.Mistake as m:
             mistakes.append(m.diagnostic)
     if not mistakes:
-        mistakes = list(_uncovered(claims, tensors, pieces))
+        mistakes = list(_uncovered(claims, names.tensors, pieces))
     return tuple(claims), mistakes
 
 
 def _line(
     line: n.Computes,
     scopes: Sequence[evaluate.Scope],
-    tensors: Mapping[str, ir.Tensor],
+    names: Names,
     pieces: Budget,
     expressions: Budget,
 ) -> Iterator[ir.Claim]:
@@ -56,7 +56,7 @@ def _line(
     cost = 20 * evaluate.size(line) + 2 * ranks * evaluate.size(line) + 8 * ranks * ranks * _collectives(line.value)
     expressions.spend(cost, line.span)
     if line.binding is None:
-        yield _claim(line, scopes, tensors)
+        yield _claim(line, scopes, names)
         return
     name, span = line.binding.name, line.binding.domain.span
     domain = evaluate.sequence(evaluate.compile_expr(line.binding.domain), span)
@@ -66,7 +66,7 @@ def _line(
     pieces.foresee(8 * len(scopes) * len(members[0]), span)  # a claim takes much longer than an access
     for v in members[0]:
         expressions.spend(cost, line.span)
-        yield _claim(line, [evaluate.copied(s, span) | {name: v} for s in scopes], tensors)
+        yield _claim(line, [evaluate.copied(s, span) | {name: v} for s in scopes], names)
 
 
 def _collectives(e: n.ClaimExpr) -> int:
@@ -74,38 +74,42 @@ def _collectives(e: n.ClaimExpr) -> int:
     return sum(isinstance(x, n.ClaimCollective) for x in evaluate.nodes_of(e))
 
 
-def _claim(line: n.Computes, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
-    targets = _regions(line.target, scopes, tensors)
-    value, shapes = _value(line.value, scopes, tensors)
-    for rank, (target, shape) in enumerate(zip(targets, shapes, strict=True)):
-        if target.shape != shape:
+def _claim(line: n.Computes, scopes: Sequence[evaluate.Scope], names: Names) -> ir.Claim:
+    turned = names.turned(line.target)
+    targets, target_shapes = _regions(line.target, scopes, names, turned)
+    value, shapes = _value(line.value, scopes, names)
+    for rank, (target, shape) in enumerate(zip(target_shapes, shapes, strict=True)):
+        if target != shape:
             raise evaluate.Mistake(
                 line.span,
                 f"{text_of(line.value)} is {shape_words(shape)} on rank {rank}, "
-                f"but {text_of(line.target)} is {shape_words(target.shape)}",
+                f"but {text_of(line.target)} is {shape_words(target)}",
             )
+    if turned:
+        value = transposed(value)
     return ir.Claim(targets, value, f"{text_of(line.target)} = {text_of(line.value)}", line.span)
 
 
 def _regions(
-    ref: n.RegionRef, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]
-) -> tuple[Region, ...]:
-    reference = Reference(ref, tensors)
-    return tuple(reference.one(scope) for scope in scopes)
+    ref: n.RegionRef, scopes: Sequence[evaluate.Scope], names: Names, turned: bool
+) -> tuple[tuple[Region, ...], Shapes]:
+    """The regions as they are stored, and the shapes of what they hold, or of its transpose."""
+    one = names.one(ref)
+    regions = tuple(one(scope) for scope in scopes)
+    if turned and len(regions[0].shape) != 2:
+        stored = f", and {ref.tensor} is stored transposed" if names.turned(ref) else ""
+        raise evaluate.Mistake(ref.span, f"{text_of(ref)}: only a matrix has a transpose{stored}")
+    return regions, tuple(r.shape[::-1] if turned else r.shape for r in regions)
 
 
-def _value(
-    e: n.ClaimExpr, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]
-) -> tuple[ir.ClaimValue, Shapes]:
+def _value(e: n.ClaimExpr, scopes: Sequence[evaluate.Scope], names: Names) -> tuple[ir.ClaimValue, Shapes]:
     match e:
         case n.RegionRef():
-            if tensors[e.tensor].kind != "input":
+            if names.tensors[e.tensor].kind != "input":
                 raise evaluate.Mistake(e.span, f"{e.tensor} is no input; a claim speaks of inputs")
-            regions = _regions(e, scopes, tensors)
-            if e.transposed and len(regions[0].shape) != 2:
-                raise evaluate.Mistake(e.span, f"{text_of(e)}: only a matrix has a transpose")
-            shapes = tuple(r.shape[::-1] if e.transposed else r.shape for r in regions)
-            return ir.Operand(regions, e.transposed), shapes
+            turned = e.transposed != names.turned(e)
+            regions, shapes = _regions(e, scopes, names, turned)
+            return ir.Operand(regions, turned), shapes
         case n.ClaimProduct():
             if any(isinstance(x, n.ClaimProduct) for x in evaluate.nodes_of((e.left, e.right))):
                 raise evaluate.Mistake(
@@ -113,17 +117,15 @@ def _value(
                     f"{text_of(e)} is a product of products; the proof follows one product",
                     "mark the output 'unproven', without a computes line",
                 )
-            left, a = _value(e.left, scopes, tensors)
-            right, b = _value(e.right, scopes, tensors)
+            left, a = _value(e.left, scopes, names)
+            right, b = _value(e.right, scopes, names)
             return ir.Product(left, right), _fitting(e, product_shapes, a, b)
         case n.ClaimCollective():
-            return _collective(e, scopes, tensors)
+            return _collective(e, scopes, names)
 
 
-def _collective(
-    e: n.ClaimCollective, scopes: Sequence[evaluate.Scope], tensors: Mapping[str, ir.Tensor]
-) -> tuple[ir.ClaimValue, Shapes]:
-    operand, shapes = _value(e.operand, scopes, tensors)
+def _collective(e: n.ClaimCollective, scopes: Sequence[evaluate.Scope], names: Names) -> tuple[ir.ClaimValue, Shapes]:
+    operand, shapes = _value(e.operand, scopes, names)
     ranks = len(scopes)
     dims = len(shapes[0])
     axis = 1 if e.axis == "cols" else 0

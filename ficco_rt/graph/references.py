@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -37,13 +37,27 @@ def _count(value: Any, span: Span, what: str) -> int:
     raise Mistake(span, f"{what} is a number, this is {describe(value)}")
 
 
-class Reference:
-    """A region as written, ready to be evaluated many times. Equal evaluations give the same object."""
+def is_turned(ref: n.RegionRef, dims: int) -> bool:
+    """Whether a region of a tensor that is stored transposed is stored so itself: it has both of the last two
+    dimensions."""
+    kept = list(range(dims))
+    for accessor in ref.accessors:
+        if isinstance(accessor, n.Subscript):
+            dropped = {d for d, entry in zip(kept, accessor.entries, strict=False) if not isinstance(entry, n.Slice)}
+            kept = [d for d in kept if d not in dropped]
+    return kept[-2:] == [dims - 2, dims - 1]
 
-    def __init__(self, ref: n.RegionRef, tensors: Mapping[str, Tensor]) -> None:
+
+class Reference:
+    """A region as written, ready to be evaluated many times. Equal evaluations give the same object. The text names
+    parts of a tensor `transposed` by its own dimensions, the region those in which it is stored."""
+
+    def __init__(self, ref: n.RegionRef, tensors: Mapping[str, Tensor], transposed: Container[str]) -> None:
         self.ref = ref
         self.tensor = tensors[ref.tensor]
-        self.transposed = ref.transposed
+        self._order = list(range(len(self.tensor.shapes[0])))  # the dimensions as they are stored
+        if ref.tensor in transposed:
+            self._order[-2:] = reversed(self._order[-2:])
         self._at = None if ref.at is None else compile_expr(ref.at)
         self._inputs: list[Function] = []  # every expression inside; a step knows the places of its own
         self._indices: list[int] = []  # the places that hold piece indices, which may be sets
@@ -122,13 +136,13 @@ class Reference:
         key = (shape, *values)
         like = self._shapes.get(key)
         if like is None:
-            axes = [Axis((Interval(0, extent),) if extent else ()) for extent in shape]
+            axes = [Axis((Interval(0, shape[d]),) if shape[d] else ()) for d in self._order]
             for step in self._steps:
                 step(axes, values, budget)
             boxes = prod(len(a.segments) for a in axes)
             if boxes > LONGEST:
                 raise Mistake(self.ref.span, f"the region has {boxes} separate pieces; the most is {LONGEST}")
-            self._shapes[key] = like = Region(self.ref.tensor, rank, tuple(axes))
+            self._shapes[key] = like = Region(self.ref.tensor, rank, tuple(axes[d] for d in self._order))
         return like.on(rank)
 
     def _input(self, e: n.Expr) -> int:

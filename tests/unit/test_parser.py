@@ -122,7 +122,7 @@ def test_a_whole_schedule() -> None:
     assert [p.name for p in schedule.params] == ["M", "N", "K", "chunks"]
     assert schedule.types == (TypeName("T", "bf16", AT),)
     per_rank = Binary("/", name("M"), name("ranks"), AT)
-    assert schedule.tensors[0] == TensorDecl("input", "A", (per_rank, name("K")), "T", False, AT)
+    assert schedule.tensors[0] == TensorDecl("input", "A", (per_rank, name("K")), "T", False, False, AT)
     gathered = ClaimCollective("all_gather", region("A"), "rows", None, AT)
     assert schedule.claims == (Computes(region("C"), ClaimProduct(gathered, region("B"), AT), (), None, AT),)
     assert schedule.queues[0].attributes == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import re
 from collections import Counter
@@ -392,3 +393,61 @@ def test_a_copy_of_a_wrong_piece_is_shown(
         prove(graph)
     assert caught.value.diagnostics[0].message == first.message
     assert len(caught.value.diagnostics[0].notes) == 1  # the claim
+
+
+LAYOUTS = """
+param a = 0 param b = 0 param c = 0
+input   A[24, K]           : bf16 transposed if a == 1
+input   B[K, 16]           : bf16 transposed if b == 1
+output  C[24 / ranks, 16]  : bf16 transposed if c == 1
+output  D[24, 16]          : bf16 transposed if c == 1
+output  E[24 * ranks, 16]  : bf16 transposed if c == 1
+scratch P[ranks, 24, 16]   : bf16 transposed if c == 1
+scratch W[ranks, K, 16]    : bf16 transposed if b == 1
+param K = 40
+computes C = reduce_scatter(A * B, rows)
+computes D = all_to_all(A * B, rows)
+computes E = all_gather(A * B, rows)
+queue dma { engine = copy }
+queue compute { engine = sm }
+stage give on dma { for p in all { copy W[rank] @ p <- B } }
+stage mm on compute {
+  gemm P[rank] = A.cols(0 of 2) * B.rows(0 of 2)
+  gemm P[rank] += A.cols(1 of 2) * W[rank].rows(1 of 2)
+}
+stage share on dma {
+  for p in all {
+    copy D.rows(rank of ranks) @ p <- P[rank].rows(p of ranks)
+    copy E.rows(rank of ranks) @ p <- P[rank]
+    if p != rank { copy P[rank] @ p <- P[rank] }
+  }
+}
+stage add on compute {
+  gemm C = A.rows(rank of ranks) * B + sum(P[peers].rows(rank of ranks))
+}
+"""
+
+
+@pytest.mark.parametrize("layout", [*itertools.product((0, 1), repeat=3)])
+def test_a_text_means_the_same_however_tensors_are_stored(layout: tuple[int, ...]) -> None:
+    graph = build(ficco_dsl.parse(f"schedule x\n{LAYOUTS}", "x.ficco"), 2, dict(zip("abc", layout, strict=True)))
+    prove(graph)
+    plan = plan_of(graph, profile("h200-switch", 2))
+    shapes = {t.name: t.shapes[0] for t in plan.tensors}
+    a, b, c = layout
+    assert shapes["A"] == ((40, 24) if a else (24, 40))
+    assert shapes["W"] == ((2, 16, 40) if b else (2, 40, 16))
+    assert shapes["E"] == ((16, 48) if c else (48, 16))
+    assert right(plan)
+
+
+def test_what_is_stored_transposed_may_not_be_swapped() -> None:
+    text = """
+    input  B[64, 16] : bf16 transposed
+    output C[64, 64] : bf16
+    computes C = B * B.T
+    queue q { engine = sm }
+    stage s on q { gemm C.cols(1 of 2) = B * B.rows(1 of 2).T gemm C.cols(0 of 2) = B * B.rows(1 of 2).T }
+    """
+    (message,) = refusal(text, 1)
+    assert "lacks B@0.T rows 0–15, columns 0–63 × B@0 rows 0–15, columns 0–31" in message

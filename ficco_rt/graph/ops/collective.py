@@ -55,6 +55,12 @@ class CollectiveKind(OpKind[ir.Collective]):
         dst, src = names.one(s.dst), names.one(s.src)
         return lambda scope, where: ir.Op(where, ir.Collective(s.kind, -1, dst(scope), src(scope)))
 
+    def check_layout(self, s: verbs.Collective, names: Names) -> None:
+        if s.kind == "all_reduce":
+            super().check_layout(s, names)
+        else:
+            names.straight(s.kind, (s.dst, s.src))
+
     def fits(self, call: ir.Collective, rank: int, tensors: Tensors) -> str | None:
         """A vendor collective works on contiguous memory of one type."""
         dst, src = call.dst, call.src

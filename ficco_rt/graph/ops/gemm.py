@@ -30,13 +30,21 @@ class GemmKind(OpKind[ir.Gemm]):
 
     def maker(self, s: verbs.Gemm, names: Names) -> Make:
         operands, added = [names.one(r) for r in (s.out, s.left, s.right)], names.each(s.terms)
-        turned = s.left.transposed, s.right.transposed
+        left_turned, right_turned = (ref.transposed != names.turned(ref) for ref in (s.left, s.right))
+        out_turned = names.turned(s.out)
 
         def gemm(scope: Scope, where: ir.Where) -> ir.Op:
             out, left, right = (operand(scope) for operand in operands)
-            return ir.Op(where, ir.Gemm(out, left, right, *turned, s.accumulate, added(scope)))
+            if out_turned:  # (L · R).T = R.T · L.T
+                product = (out, right, left, not right_turned, not left_turned)
+            else:
+                product = (out, left, right, left_turned, right_turned)
+            return ir.Op(where, ir.Gemm(*product, s.accumulate, added(scope)))
 
         return gemm
+
+    def check_layout(self, s: verbs.Gemm, names: Names) -> None:
+        names.alike(self.word, (s.out, *s.terms))
 
     def fits(self, gemm: ir.Gemm, rank: int, tensors: Tensors) -> str | None:
         """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands. The

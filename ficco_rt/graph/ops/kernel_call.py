@@ -61,6 +61,9 @@ class KernelCallKind(OpKind[ir.KernelCall]):
 
         return make
 
+    def check_layout(self, s: verbs.Launch, names: Names) -> None:
+        names.straight(f"launch {s.kernel}", (ref for ref in s.arguments if isinstance(ref, n.RegionRef)))
+
     def fits(self, call: ir.KernelCall, rank: int, tensors: Tensors) -> str | None:
         """A user kernel works on its own rank, on single pieces, on distinct outputs, with a grid that exists. No text
         can make the first two mistakes: stored plans can."""

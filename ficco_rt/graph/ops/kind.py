@@ -3,7 +3,7 @@ kinds itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -17,8 +17,8 @@ from ...geometry.region import Box, Region, called, summary
 from ...machine import durations
 from ...machine.model import Machine
 from .. import ir
-from ..evaluate import Scope
-from ..references import Reference
+from ..evaluate import Mistake, Scope
+from ..references import Reference, is_turned
 from ..symbolic import Algebra, Pieces
 
 B = TypeVar("B", bound=ir.Body)
@@ -57,18 +57,38 @@ Resolve: TypeAlias = Callable[[Region], Memory]
 
 
 class Names:
-    """The names that statements of one build refer to."""
+    """The names that statements of one build refer to. `transposed`: tensors that are stored so."""
 
-    def __init__(self, tensors: Tensors, kernels: Mapping[str, n.KernelDecl]) -> None:
-        self.tensors, self.kernels = tensors, kernels
+    def __init__(
+        self, tensors: Tensors, transposed: Container[str], kernels: Mapping[str, n.KernelDecl] | None = None
+    ) -> None:
+        self.tensors, self.transposed, self.kernels = tensors, transposed, kernels or {}
 
     def one(self, ref: n.RegionRef) -> Callable[[Scope], Region]:
-        return Reference(ref, self.tensors).one
+        return Reference(ref, self.tensors, self.transposed).one
 
     def each(self, refs: Sequence[n.RegionRef]) -> Callable[[Scope], tuple[Region, ...]]:
         """The terms of a sum. A set in a reference makes one term for each member."""
-        references = [Reference(r, self.tensors) for r in refs]
+        references = [Reference(r, self.tensors, self.transposed) for r in refs]
         return lambda scope: tuple(region for r in references for region in r.each(scope))
+
+    def turned(self, ref: n.RegionRef) -> bool:
+        """Whether the region is stored transposed."""
+        return ref.tensor in self.transposed and is_turned(ref, len(self.tensors[ref.tensor].shapes[0]))
+
+    def alike(self, what: str, refs: Iterable[n.RegionRef]) -> None:
+        """Raises Mistake: some regions are stored transposed, and others are not."""
+        by_layout = {self.turned(ref): ref for ref in refs}
+        if len(by_layout) > 1:
+            turned, other = by_layout[True], by_layout[False]
+            message = f"{what}: {turned.tensor} is stored transposed and {other.tensor} is not"
+            raise Mistake(other.span, message, "declare both transposed, or neither")
+
+    def straight(self, what: str, refs: Iterable[n.RegionRef]) -> None:
+        """Raises Mistake: a region is stored transposed."""
+        for ref in filter(self.turned, refs):
+            message = f"{what} takes tensors as they are stored, and {ref.tensor} is stored transposed"
+            raise Mistake(ref.span, message, f"declare {ref.tensor} with the shape in which it is stored")
 
 
 class OpKind(Generic[B]):
@@ -97,6 +117,11 @@ class OpKind(Generic[B]):
             value = getattr(s, f.name)
             made.append(names.each(value) if isinstance(value, tuple) else names.one(value))
         return lambda scope, where: ir.Op(where, self.body(*(m(scope) for m in made)))
+
+    def check_layout(self, s: Any, names: Names) -> None:
+        """Raises Mistake: tensors of a statement are stored in ways that do not go together. Here elements have the
+        same place in all of them."""
+        names.alike(self.word, (ref for ref in n.children(s) if isinstance(ref, n.RegionRef)))
 
     def fits(self, body: B, rank: int, tensors: Tensors) -> str | None:
         """Why the rank may not do it, if so."""
