@@ -87,7 +87,7 @@ def _claim(line: n.Computes, scopes: Sequence[evaluate.Scope], names: Names) -> 
             )
     if turned:
         value = transposed(value)
-    return ir.Claim(targets, value, f"{text_of(line.target)} = {text_of(line.value)}", line.span)
+    return ir.Claim(targets, value, f"{text_of(line.target, names)} = {text_of(line.value, names)}", line.span)
 
 
 def _regions(
@@ -182,14 +182,16 @@ def _not_once(tensor: ir.Tensor, claims: Sequence[ir.Claim], pieces: Budget) -> 
                 )
 
 
-def text_of(e: n.ClaimExpr) -> str:
-    """A claim as a schedule writes it, without indices (they differ from rank to rank)."""
+def text_of(e: n.ClaimExpr, stored: Names | None = None) -> str:
+    """A claim as a schedule writes it, without indices (they differ from rank to rank); or as one that declares tensors
+    as they are stored would."""
     match e:
         case n.RegionRef():
             cut = "".join("[…]" if isinstance(a, n.Subscript) else f".{a.axis}(…)" for a in e.accessors)
-            return f"{e.tensor}{cut}{'.T' if e.transposed else ''}"
+            turned = e.transposed != (stored is not None and stored.turned(e))
+            return f"{e.tensor}{cut}{'.T' if turned else ''}"
         case n.ClaimProduct():
-            return f"{text_of(e.left)} * {text_of(e.right)}"
+            return f"{text_of(e.left, stored)} * {text_of(e.right, stored)}"
         case n.ClaimCollective():
             of = f", {e.axis}" if e.axis else ""
-            return f"{e.kind}({text_of(e.operand)}{of}{' of …' if e.shares is not None else ''})"
+            return f"{e.kind}({text_of(e.operand, stored)}{of}{' of …' if e.shares is not None else ''})"
