@@ -11,7 +11,7 @@ the other, by the vendor's libraries if these are installed. The collectives alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil, prod
@@ -59,7 +59,7 @@ class BaselinePlans:
 def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int, vendor: bool = False) -> BaselinePlans | None:
     """Compiled for the machine; None: the plan has no operation. `vendor`: a vendor's library of GEMMs is there."""
     from ..exec.ideal import best_way
-    from ..exec.operation import operation_of
+    from ..exec.operation import layout, operation_of
 
     operation = operation_of(plan)
     if operation is None:
@@ -77,7 +77,7 @@ def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int, vendor: boo
         copies = _compiled(copies_text(counts, ceil(operation.times)), plan.ranks, machine)
         plans: dict[Key, Plan] = {"serial": made(), "multiplying": made(sharing=False), "moving": copies}
         return BaselinePlans(plans | {"sharing": made(multiplying=False)}, ITERATIONS, repeated.number, way.by)
-    serial, name = _shipped_serial(operation, machine)
+    serial, name = _shipped_serial(operation, layout(plan.claims[0]), machine)
     plans = {} if serial is None or serial == plan else {"serial": serial}
     if way.multiplications:
         plans["multiplying"] = _compiled(products_text(way.multiplications), plan.ranks, machine)
@@ -138,8 +138,9 @@ def turns_among(runs: int) -> frozenset[int]:
 # ---------------------------------------------------------------- what is run
 
 
-def _shipped_serial(operation: Operation, machine: Machine) -> tuple[Plan | None, str]:
-    """The serial schedule in the library that is one of the operation, and its name."""
+def _shipped_serial(operation: Operation, layout: Sequence[bool], machine: Machine) -> tuple[Plan | None, str]:
+    """The serial schedule in the library that is one of the operation, on a weight that is stored as the last operand
+    is, and its name."""
     from .. import compiler
     from ..errors import ScheduleError
     from ..exec.operation import operation_of
@@ -151,7 +152,7 @@ def _shipped_serial(operation: Operation, machine: Machine) -> tuple[Plan | None
             continue
         schedule = compiler.load(entry.path)
         declared = {p.name for p in schedule.params} | {t.name for t in schedule.types}
-        given = {name: value for name, value in sizes.items() if name in declared}
+        given = {name: value for name, value in {**sizes, "transb": int(layout[-1])}.items() if name in declared}
         try:
             graph = compiler.build(schedule, operation.ranks, given)
         except ScheduleError:  # it has another form

@@ -23,8 +23,8 @@ from math import prod
 from typing import TypeAlias
 
 from ..errors import UsageError
-from ..graph.claim_values import Shapes, axis_of, shapes_of
-from ..graph.ir import ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
+from ..graph.claim_values import Shapes, axis_of, operands, shapes_of
+from ..graph.ir import Claim, ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
 from ..plan.ir import Plan
 from ..plan.prove import unproven
 from ..types import TYPES, Dtype
@@ -173,6 +173,14 @@ def require_operation(plan: Plan | Graph, name: str, baseline: Plan | Graph) -> 
     for ours, theirs in zip_longest(found.usual.steps, wanted.usual.steps):
         if _bare(ours) != _bare(theirs):
             raise UsageError(f"this is no schedule of {name}: it has {_words(ours)}; {name} has {_words(theirs)}")
+    for own, usual in zip(plan.claims, baseline.claims, strict=False):
+        if layout(own) != layout(usual):
+            raise UsageError(f"this is no schedule of {name}: it takes {own.text}; {name} takes {usual.text}")
+
+
+def layout(claim: Claim) -> tuple[bool, ...]:
+    """Which operands of a claim are stored transposed, in the order of its text."""
+    return tuple(operand.transposed for operand in operands(claim.value))
 
 
 def _bare(step: Multiplication | Exchange | None) -> object:

@@ -61,6 +61,7 @@ class ShippedOperation:
     schedules: tuple[str, ...]
     sizes: tuple[str, ...]
     types: tuple[str, ...]
+    layouts: tuple[str, ...]  # params that say how tensors are stored; the text's values are usual
 
 
 def shown(value: object) -> str:
@@ -77,25 +78,30 @@ def shipped_operation(name: str) -> ShippedOperation:
     baseline = f"{name}/{BASELINE}"
     schedule = text_of(baseline)
     declared = {param.name for param in schedule.params}
-    sizes = tuple(p.name for p in schedule.params if declared.isdisjoint(names_in(p.value)))
-    return ShippedOperation(name, known[name], sizes, tuple(t.name for t in schedule.types))
+    asked = {name for t in schedule.tensors if not isinstance(t.transposed, bool) for name in names_in(t.transposed)}
+    sizes = tuple(p.name for p in schedule.params if declared.isdisjoint(names_in(p.value)) and p.name not in asked)
+    layouts = tuple(p.name for p in schedule.params if p.name in asked)
+    return ShippedOperation(name, known[name], sizes, tuple(t.name for t in schedule.types), layouts)
 
 
 def bound_sizes(operation: ShippedOperation, ranks: int, sizes: Mapping[str, object]) -> dict[str, object]:
-    """All sizes and types of an operation. Raises UsageError (which are missing, which are unknown), ScheduleError
-    (sizes that its tensors cannot have)."""
+    """All sizes and types of an operation, and those layouts that are not the usual ones. Raises UsageError (which are
+    missing, which are unknown), ScheduleError (sizes that its tensors cannot have)."""
     missing = [name for name in operation.sizes if name not in sizes]
     if missing:
         example = " ".join(f"--set {name}=…" for name in missing)
         raise UsageError(f"{operation.name} needs a value of {', '.join(missing)}: {example}")
     wanted = {*operation.sizes, *operation.types}
     for name in sizes:
-        if name not in wanted:
-            has = ", ".join([*operation.sizes, *operation.types])
+        if name not in {*wanted, *operation.layouts}:
+            has = ", ".join([*operation.sizes, *operation.types, *operation.layouts])
             chosen = sorted(s for s in operation.schedules if name in open_params(s))
             hint = f"; {name} is chosen, and a schedule that is named takes it: {chosen[0]}" if chosen else ""
             raise UsageError(f"operation {operation.name} has no size '{name}'; it has {has}{hint}")
-    bound = compiler.sizes(text_of(f"{operation.name}/{BASELINE}"), ranks, sizes)
+    baseline = text_of(f"{operation.name}/{BASELINE}")
+    bound = compiler.sizes(baseline, ranks, sizes)
+    usual = compiler.sizes(baseline, ranks, {name: sizes[name] for name in operation.sizes})
+    wanted |= {name for name in operation.layouts if bound[name] != usual[name]}
     return {name: value for name, value in bound.items() if name in wanted}
 
 

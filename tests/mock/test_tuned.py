@@ -53,17 +53,20 @@ def right(library: StandIn, plan: Plan, seeds: int = SEEDS) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "driver", "arch", "kernel"),
+    ("name", "driver", "arch", "kernel", "transb"),
     [
-        pytest.param(name, *served, id=f"{name}-{served[1]}")
+        pytest.param(name, *served, transb, id=f"{name}-{served[1]}-{transb}")
         for turn, name in enumerate(n for n in cases.SCHEDULES if not n.startswith("a2a"))
-        for served in cases.few(SERVED, 2, turn)
+        for at, served in enumerate(cases.few(SERVED, 2, turn))
+        for transb in cases.few((0, 1), 1, turn // 4 + at)
     ],
 )
-def test_every_schedule(request: pytest.FixtureRequest, name: str, driver: str, arch: str, kernel: str) -> None:
+def test_every_schedule(
+    request: pytest.FixtureRequest, name: str, driver: str, arch: str, kernel: str, transb: int
+) -> None:
     library = request.getfixturevalue(driver)
     library.set(f"devices 3; arch {arch}; sms 12")
-    sizes = cases.sizes(name, 3, True) | cases.few_chunks(name) | {"T": "bf16"}
+    sizes = cases.sizes(name, 3, True) | cases.few_chunks(name) | {"T": "bf16", "transb": transb}
     plan = compiled(library, name, 3, sizes)
     assert any(k.startswith(kernel) for k in kernels(plan))
     right(library, plan)

@@ -38,6 +38,20 @@ def test_a_candidate_of_another_operation_is_refused(tmp_path: Path) -> None:
     assert len([words for words in made.why if "this is no schedule of ag_gemm: it has a" in words]) == 2
 
 
+def test_a_candidate_whose_weight_is_stored_otherwise_is_refused(tmp_path: Path) -> None:
+    text = shipped.shipped()["ag_gemm/serial"].read_text(encoding="utf-8")
+    mine = tmp_path / "mine.ficco"
+    mine.write_text(text.replace(" transposed if transb == 1", ""))
+    for b, refused in ((0, False), (1, True)):
+        sizes = {**SMALL, "transb": b}
+        made = choose("ag_gemm", 2, by="model", candidates=[mine, "ag_gemm/serial"], sizes=sizes)
+        assert (len(made.options) == 1) == refused
+    assert any(
+        "no schedule of ag_gemm: it takes C = all_gather(A, rows) * B; ag_gemm takes C = all_gather(A, rows) * B.T" in w
+        for w in made.why
+    )
+
+
 @pytest.mark.parametrize("by", ["rules", "model"])
 def test_a_choice_for_more_gpus_than_were_measured_says_so(by: By) -> None:
     said = "choices of ag_gemm and gemm_rs were compared with measurements on two H200, none on 4 GPUs"

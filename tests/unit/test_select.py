@@ -24,7 +24,7 @@ from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import NAMES, profile
 from ficco_rt.select import candidates, heuristics, measurements, params, ranking
-from ficco_rt.select.choose import Choice, choose, mode, question
+from ficco_rt.select.choose import By, Choice, choose, mode, question
 from ficco_rt.select.defaults import open_values
 from ficco_rt.select.facts import facts
 from ficco_rt.select.operations import OPERATIONS as DECLARED
@@ -201,11 +201,23 @@ def test_a_choice_is_frozen_and_its_plan_is_compiled_when_asked_for() -> None:
         made.mode = "graph"  # type: ignore[misc]
     assert "plan" not in vars(made)
     assert made.plan is made.plan
-    assert dict(made.plan.params) == made.params
+    assert dict(made.plan.params) == {**made.params, "transb": 0}
     assert made.plan.claims
     assert made.operation == "ag_gemm"
     assert made.why[0].startswith("rule 'small'")
     assert made.runners_up
+
+
+@pytest.mark.parametrize("by", ["rules", "model"])
+def test_a_weight_may_be_stored_transposed(by: By) -> None:
+    usual, turned = (choose("ag_gemm", 2, by=by, sizes={**SMALL, "transb": b}) for b in (0, 1))
+    assert "transb" not in usual.params  # so measured times of before still apply
+    assert turned.params == {**usual.params, "transb": 1}
+    assert turned.schedule == usual.schedule
+    (b,) = (t for t in turned.plan.tensors if t.name == "B")
+    assert b.shapes[0] == (SMALL["N"] // 2, SMALL["K"])
+    with pytest.raises(ScheduleError, match="transb = 2 breaks its check"):
+        choose("ag_gemm", 2, sizes={**SMALL, "transb": 2})
 
 
 def test_the_model_ranks_by_the_virtual_clock_and_keeps_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,7 +571,7 @@ def test_an_operation_is_run_as_it_is_chosen(run: Callable[..., Ending]) -> None
     choice = record["choice"]
     assert choice["by"] == "model"
     assert record["path"] == f"schedules/{choice['schedule']}.ficco"
-    assert record["params"] == choice["params"]
+    assert record["params"] == {**choice["params"], "transb": 0}
     assert record["time_ms"] * 1e3 == pytest.approx(choice["predicted_us"])
     assert run(*words, "--emit", "plan").out.startswith("plan ag_gemm_oneshot")
 
