@@ -15,6 +15,7 @@ from .table import Row
 
 _What: TypeAlias = tuple[str, int, Settings, str, Settings]  # operation, ranks, sizes, schedule, params
 _SIZES = ("K", "M", "N")
+_LAYOUT = ("transb", 1)  # of the weight, where it is not the usual one
 
 
 def load(path: Path | str) -> dict[_What, float]:
@@ -27,7 +28,7 @@ def load(path: Path | str) -> dict[_What, float]:
         for row in sorted(rows, key=_rank):
             time = row["single"]["median"] if isinstance(row["single"], dict) else row["single"]
             params = tuple(sorted((str(name), frozen(value)) for name, value in row["params"].items()))
-            sizes = tuple((name, int(row[name])) for name in _SIZES)
+            sizes = tuple((name, int(row[name])) for name in _SIZES) + ((_LAYOUT,) if row.get("transb") else ())
             what = str(row["operation"]), int(row["ranks"]), sizes, str(row["schedule"]), params
             found.setdefault(what, float(time))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -40,10 +41,10 @@ def _rank(row: Mapping[str, Any]) -> tuple[bool, bool, bool]:
 
 
 def pairs(rows: Iterable[Row], measured: Mapping[_What, float]) -> tuple[Pair, ...]:
-    """The rows of which there is a measured time. Of the sizes M, N and K count."""
+    """The rows of which there is a measured time. Of the sizes M, N and K count, and how the weight is stored."""
     found = []
     for row in rows:
-        sizes = tuple(sorted((n, v) for n, v in row.sizes if n in _SIZES))
+        sizes = tuple(sorted((n, v) for n, v in row.sizes if n in _SIZES or (n, v) == _LAYOUT))
         time = measured.get((row.operation, row.ranks, sizes, row.schedule, tuple(sorted(row.params))))
         if time is not None and row.time is not None:
             found.append(Pair(row, time))

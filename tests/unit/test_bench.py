@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_tall_products_are_made_of_less_than_is_usually_sent(ranks: int) -> None
         ),
         (
             '{"ag_gemm": [{"name": "a", "M": 8, "N": 8, "K": 8, "k": 8}]}',
-            "FILE: ag_gemm[0] (a): 'k' is not known; a scenario has name, M, N and K",
+            "FILE: ag_gemm[0] (a): 'k' is not known; a scenario has name, M, N, K and transb",
         ),
         (
             '{"ag_gemm": [{"name": "a", "M": 8, "N": 8, "K": 8}, {"name": "a", "M": 8, "N": 8, "K": 8}]}',
@@ -136,9 +137,9 @@ def test_decode_sizes() -> None:
 
 
 def test_shapes_of_a_rank_are_those_of_the_shipped_schedules() -> None:
-    for operation in OPERATIONS:
-        scenario = Scenario(operation, "x", 64, 32, 128)
-        plan = ficco_rt.compile(f"{operation}/serial", 4, M=64, N=32, K=128)
+    for operation, transb in product(OPERATIONS, (0, 1)):
+        scenario = Scenario(operation, "x", 64, 32, 128, transb)
+        plan = ficco_rt.compile(f"{operation}/serial", 4, **scenario.sizes)
         given = {t.name: set(t.shapes) for t in plan.tensors if t.kind != "scratch"}
         assert given == {name: {shape} for name, shape in scenario.shapes(4).items()}
 

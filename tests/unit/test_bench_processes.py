@@ -454,6 +454,9 @@ class Numbers:
     def t(self) -> Numbers:
         return Numbers(self.array.T)
 
+    def is_contiguous(self) -> bool:
+        return self.array.flags.c_contiguous
+
     def contiguous(self) -> Numbers:
         return Numbers(np.ascontiguousarray(self.array))
 
@@ -528,14 +531,16 @@ class Library:
         return np.frombuffer(memory, np.int16).reshape(columns, rows).T
 
 
+@pytest.mark.parametrize("transb", [0, 1])
 @pytest.mark.parametrize("operation", ["ag_gemm", "gemm_rs", "gemm_ar"])
-def test_cublasmp_is_asked_for_our_product(operation: str) -> None:
+def test_cublasmp_is_asked_for_our_product(operation: str, transb: int) -> None:
     """One process stands for all: what is checked is the calls, their operands and what is given back."""
     library = Library(pytest.importorskip("nvmath.bindings.cublasMp"))
-    scenario, draw = Scenario(operation, "x", 4, 6, 8), np.random.default_rng(1)
+    scenario, draw = Scenario(operation, "x", 4, 6, 8, transb), np.random.default_rng(1)
     tensors = {
         name: Numbers(draw.integers(-4, 4, shape).astype(np.int16)) for name, shape in scenario.shapes(1).items()
     }
+    tensors["B"] = scenario.weight(tensors["B"])
     side = cublasmp.CublasMp.__new__(cublasmp.CublasMp)
     side.errors = (ValueError,)
     side._library = library

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_a_run_is_kept_whole(tmp_path: Path) -> None:
     assert rows["asynctp", "graph"].failed == "capture: no"
 
 
+def test_the_layout_of_a_weight_is_kept(tmp_path: Path) -> None:
+    turned = replace(ROW, scenario=replace(AG, transb=1), params=(("chunks", 4),))
+    kept.write(tmp_path / "run.json", Kept(ABOUT, (ROW, turned), {}))
+    found = kept.read(tmp_path / "run.json").rows
+    assert found[1] == turned
+    assert found[0].place != found[1].place
+    assert found[1].variant.arguments(found[1].scenario)["transb"] == 1
+    listed = tmp_path / "scenarios.json"
+    listed.write_text('{"ag_gemm": [{"name": "x", "M": 8, "N": 8, "K": 8, "transb": 1}]}')
+    assert load(listed)[0][0].sizes == {"M": 8, "N": 8, "K": 8, "T": "bf16", "transb": 1}
+
+
 def test_a_row_is_a_line() -> None:
     run = Kept(ABOUT, (ROW, ROW), {})
     lines = kept.text(run).splitlines()
@@ -57,7 +70,7 @@ def test_a_row_is_a_line() -> None:
 def test_what_is_the_same_measurement() -> None:
     assert ROW.label == "streamed chunks=4 deep=1:1 graph"
     assert ROW.key == (*ROW.place, "ag_gemm/streamed", '{"chunks": 4, "deep": [1, 1]}', "graph")
-    assert ROW.place == ("ag_gemm", 64, 32, 128, 4, True, 1)
+    assert ROW.place == ("ag_gemm", 64, 32, 128, 0, 4, True, 1)
     assert Measurement(AG, 4, False, "limit gemm", (), "calls").label == "limit gemm calls"
 
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--scenarios", type=Path, metavar="FILE", help="sizes to measure (default: tools/bench/scenarios.json)")
     add("--decode", action="store_true", help="sizes of a few tokens, instead of a file")
     add("--only", action="append", default=[], metavar="TEXT", help="scenarios whose name contains TEXT; repeatable")
+    add("--transb", action="store_true", help="weights stored transposed, as nn.Linear stores them")
     add("--gpus", type=_from(2), metavar="N", help="GPUs, one a rank (default: all)")
     add("--ranks", type=_from(2), metavar="R", help="on two GPUs, what a rank of R takes; ours and the limit")
     add("--processes", action="store_true", help="ours also in a process a GPU, as it is chosen for the sizes")
@@ -107,6 +109,8 @@ def bench(options: argparse.Namespace, join: Join | None = None) -> int:
     scenarios, notes = _scenarios(options)
     gpus = find_gpus(options.gpus)
     ranks = _ranks(options.ranks, gpus)
+    if options.transb:
+        scenarios = tuple(replace(scenario, transb=1) for scenario in scenarios)
     picked = chosen(scenarios, options.only, ranks)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

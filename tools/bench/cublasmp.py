@@ -170,7 +170,7 @@ class CublasMp(Peer):
             "columns": cublasMp.grid_create(1, ranks, int(rows), self._communicator.ptr),
         }
         self._held: list[Callable[[], None]] = []  # what gives back what a scenario took
-        self._weights: Any = None
+        self._weights: Any = None  # a copy in the library's layout, and what it is a copy of
 
     def about(self) -> dict[str, str]:
         version = self._library.get_version()
@@ -232,9 +232,10 @@ class CublasMp(Peer):
     def _runs(self, failed: list[str]) -> dict[str, Callable[[], None]]:
         """The product by each algorithm that the library takes; they share a workspace in NCCL's symmetric memory."""
         library, torch, tensors, asked = self._library, self._torch, self._tensors, product(self._scenario, self._ranks)
-        a, b = tensors["B"], tensors["A"]
-        if asked.transposed:
-            self._weights = a = tensors["B"].t().contiguous()
+        a, b = tensors["B"].t() if asked.transposed else tensors["B"], tensors["A"]
+        if not a.is_contiguous():  # the library takes one layout for each operation
+            self._weights = a.contiguous(), a
+            a, _ = self._weights
         if self._scenario.gathers:  # gathered from registered memory, it may be faster
             self._registered = b = self._symmetric(b.nbytes).view(torch.bfloat16).view(b.shape)
             b.copy_(tensors["A"])
@@ -314,7 +315,8 @@ class CublasMp(Peer):
     def data(self, seed: int) -> None:
         super().data(seed)
         if self._weights is not None:
-            self._weights.copy_(self._tensors["B"].t())
+            copy, lying = self._weights
+            copy.copy_(lying)
             self._wait()
 
 

@@ -43,23 +43,29 @@ def reference(
     a: Callable[[int], Any],
     b: Callable[[int], Any],
     device: Any,
+    transb: int = 0,
 ) -> Any:
     """C of `rank`, of this shape, in fp32 on `device`, from bf16 operands that are multiplied in fp32 (no tf32).
 
-    `a(q)` and `b(q)` are the operands of rank q, on any device.
+    `a(q)` and `b(q)` are the operands of rank q, on any device; `transb`: the right ones transposed.
     """
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
+
+    def right(q: int) -> Any:
+        lying = b(q).to(device).float()
+        return lying.t() if transb else lying
+
     total = torch.zeros(*shape, dtype=torch.float32, device=device)
     if collective == "all_gather":
-        own = b(rank).float()
+        own = right(rank)
         for q, part in enumerate(total.chunk(ranks)):
             torch.mm(a(q).to(device).float(), own, out=part)
         return total
     for q in range(ranks):
         left = a(q).chunk(ranks)[rank] if collective == "reduce_scatter" else a(q)
-        total.addmm_(left.to(device).float(), b(q).to(device).float())
+        total.addmm_(left.to(device).float(), right(q))
     return total
 
 

@@ -8,9 +8,9 @@
 
 Times are microseconds, of a single run and of a run back to back; where only the median is known, it stands alone.
 `schedule` is a shipped schedule, a peer (`nccl`, `asynctp`, `nccl-ce`, `cublasmp`), `limit gemm` or `limit copies`.
-`mode` is `graph`, `streams` (a peer's or a limit's: `calls`) or null, where the source does not tell it. `on_two`: two
-GPUs stood for the ranks. `processes`: how many ran ours, if more than one did. `screening`: measured once, before the
-rounds of the fastest. `failed` says why there is no time.
+`mode` is `graph`, `streams` (a peer's or a limit's: `calls`) or null, where the source does not tell it. `transb` is 1
+where the weight was stored transposed. `on_two`: two GPUs stood for the ranks. `processes`: how many ran ours, if more
+than one did. `screening`: measured once, before the rounds of the fastest. `failed` says why there is no time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Measurement:
     def place(self) -> tuple[object, ...]:
         """What is compared with one another: the operation, its sizes, and what it ran on."""
         s = self.scenario
-        return (s.operation, s.m, s.n, s.k, self.ranks, self.on_two, self.processes)
+        return (s.operation, s.m, s.n, s.k, s.transb, self.ranks, self.on_two, self.processes)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -166,6 +166,8 @@ def _record(row: Measurement) -> dict[str, object]:
         "operation": s.operation, "name": s.name, "M": s.m, "N": s.n, "K": s.k, "ranks": row.ranks,
         "on_two": row.on_two, "schedule": row.schedule, "params": dict(row.params), "mode": row.mode,
     }  # fmt: skip
+    if s.transb:
+        found["transb"] = s.transb
     for name, figure in (("single", row.single), ("loop", row.loop)):
         if figure is not None:
             known = {k: _rounded(v) for k, v in asdict(figure).items() if v is not None}
@@ -224,7 +226,7 @@ def _row(row: object, where: str) -> Measurement:
     operation = _of(row, "operation", str, where)
     if operation not in OPERATIONS:
         raise UsageError(f"{where}: operation '{operation}' is not known; there are {', '.join(OPERATIONS)}")
-    sizes = [_of(row, name, int, where) for name in ("M", "N", "K")]
+    m, n, k = sizes = [_of(row, name, int, where) for name in ("M", "N", "K")]
     ranks = _of(row, "ranks", int, where)
     if min(*sizes, ranks) < 1:
         raise UsageError(f"{where}: M, N, K and ranks are whole numbers from 1")
@@ -233,7 +235,7 @@ def _row(row: object, where: str) -> Measurement:
         raise UsageError(f"{where}: mode is one of {', '.join(MODES)}, calls, null; it is {json.dumps(mode)}")
     failed, error = row.get("failed"), row.get("rel_err")
     return Measurement(
-        scenario=Scenario(operation, _of(row, "name", str, where), *sizes),
+        scenario=Scenario(operation, _of(row, "name", str, where), m, n, k, int(row.get("transb") == 1)),
         ranks=ranks,
         on_two=_of(row, "on_two", bool, where),
         schedule=_of(row, "schedule", str, where),

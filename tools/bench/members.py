@@ -88,7 +88,8 @@ class Member(Executors):
         for name in OPERANDS:
             fill(self._tensors[name][0], name, self._rank, scenario.k, seed)
         a, b = (partial(operand(shapes, scenario.k, seed, device), name) for name in OPERANDS)
-        self._reference = [reference(scenario.collective, shapes["C"], self._ranks, self._rank, a, b, device)]
+        asked = scenario.collective, shapes["C"], self._ranks, self._rank
+        self._reference = [reference(*asked, a, b, device, scenario.transb)]
         self._wait()
 
 

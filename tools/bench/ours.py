@@ -78,7 +78,8 @@ class Ours(Executors):
         a, b = (self._tensors[name].__getitem__ for name in OPERANDS)
         collective, shape = self._scenario.collective, self._scenario.shapes(self._ranks)["C"]
         self._reference = [
-            reference(collective, shape, self._ranks, rank, a, b, device) for rank, device in enumerate(self._devices)
+            reference(collective, shape, self._ranks, rank, a, b, device, self._scenario.transb)
+            for rank, device in enumerate(self._devices)
         ]
         self._wait()
 
@@ -130,7 +131,7 @@ class Ours(Executors):
         own = self._own
         for i, stream in enumerate(self._streams):
             with self._torch.cuda.stream(stream):
-                self._torch.mm(own["left"][i], self._tensors["B"][i], out=own["out"][i])
+                self._torch.mm(own["left"][i], self._scenario.weight(self._tensors["B"][i]), out=own["out"][i])
 
     def _copies(self) -> None:
         from cuda.bindings import driver

@@ -139,6 +139,7 @@ class Peer:
             self._tensors[name] = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
         for name in OPERANDS:
             fill(self._tensors[name], name, self._rank, scenario.k, 0)
+        self._tensors["B"] = scenario.weight(self._tensors["B"])
         answer: dict[str, str | None] = {}
         for kind in (kind for kind in self.kinds if kind not in self._skip):
             key = f"{kind} graph"
@@ -268,12 +269,13 @@ class Peer:
     def data(self, seed: int) -> None:
         scenario, shapes = self._scenario, self._scenario.shapes(self._ranks)
         of = operand(shapes, scenario.k, seed, self._device)
-        for name in OPERANDS:
-            self._tensors[name].copy_(of(name, self._rank))
+        self._tensors["A"].copy_(of("A", self._rank))
+        self._tensors["B"].copy_(scenario.weight(of("B", self._rank)))
         if self._registered is not None:
             self._registered.copy_(self._tensors["A"])
         a, b = (partial(of, name) for name in OPERANDS)
-        self._reference = reference(scenario.collective, shapes["C"], self._ranks, self._rank, a, b, self._device)
+        asked = scenario.collective, shapes["C"], self._ranks, self._rank
+        self._reference = reference(*asked, a, b, self._device, scenario.transb)
         self._wait()
 
     def check(self, key: str) -> float:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ficco_rt.errors import UsageError
 from ficco_rt.files.atomic import read_text
@@ -26,6 +27,7 @@ class Scenario:
     ag_gemm: C = all_gather(A, rows) · B, A[M/ranks, K], B[K, N/ranks], C[M, N/ranks].
     gemm_rs: C = reduce_scatter(A · B, rows), A[M, K/ranks], B[K/ranks, N], C[M/ranks, N].
     gemm_ar: C = all_reduce(A · B), A and B as for gemm_rs, C[M, N].
+    transb = 1: B is stored transposed, as nn.Linear stores weights.
     """
 
     operation: str
@@ -33,10 +35,17 @@ class Scenario:
     m: int
     n: int
     k: int
+    transb: int = 0
 
     @property
     def label(self) -> str:
-        return f"{DECLARED[self.operation].short} {self.name}"
+        return f"{DECLARED[self.operation].short} {self.name}{' transb' if self.transb else ''}"
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """What `choose` and `compile_schedule` take; the usual layout is left out, as in what is measured."""
+        found: dict[str, object] = {"M": self.m, "N": self.n, "K": self.k, "T": "bf16"}
+        return found | {"transb": 1} if self.transb else found
 
     @property
     def collective(self) -> CollectiveKind:
@@ -48,12 +57,18 @@ class Scenario:
         return self.collective == "all_gather"
 
     def shapes(self, ranks: int) -> dict[str, tuple[int, int]]:
-        """The shape of A, B and C on one rank."""
+        """The shape in which A, B and C are stored on one rank."""
         m, n, k = self.m, self.n, self.k
+        b = (k, n // ranks) if self.gathers else (k // ranks, n)
+        stored = b[::-1] if self.transb else b
         if self.gathers:
-            return {"A": (m // ranks, k), "B": (k, n // ranks), "C": (m, n // ranks)}
+            return {"A": (m // ranks, k), "B": stored, "C": (m, n // ranks)}
         rows = m // ranks if self.collective == "reduce_scatter" else m
-        return {"A": (m, k // ranks), "B": (k // ranks, n), "C": (rows, n)}
+        return {"A": (m, k // ranks), "B": stored, "C": (rows, n)}
+
+    def weight(self, b: Any) -> Any:
+        """B as PyTorch multiplies by it."""
+        return b.t() if self.transb else b
 
     def misfit(self, ranks: int) -> str | None:
         """Why it cannot be cut evenly for `ranks` GPUs (the peers need that), or None."""
@@ -73,8 +88,8 @@ def load(path: Path | str) -> tuple[tuple[Scenario, ...], tuple[str, ...]]:
     """The scenarios of a file, and notes on what of it is left out.
 
     The file: {"ag_gemm": [{"name": "x", "M": 8192, "N": 10240, "K": 8192}, …], "gemm_rs": […], "gemm_ar": […]}.
-    "about" and "models" are for readers, as a scenario's "model" and "split" are (`families`); lists of other
-    operations are left out with a note. Raises UsageError.
+    A scenario may have "transb": 1. "about" and "models" are for readers, as a scenario's "model" and "split" are
+    (`families`); lists of other operations are left out with a note. Raises UsageError.
     """
     text = read_text(path)
     try:
@@ -109,16 +124,19 @@ def _scenario(operation: str, row: object, where: str) -> Scenario:
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise UsageError(f"{where}: 'name' is missing or no text")
-    unknown = sorted(set(row) - {"name", "M", "N", "K", "model", "split"})
+    unknown = sorted(set(row) - {"name", "M", "N", "K", "transb", "model", "split"})
     if unknown:
-        raise UsageError(f"{where} ({name}): '{unknown[0]}' is not known; a scenario has name, M, N and K")
+        raise UsageError(f"{where} ({name}): '{unknown[0]}' is not known; a scenario has name, M, N, K and transb")
+    if row.get("transb", 0) not in (0, 1):
+        raise UsageError(f"{where} ({name}): transb is 0 or 1; it is {json.dumps(row['transb'])}")
     sizes = []
     for key in ("M", "N", "K"):
         size = row.get(key)
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"{where} ({name}): {key} must be a whole number from 1; it is {json.dumps(size)}")
         sizes.append(size)
-    return Scenario(operation, name, *sizes)
+    m, n, k = sizes
+    return Scenario(operation, name, m, n, k, row.get("transb", 0))
 
 
 def chosen(scenarios: Sequence[Scenario], only: Sequence[str], ranks: int) -> tuple[Scenario, ...]:

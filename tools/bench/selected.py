@@ -19,7 +19,7 @@ ONESHOT = 256  # rows up to which the schedule `oneshot` is tried beside what is
 
 def variant(by: By, scenario: Scenario, ranks: int, machine: Machine) -> Variant | None:
     """The choice by `rules` or `model`, which knows the sizes alone, with our kernels; None where it finds nothing."""
-    sizes = _sizes(scenario)
+    sizes = scenario.sizes
     try:
         answer = choose(scenario.operation, ranks, machine, by=by, sizes=sizes, vendor=False)
     except (ScheduleError, UsageError):
@@ -31,7 +31,7 @@ def by_vendor(scenario: Scenario, machine: Machine) -> Variant | None:
     """What the model finds best with the vendor's GEMM; None where that is more than `NEAR` behind the model's best, or
     nowhere."""
     try:
-        answer = choose(scenario.operation, machine.ranks, machine, by="model", sizes=_sizes(scenario))
+        answer = choose(scenario.operation, machine.ranks, machine, by="model", sizes=scenario.sizes)
     except (ScheduleError, UsageError):
         return None
     times = [option.predicted for option in answer.options if option.predicted is not None]
@@ -39,10 +39,6 @@ def by_vendor(scenario: Scenario, machine: Machine) -> Variant | None:
         if (KERNEL, VENDOR) in option.params and (option.predicted or 0.0) <= (1 + NEAR) * min(times):
             return _variant(option.schedule, option.params)
     return None
-
-
-def _sizes(scenario: Scenario) -> dict[str, object]:
-    return {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16"}
 
 
 def _variant(schedule: str, params: Iterable[tuple[str, object]]) -> Variant:

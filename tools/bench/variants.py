@@ -57,7 +57,7 @@ class Variant:
 
     def arguments(self, scenario: Scenario) -> dict[str, object]:
         """What `compile_schedule` takes beside the schedule and the ranks."""
-        return {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16", **dict(self.parameters)}
+        return scenario.sizes | dict(self.parameters)
 
 
 def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
