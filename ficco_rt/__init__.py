@@ -169,7 +169,8 @@ def choose(
     model. `candidates` are your own in place of the shipped ones: names or paths of schedules, or pairs of one and its
     params. `vendor=False`: the model and measured times offer no schedule whose products the vendor's library makes, as
     where it is not installed.
-    `sizes` are all sizes of the operation, and its types where they are not to be bf16.
+    `sizes` are all sizes of the operation, its types where they are not to be bf16, and transb=1 where the weight is
+    stored as `nn.Linear` stores it.
 
     Raises UsageError (no such operation, sizes missing, nothing measured), ScheduleError (sizes that do not fit).
 

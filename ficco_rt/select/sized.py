@@ -41,7 +41,8 @@ _GIVEN = {"A", "B", "C"}
 class Operation:
     """An operation of `ficco choose` with up to `max_m` rows, in a workspace. m is the number of rows of a rank: of A
     in `ag_gemm`, whose C has those of all ranks; of C in `gemm_rs`, whose A has those of all ranks; of A and C in
-    `gemm_ar`. All ranks have the same m. `sizes` are the other sizes, and types, as `choose` takes them.
+    `gemm_ar`. All ranks have the same m. `sizes` are the other sizes, and types, as `choose` takes them; transb=1 for
+    weights as `nn.Linear` stores them.
 
     `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
     and `by` are as for an `Executor` and for `choose`. `run` takes tensors as `Executor.run` does. In a group all

@@ -26,8 +26,8 @@ def operations() -> Iterator[dict[str, ficco.Operation]]:
         yield {n: ficco.Operation(workspace, n, max_m=MOST, buckets=buckets, **sizes) for n in OPERATIONS}
 
 
-def tensors(operation: str, m: int, seed: int) -> tuple[dict[str, list[Any]], list[Any]]:
-    """Inputs and spoilt outputs with m rows a rank, and what must come out."""
+def tensors(operation: str, m: int, seed: int, transb: int = 0) -> tuple[dict[str, list[Any]], list[Any]]:
+    """Inputs and spoilt outputs with m rows a rank, and what must come out; `transb`: weights as nn.Linear has them."""
     rng = np.random.default_rng(seed)
 
     def numbers(*shape: int) -> Any:
@@ -41,6 +41,7 @@ def tensors(operation: str, m: int, seed: int) -> tuple[dict[str, list[Any]], li
         a, b = [numbers(rows, K // RANKS) for _ in range(RANKS)], [numbers(K // RANKS, N) for _ in range(RANKS)]
         total = sum(left @ right for left, right in zip(a, b, strict=True))
         wanted = [total[r * m : (r + 1) * m] if operation == "gemm_rs" else total for r in range(RANKS)]
+    b = [right.T.copy() for right in b] if transb else b
     return {"A": a, "B": b, "C": [np.full(w.shape, np.nan, np.float32) for w in wanted]}, wanted
 
 
@@ -59,6 +60,19 @@ def test_every_number_of_rows(operations: dict[str, ficco.Operation]) -> None:
     for operation in operations.values():
         assert operation.buckets == (16, 64, 200, MOST)
         assert operation.executor(65) is operation.executor(200)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_weights_as_linear_stores_them(name: str) -> None:
+    with ficco.Workspace(RANKS, "host") as workspace:
+        operation = ficco.Operation(workspace, name, max_m=40, buckets=(8,), N=N, K=K, T="fp32", transb=1)
+        for m in (0, 3, 8, 9, 40):
+            given, wanted = tensors(name, m, m, transb=1)
+            operation.run(**given)
+            assert all(np.array_equal(c, w) for c, w in zip(given["C"], wanted, strict=True)), m
+        usual, _ = tensors(name, 3, 0)
+        with pytest.raises(UsageError, match="input B, rank 0: wanted fp32 of shape"):
+            operation.run(**usual)
 
 
 def test_buckets_are_powers_of_two() -> None:

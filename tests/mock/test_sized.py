@@ -22,8 +22,8 @@ from tests.mock.test_callers_graphs import Captures
 MOST, BUCKETS = 40, (8, 20)
 
 
-def operation(workspace: ficco.Workspace, name: str) -> ficco.Operation:
-    return ficco.Operation(workspace, name, max_m=MOST, buckets=BUCKETS, N=N, K=K, T="fp32")
+def operation(workspace: ficco.Workspace, name: str, transb: int = 0) -> ficco.Operation:
+    return ficco.Operation(workspace, name, max_m=MOST, buckets=BUCKETS, N=N, K=K, T="fp32", transb=transb)
 
 
 class Caller(Callers):
@@ -39,10 +39,12 @@ class Caller(Callers):
 
 
 def test_any_rows_in_any_order(cuda: StandIn) -> None:
-    """Several operations behind each other without a wait, on streams and as graphs, on two sets of streams."""
+    """Several operations behind each other without a wait, on streams and as graphs, on two sets of streams; weights
+    of two of them are stored transposed."""
+    turned = {"ag_gemm": 1, "gemm_rs": 0, "gemm_ar": 1}
     cuda.reset(f"devices {RANKS}")
     with ficco.Workspace(RANKS) as workspace:
-        operations = {name: operation(workspace, name) for name in OPERATIONS}
+        operations = {name: operation(workspace, name, turned[name]) for name in OPERATIONS}
         callers = [Caller(operations["ag_gemm"].executor(MOST).plan) for _ in range(2)]
         streams = [[int(s) for s in caller.streams] for caller in callers]
         chance = random.Random(1)
@@ -51,7 +53,7 @@ def test_any_rows_in_any_order(cuda: StandIn) -> None:
             made: list[tuple[int, list[Array], list[np.ndarray], str]] = []
             for name in chance.choices(OPERATIONS, k=4):
                 m, by = chance.randrange(MOST + 1), chance.randrange(2)
-                values, wanted = numbers_of(name, m, seed)
+                values, wanted = numbers_of(name, m, seed, turned[name])
                 placed = callers[by].placed(values)
                 operations[name].executor(m).graph = chance.random() < 0.5
                 operations[name].run(streams=streams[by], **placed)
@@ -63,7 +65,7 @@ def test_any_rows_in_any_order(cuda: StandIn) -> None:
                 for output, want in zip(outputs, wanted, strict=True):
                     assert not output.size or np.array_equal(callers[by].read(output), want), what
         for m in range(MOST + 1):
-            values, _ = numbers_of("gemm_ar", m, m)
+            values, _ = numbers_of("gemm_ar", m, m, turned["gemm_ar"])
             operations["gemm_ar"].run(**callers[0].placed(values))
         assert "staging" not in workspace.memory
         for caller in callers:
