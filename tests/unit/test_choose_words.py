@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.errors import ScheduleError
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select import heuristics
@@ -50,6 +51,18 @@ def test_a_candidate_whose_weight_is_stored_otherwise_is_refused(tmp_path: Path)
         "no schedule of ag_gemm: it takes C = all_gather(A, rows) * B; ag_gemm takes C = all_gather(A, rows) * B.T" in w
         for w in made.why
     )
+
+
+@pytest.mark.parametrize("by", ["rules", "model"])
+def test_a_weight_may_be_stored_transposed(by: By) -> None:
+    usual, turned = (choose("ag_gemm", 2, by=by, sizes={**SMALL, "transb": b}) for b in (0, 1))
+    assert "transb" not in usual.params  # so measured times of before still apply
+    assert turned.params == {**usual.params, "transb": 1}
+    assert turned.schedule == usual.schedule
+    (b,) = (t for t in turned.plan.tensors if t.name == "B")
+    assert b.shapes[0] == (SMALL["N"] // 2, SMALL["K"])
+    with pytest.raises(ScheduleError, match="transb = 2 breaks its check"):
+        choose("ag_gemm", 2, sizes={**SMALL, "transb": 2})
 
 
 @pytest.mark.parametrize("by", ["rules", "model"])

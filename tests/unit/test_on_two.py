@@ -24,19 +24,19 @@ from tests import cases
 from tools.bench.on_two import NotAlike, on_two
 
 REFUSED = {
-    "gemm_ar/serial": "schedules/gemm_ar/serial.ficco:27: all_reduce is a collective of all 4 ranks; two ranks cannot "
+    "gemm_ar/serial": "schedules/gemm_ar/serial.ficco:28: all_reduce is a collective of all 4 ranks; two ranks cannot "
     "call it for all",
-    "concurrent/ar_vendor": "schedules/concurrent/ar_vendor.ficco:32: all_reduce is a collective of all 4 ranks; two "
+    "concurrent/ar_vendor": "schedules/concurrent/ar_vendor.ficco:33: all_reduce is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
-    "concurrent/a2a_vendor": "schedules/concurrent/a2a_vendor.ficco:32: all_to_all is a collective of all 4 ranks; two "
+    "concurrent/a2a_vendor": "schedules/concurrent/a2a_vendor.ficco:33: all_to_all is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
     "a2a_gemm/overlapped": "ranks are not rotations of each other: X is 8 × 7 on rank 0 and 12 × 7 on rank 1",
     "a2a_gemm/serial": "ranks are not rotations of each other: X is 8 × 7 on rank 0 and 12 × 7 on rank 1",
-    "a2a_gemm/hierarchical": "schedules/a2a_gemm/hierarchical.ficco:36: send_recv is a collective of all 4 ranks; two "
+    "a2a_gemm/hierarchical": "schedules/a2a_gemm/hierarchical.ficco:37: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
-    "ag_gemm/hierarchical": "schedules/ag_gemm/hierarchical.ficco:31: send_recv is a collective of all 4 ranks; two "
+    "ag_gemm/hierarchical": "schedules/ag_gemm/hierarchical.ficco:32: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
-    "gemm_rs/hierarchical": "schedules/gemm_rs/hierarchical.ficco:63: send_recv is a collective of all 4 ranks; two "
+    "gemm_rs/hierarchical": "schedules/gemm_rs/hierarchical.ficco:64: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
 }
 ALIKE = [name for name in cases.SCHEDULES if name not in REFUSED]
@@ -201,11 +201,11 @@ def narrower(plan: Plan) -> Plan:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (other_size, "a copy at FILE:33, rank 2 has a copy at FILE:33; where the one has 5 × 64 of G on the rank 1 "
+        (other_size, "a copy at FILE:34, rank 2 has a copy at FILE:34; where the one has 5 × 64 of G on the rank 1 "
          "further, the other has 4 × 64 of G on the rank 1 further"),
-        (no_wait, "a work at FILE:42, rank 1 has a work at FILE:42; where the one has a wait for the rank 3 further: "
+        (no_wait, "a work at FILE:43, rank 1 has a work at FILE:43; where the one has a wait for the rank 3 further: "
          "its flag for the rank 1 further, raised behind step 1 of stream 0, the other has nothing"),
-        (narrower, "a launch of naive_gemm at FILE:38 with 10 works, rank 3 has a launch of naive_gemm at FILE:38 "
+        (narrower, "a launch of naive_gemm at FILE:39 with 10 works, rank 3 has a launch of naive_gemm at FILE:39 "
          "with 10 works; where the one has sms = None, the other has sms = 16"),
     ],
 )  # fmt: skip

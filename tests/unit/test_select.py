@@ -24,7 +24,7 @@ from ficco_rt.files import shipped
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import NAMES, profile
 from ficco_rt.select import candidates, heuristics, measurements, params, ranking
-from ficco_rt.select.choose import By, Choice, choose, mode, question
+from ficco_rt.select.choose import Choice, choose, mode, question
 from ficco_rt.select.defaults import open_values
 from ficco_rt.select.facts import facts
 from ficco_rt.select.operations import OPERATIONS as DECLARED
@@ -206,18 +206,6 @@ def test_a_choice_is_frozen_and_its_plan_is_compiled_when_asked_for() -> None:
     assert made.operation == "ag_gemm"
     assert made.why[0].startswith("rule 'small'")
     assert made.runners_up
-
-
-@pytest.mark.parametrize("by", ["rules", "model"])
-def test_a_weight_may_be_stored_transposed(by: By) -> None:
-    usual, turned = (choose("ag_gemm", 2, by=by, sizes={**SMALL, "transb": b}) for b in (0, 1))
-    assert "transb" not in usual.params  # so measured times of before still apply
-    assert turned.params == {**usual.params, "transb": 1}
-    assert turned.schedule == usual.schedule
-    (b,) = (t for t in turned.plan.tensors if t.name == "B")
-    assert b.shapes[0] == (SMALL["N"] // 2, SMALL["K"])
-    with pytest.raises(ScheduleError, match="transb = 2 breaks its check"):
-        choose("ag_gemm", 2, sizes={**SMALL, "transb": 2})
 
 
 def test_the_model_ranks_by_the_virtual_clock_and_keeps_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
