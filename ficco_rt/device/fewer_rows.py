@@ -6,7 +6,8 @@ was free from races and deadlocks still is.
 
 Scratch has fewer rows, too, if each op that writes it takes the rows of a block to the same rows of a block. Other
 scratch has all its rows, and those that depend on what is not there hold anything. By the plan's proof no row that is
-there depends on them.
+there depends on them, unless an op sums over rows: a product over the rows of both operands takes those that are there,
+and a plan that sums over others in another way has all its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..geometry.region import Axis, Interval, Region
 from ..geometry.rows import Block, Rows, pieces, segments
 from ..graph.ir import Body, Collective, Copy, Gemm, KernelCall, Reduce
 from ..kernels.naive.family import NAIVE
-from ..kernels.works import with_rows
+from ..kernels.works import over_rows, with_rows
 from .ir import Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan
 
 
@@ -36,7 +37,30 @@ def blocks_of(plan: DevicePlan, planned: int, blocks: Mapping[str, int]) -> Mapp
     rows = Rows(planned, planned, found)
     launches = [(launch, work.body) for launch in plan.launches for work in launch.works]
     fit = all(_launches(launch, body, rows) for launch, body in launches)
-    return found if fit and all(_takes(body, rows) for body in bodies) else None
+    return found if fit and all(_takes(body, rows) for body in bodies) and not _sums_of_any(bodies, found) else None
+
+
+def _sums_of_any(bodies: Sequence[Body], blocks: Mapping[str, int]) -> bool:
+    """Whether an op sums over rows of scratch that may hold anything."""
+    loose: set[str] = set()
+
+    def bounded(body: Body) -> bool:
+        return over_rows(body) and any(region.tensor in blocks for region in body.reads[:2])
+
+    def reads_any(body: Body) -> bool:
+        reads = body.reads[2:] if bounded(body) else body.reads
+        return any(region.tensor in loose or region.tensor in blocks for region in reads)
+
+    while more := {r.tensor for body in bodies if reads_any(body) for r in body.writes} - loose - {*blocks}:
+        loose |= more
+    return any(region.tensor in loose for body in bodies if not bounded(body) for region in _summed(body))
+
+
+def _summed(body: Body) -> Sequence[Region]:
+    """What an op may read to sum over its rows."""
+    if isinstance(body, Gemm):
+        return body.reads[0 if body.left_transposed else 1 : 2]
+    return body.reads if isinstance(body, KernelCall) else ()
 
 
 def _bodies(plan: DevicePlan) -> Iterator[Body]:
@@ -57,7 +81,7 @@ def _alike(body: Body, planned: int, blocks: Mapping[str, int]) -> bool:
     sides = _sides(body)
     if not any(region.tensor in blocks for region in body.writes):
         return True
-    if not isinstance(body, Copy | Gemm | Reduce | Collective):
+    if not isinstance(body, Copy | Gemm | Reduce | Collective) or over_rows(body):
         return False
     if not all(region.tensor in blocks and region.kept[:1] == (0,) for region in sides):
         return False
@@ -78,7 +102,7 @@ def _takes(body: Body, rows: Rows) -> bool:
         return False
     if isinstance(body, Collective):  # NOTE the library knows no gaps between parts
         return len(held) == len(sides) and all(_whole(region, rows.planned) for region in sides)
-    return not (isinstance(body, Gemm) and body.left_transposed)
+    return not isinstance(body, Gemm) or not body.left_transposed or over_rows(body)
 
 
 def _whole(region: Region, planned: int) -> bool:
@@ -86,13 +110,24 @@ def _whole(region: Region, planned: int) -> bool:
 
 
 def _launches(launch: DeviceLaunch, body: Body, rows: Rows) -> bool:
-    """Whether no tile of a product lies in several blocks. Plain kernels find each row's place."""
+    """Whether no tile of a product lies in several blocks. Plain kernels find each row's place, and others each piece's
+    of K."""
     if not isinstance(body, Gemm) or launch.config.family == NAIVE.name:
+        return True
+    if over_rows(body) and not launch.config.matmuls:
         return True
     sides = _sides(body)
     blocks = rows.of(sides)
     step = None if launch.config.matmuls else launch.config.tile[0]
-    for starts, size, _ in pieces(sides, [None] * len(sides)):
+    for number, (starts, size, _) in enumerate(pieces(sides, [None] * len(sides))):
+        # NOTE the library cannot be called for a product over no rows: the first piece, of a block's begin, has some
+        if (
+            over_rows(body)
+            and not body.accumulate
+            and not number
+            and any(block is not None and at % block.planned for at, block in zip(starts, blocks, strict=True))
+        ):
+            return False
         for at, block in zip(starts, blocks, strict=True):
             crosses = block is not None and at % block.planned + size > block.planned
             if block is not None and crosses and (not step or at % block.planned % step or block.planned % step):

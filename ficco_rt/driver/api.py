@@ -72,7 +72,8 @@ def size_words(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """A copy on a rank's device: blocks of `width` bytes, whose first bytes lie `dst_pitch` and `src_pitch` apart."""
+    """A copy on a rank's device: blocks of `width` bytes, whose first bytes lie `dst_pitch` and `src_pitch` apart.
+    `zeros`: 32-bit words from `dst` on that are zeroed before it."""
 
     rank: int
     dst: int
@@ -81,6 +82,7 @@ class CopiedRows:
     blocks: int
     dst_pitch: int
     src_pitch: int
+    zeros: int = 0
 
 
 class SharedWorkspace(Protocol):

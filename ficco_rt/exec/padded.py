@@ -1,6 +1,7 @@
 """Runs of a plan on tensors with fewer rows than the plan's (`geometry.rows`). Where the driver does not take these, a
 run is on memory of the plan's size, with copies of the rows before and behind it: what lies behind the rows that were
-given is computed on whatever is there, and not copied out.
+given is computed on whatever is there, and not copied out. Where a plan sums over rows, zeros lie there: its ops are
+linear, so that the products which it sums are zeros, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from weakref import ReferenceType, ref
 from ..driver.api import Array, CopiedRows, DeviceArray
 from ..errors import UsageError
 from ..geometry.rows import Rows
-from ..graph.ir import Tensor
+from ..graph.ir import Body, Gemm, KernelCall, Tensor
+from ..plan.ir import Work
 from ..types import TYPES, numpy_dtype
 from .bindings import apart
 from .bound import Bound
@@ -50,7 +52,7 @@ def run(
     bound = known.bound() if known is not None else None
     if known is None or bound is None or not executor.again(bound):
         seen = _seen(executor, tensors, rows)
-        if not rows.given:
+        if not rows.given and all(t.name in rows.blocks for t in executor.plan.tensors if t.kind == "output"):
             return
         if not executor.driver.on_device:
             _on_host(executor, seen, rows, streams)
@@ -121,7 +123,9 @@ def _on_host(executor: Executor, seen: _Seen, rows: Rows, streams: Sequence[obje
             if name in rows.blocks:
                 whole: Array = np.zeros(tensor.shapes[rank], numpy_dtype(tensor.dtype))
                 if tensor.kind == "input":
-                    _block(whole, rows, name)[:, : rows.given] = array.reshape(rows.blocks[name], rows.given, -1)
+                    _block(whole, rows, name)[:, : rows.given] = array.reshape(
+                        rows.blocks[name], rows.given, *array.shape[1:]
+                    )
                 array = whole
             padded.setdefault(name, []).append(array)
     executor.run(None, streams=streams, progress=None, **padded)
@@ -130,11 +134,13 @@ def _on_host(executor: Executor, seen: _Seen, rows: Rows, streams: Sequence[obje
             array = seen[name, rank]
             assert not isinstance(array, DeviceArray)
             if named[name].kind == "output":
-                array.reshape(rows.blocks[name], rows.given, -1)[...] = _block(whole, rows, name)[:, : rows.given]
+                array.reshape(rows.blocks[name], rows.given, *array.shape[1:])[...] = _block(whole, rows, name)[
+                    :, : rows.given
+                ]
 
 
 def _block(whole: Array, rows: Rows, name: str) -> Array:
-    return whole.reshape(rows.blocks[name], rows.planned, -1)
+    return whole.reshape(rows.blocks[name], rows.planned, *whole.shape[1:])
 
 
 def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows, most: int) -> tuple[Bound, Prepared]:
@@ -142,10 +148,12 @@ def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows,
     assert shared is not None
     places = {at: (array.address, array.shape) for at, array in seen.items() if isinstance(array, DeviceArray)}
     apart(executor.plan, places)
-    staged = executor.driver.staged(rows)
+    # NOTE without rows no kernel has an address to read: a sum over none is one over the zeros in staging memory
+    staged = executor.driver.staged(rows) | (frozenset() if rows.given else rows.blocks.keys())
     if not staged:
         bound = executor.bind_at(seen, rows if rows.given < rows.planned else None)
         return bound, Prepared(ref(bound), (), ())
+    summed = any(isinstance(part, Work) and _sums_rows(part.body) for part in executor.plan.parts())
     given: dict[tuple[str, int], Array | DeviceArray] = dict(seen)
     copies: dict[str, list[CopiedRows]] = {"input": [], "output": []}
     for name, rank in seen:
@@ -155,14 +163,20 @@ def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows,
         assert isinstance(array, DeviceArray)
         shape = tensor.shapes[rank]
         row = TYPES[tensor.dtype].bytes * prod(shape[1:])
-        blocks, width, pitch, size = 1, row * shape[0], row * shape[0], row * shape[0]
+        blocks, width, pitch, size, zeros = 1, row * shape[0], row * shape[0], row * shape[0], 0
         if name in rows.blocks:
             blocks = rows.blocks[name]
             width, pitch, size = row * rows.given, row * rows.planned, row * blocks * most
-        address = shared.staging(rank, name, size)
+            zeros = -(-row * shape[0] // 4) if summed and tensor.kind == "input" and rows.given < rows.planned else 0
+        address = shared.staging(rank, name, -(-size // 4) * 4)
         given[name, rank] = DeviceArray(address, shape, tensor.dtype)
         sides = (address, pitch), (array.address, width)
         (dst, dst_pitch), (src, src_pitch) = sides if tensor.kind == "input" else sides[::-1]
-        copies[tensor.kind].append(CopiedRows(rank, dst, src, width, blocks, dst_pitch, src_pitch))
+        copies[tensor.kind].append(CopiedRows(rank, dst, src, width, blocks, dst_pitch, src_pitch, zeros))
     bound = executor.bind_at(given)
     return bound, Prepared(ref(bound), copies["input"], copies["output"])
+
+
+def _sums_rows(body: Body) -> bool:
+    """Whether an op may sum over rows."""
+    return isinstance(body, KernelCall) or (isinstance(body, Gemm) and body.left_transposed)

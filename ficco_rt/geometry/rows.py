@@ -65,13 +65,22 @@ def segments(region: Region) -> tuple[Interval, ...]:
 def pieces(regions: Sequence[Region], blocks: Sequence[Block | None]) -> Iterator[tuple[tuple[int, ...], int, int]]:
     """The rows of regions of one logical shape, cut by all, as the plan has them: where a piece starts in each, its
     rows, and how many of these are there. No piece reaches into a second block."""
-    cut = [
-        [Interval(a, b) for s in segments(region) for a, b in _cut(s, block)]
-        for region, block in zip(regions, blocks, strict=True)
-    ]
+    return cut_by_blocks([segments(region) for region in regions], blocks)
+
+
+def cut_by_blocks(
+    sides: Sequence[Sequence[Interval]], blocks: Sequence[Block | None]
+) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """The same of rows alone."""
+    cut = [[Interval(a, b) for s in rows for a, b in _cut(s, block)] for rows, block in zip(sides, blocks, strict=True)]
     for *starts, size in common(*cut):
         there = min(size, *(size if b is None else b.left(at) for at, b in zip(starts, blocks, strict=True)))
         yield tuple(starts), size, there
+
+
+def placed(row: int, block: Block | None) -> int:
+    """Where a row of the plan lies."""
+    return row if block is None else block.place(row)
 
 
 def _cut(segment: Interval, block: Block | None) -> Iterator[tuple[int, int]]:
@@ -89,7 +98,7 @@ def fewer(regions: Sequence[Region], blocks: Sequence[Block | None]) -> tuple[Re
     found: list[list[Interval]] = [[] for _ in regions]
     for starts, _, there in pieces(regions, blocks):
         for intervals, at, block in zip(found, starts, blocks, strict=True):
-            first = at if block is None else block.place(at)
+            first = placed(at, block)
             if there:
                 intervals.append(Interval(first, first + there))
     made = []

@@ -6,7 +6,7 @@ This module computes numbers and touches no device. The families add whatever el
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import ceil, sqrt
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..geometry.cells import common
+from ..geometry.region import Interval
+from ..geometry.rows import cut_by_blocks, placed
 from .tiles import DEPTH, Matrix, MatrixWork, depths_of, pieces_of
 
 MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
@@ -135,6 +137,16 @@ def _given(tiles: Rows, matrices: Sequence[Matrix]) -> Rows:
     return tiles
 
 
+def _given_depths(pieces: Sequence[tuple[int, ...]], matrices: Sequence[Matrix]) -> list[tuple[int, ...]]:
+    """Pieces of K where they lie, of those rows that are there. NOTE a tile without any has a step of zeros."""
+    blocks = [matrix.block for matrix in matrices]
+    found = []
+    for *starts, size in pieces:
+        cut = cut_by_blocks([[Interval(at, at + size)] for at in starts], blocks)
+        found += [(*map(placed, at, blocks), there) for at, _, there in cut if there]
+    return found or [(*map(placed, pieces[0], blocks), 0)]
+
+
 def _grid(rows: int, columns: int, band: int) -> tuple[Rows, Rows]:
     """The order of tiles: bands of `band` rows, down each column of the band, so that the tiles at work at one
     time read few rows and few columns."""
@@ -196,12 +208,14 @@ class _Parts:
         band: int | None,
     ) -> Rows:
         """A work's tiles; see `table`."""
-        k_pieces = common(*depths_of(w, *transposed))
+        k_pieces, by_rows = common(*depths_of(w, *transposed)), (w.left, w.out)
+        if transposed[0]:
+            k_pieces, by_rows = _given_depths(k_pieces, (w.left, w.right)), (replace(w.left, block=None), w.out)
         assert w.addends or not w.addend_waits
         assert k_pieces
         assert not w.addends or not w.depth_waits  # a kernel checks the flags of both when it reaches a tile
         rows, columns = (_cut(axis, step) for axis, step in zip(pieces_of(w, transposed), tile, strict=True))
-        rows = _given(rows, (w.left, w.out, *(addend.operand.matrix for addend in w.addends)))
+        rows = _given(rows, (*by_rows, *(addend.operand.matrix for addend in w.addends)))
         if len(rows) % cluster:  # a neighbour with nothing to store
             nothing = rows[-1:].copy()
             nothing[:, -1] = 0
@@ -218,11 +232,11 @@ class _Parts:
         part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
         part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
         part["k_first"] = len(self.depths)
-        part["k_blocks"] = sum(ceil(n / DEPTH) for _, _, n in k_pieces)
+        part["k_blocks"] = sum(max(1, ceil(n / DEPTH)) for _, _, n in k_pieces)
         late = {at: self._flags(waits) for at, waits in w.depth_waits}
         starts = accumulate((n for _, _, n in k_pieces), initial=0)
         self.depths += [
-            _Depth(a, b, ceil(n / DEPTH), n, late.get(at, (0, 0)))
+            _Depth(a, b, max(1, ceil(n / DEPTH)), n, late.get(at, (0, 0)))
             for at, (a, b, n) in zip(starts, k_pieces, strict=False)
         ]
         part["operands"] = self.triples.setdefault((w.left, w.right, w.out), len(self.triples))

@@ -193,16 +193,19 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
     )
 
 
-def fewer(matmul: family.Matmul, out: Block | None, left: Block | None) -> family.Matmul | None:
-    """What a call makes of the rows that are there; None: there are none. `out`, `left`: how the rows of these lie."""
-    there, moved = matmul.m, []
-    for operand, block in ((matmul.out, out), (matmul.left, left)):
+def fewer(matmul: family.Matmul, blocks: Sequence[Block | None]) -> family.Matmul | None:
+    """What a call makes of the rows that are there; None: there are none. `blocks`: how the rows of its result, its
+    left and its right operand lie. A left one that is stored transposed has rows along K."""
+    over = matmul.left.transposed
+    there, moved = matmul.k if over else matmul.m, []
+    for operand, block in zip((matmul.out, matmul.left, matmul.right), blocks, strict=True):
         row, column = divmod(operand.offset, operand.pitch)
         if block is not None:
             there = min(there, block.left(row))
             operand = replace(operand, offset=block.place(row) * operand.pitch + column)
         moved.append(operand)
-    return replace(matmul, m=there, out=moved[0], left=moved[1]) if there else None
+    m, k = (matmul.m, there) if over else (there, matmul.k)
+    return replace(matmul, m=m, k=k, out=moved[0], left=moved[1], right=moved[2]) if there else None
 
 
 def _product(works: Sequence[Work], streamed: bool) -> WorkOf[Gemm] | str:

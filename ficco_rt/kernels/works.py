@@ -78,8 +78,16 @@ def kernel_work(
 
 
 def with_rows(body: Body, sides: Sequence[T]) -> Sequence[T]:
-    """Of a body's `sides`, its writes and then its reads, those whose rows are the result's."""
+    """Of a body's `sides`, its writes and then its reads, those of which it takes the same rows: those that have the
+    result's, or of a product over rows its operands."""
+    if over_rows(body):
+        return sides[1:3]
     return (*sides[:2], *sides[3:]) if isinstance(body, Gemm) else sides
+
+
+def over_rows(body: Body) -> bool:
+    """Whether it is a product over the rows of both operands, as a weight's gradient is."""
+    return isinstance(body, Gemm) and body.transposed == (True, False)
 
 
 def given(work: WorkOf[B]) -> WorkOf[B]:

@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ficco_dsl
 import ficco_rt as ficco
+from ficco_rt.compiler import build, plan_of
 from ficco_rt.errors import UsageError
+from ficco_rt.exec import padded
+from ficco_rt.exec.executor import Executor
+from ficco_rt.geometry.rows import Rows
+from ficco_rt.machine.profiles import profile
 from tests import cases
 
 RANKS, N, K, MOST = 4, 128, 64, 600
@@ -73,6 +79,34 @@ def test_weights_as_linear_stores_them(name: str) -> None:
         usual, _ = tensors(name, 3, 0)
         with pytest.raises(UsageError, match="input B, rank 0: wanted fp32 of shape"):
             operation.run(**usual)
+
+
+GRADIENT = """schedule gradient
+param M = 64
+input A[M / ranks, 8] : fp32
+input D[M, 4] : fp32
+output W[8, 4] : fp32
+scratch G[M, 8] : fp32
+computes W = all_gather(A.T, cols) * D
+queue copies  { engine = copy }
+queue compute { engine = sm }
+stage own on copies { copy G.rows(rank of ranks) <- A }
+stage share on copies { for p in peers { copy G.rows(rank of ranks) @ p <- A } }
+stage mm on compute { gemm W = G.T * D }
+"""
+
+
+def test_sums_over_rows() -> None:
+    """Over those that are there; of none, zeros."""
+    rng, text = np.random.default_rng(0), ficco_dsl.parse(GRADIENT, "gradient.ficco")
+    plan = plan_of(build(text, RANKS, {}), profile("h200-switch", RANKS))
+    with ficco.Workspace(RANKS, "host") as workspace, Executor(plan, workspace=workspace) as executor:
+        for m in (0, 1, 13, 16):
+            a, d = (rng.integers(-2, 3, (RANKS, *shape)).astype(np.float32) for shape in ((m, 8), (m * RANKS, 4)))
+            w = [np.full((8, 4), np.nan, np.float32) for _ in range(RANKS)]
+            rows = Rows(16, m, {"A": 1, "D": RANKS})
+            padded.run(workspace, executor, {"A": [*a], "D": [*d], "W": w}, rows, 16, None, {})
+            assert all(np.array_equal(found, a.reshape(-1, 8).T @ of) for found, of in zip(w, d, strict=True))
 
 
 def test_buckets_are_powers_of_two() -> None:

@@ -21,6 +21,7 @@ from ficco_rt.driver.api import DeviceArray
 from ficco_rt.driver.gpu.binding import BoundPlan
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import discover
+from ficco_rt.exec import padded
 from ficco_rt.exec.executor import Executor
 from ficco_rt.geometry.rows import Rows
 from ficco_rt.graph.ir import Tensor
@@ -285,6 +286,113 @@ def test_bindings_of_a_plan_share_tables(cuda: StandIn) -> None:
         memory.free()
     assert not cuda.violations()
     assert not cuda.live()
+
+
+# Of a linear layer whose input is gathered: the weight's gradient, in pieces of ranks and in halves of these, some of
+# which may have no row. `swapped` reads what keeps the plan's layout, whose rows are told by D alone.
+GRADIENT = """
+schedule gradient
+param M = 16
+param N = 16
+param K = 16
+type T = bf16
+input A[M / ranks, K] : T
+input D[M, N / ranks] : T
+output W[K, N / ranks] : fp32
+scratch G[M, K] : T
+scratch H[M, N / ranks] : T
+computes W = all_gather(A.T, cols) * D
+queue compute {{ engine = sm }}
+{}
+"""
+SHARE = (
+    "stage share on compute { copy G.rows(rank of ranks) <- A; for p in peers { copy G.rows(rank of ranks) @ p <- A } }"
+)
+GRADIENTS = {
+    "whole": f"{SHARE}; stage mm on compute {{ gemm W = G.T * D }}",
+    "pieces": "stage first on compute { gemm W = A.rows(1 of 2).T * D.rows(rank of ranks, 1 of 2) }; "
+    f"{SHARE}; stage own on compute {{ gemm W += A.rows(0 of 2).T * D.rows(rank of ranks, 0 of 2) }}; "
+    "stage rest on compute { for p in peers, c in 0..2 { "
+    "gemm W += G.rows(p of ranks, c of 2).T * D.rows(p of ranks, c of 2) } }",
+    "swapped": "stage share on compute { for c in 0..2 { copy G.rows(rank of ranks, c of 2) <- A.rows(1 - c of 2); "
+    "for p in peers { copy G.rows(rank of ranks, c of 2) @ p <- A.rows(1 - c of 2) } } }; "
+    "stage mm on compute { gemm W = G.rows(all of ranks, 0 of 2).T * D.rows(all of ranks, 1 of 2); "
+    "gemm W += G.rows(all of ranks, 1 of 2).T * D.rows(all of ranks, 0 of 2) }",
+    "unbounded": "stage share on compute { for c in 0..2 { copy G.rows(rank of ranks, c of 2) <- A.rows(1 - c of 2); "
+    "for p in peers { copy G.rows(rank of ranks, c of 2) @ p <- A.rows(1 - c of 2) } "
+    "for p in 0..ranks { copy H.rows(p of ranks, c of 2) <- D.rows(p of ranks, 1 - c of 2) } } }; "
+    "stage mm on compute { gemm W = G.T * H }",
+}
+
+
+def gradients(
+    library: StandIn, parts: str, planned: int, dtype: str, drawn: Sequence[int], staged: bool, vendor: bool = False
+) -> set[str]:
+    """Runs of a gradient with these rows; the kernels of its plan. `vendor`: its library makes the products."""
+    text = GRADIENT.format(GRADIENTS[parts]).replace("; ", "\n").replace("{{", "{").replace("}}", "}")
+    schedule = ficco_dsl.parse(text, "gradient.ficco")
+    schedule = cases.by_vendor(schedule) if vendor else schedule
+    made = build(schedule, 3, {"M": 3 * planned, "N": 144, "K": 80, "T": dtype})
+    plan = plan_of(made, discover(library.face, 3))
+    kind, rng = np.dtype(np.float32 if dtype == "fp32" else bfloat16), np.random.default_rng(0)
+    with ficco.Workspace(3, library.face, timeout=30) as workspace, Executor(plan, workspace=workspace) as executor:
+        for m in drawn:
+            rows = Rows(planned, m, {"A": 1, "D": 3})
+            assert bool(executor.driver.staged(rows)) == staged
+            a, d = (rng.integers(-2, 3, (3, *shape)).astype(kind) for shape in ((m, 80), (3 * m, 48)))
+            wanted = [a.reshape(-1, 80).astype(np.float32).T @ each.astype(np.float32) for each in d]
+            memory = Memory(executor)
+            given = {
+                name: [memory.give(name, rank, array, of) for rank, array in enumerate(arrays)]
+                for name, arrays, of in (("A", a, dtype), ("D", d, dtype), ("W", [w * np.nan for w in wanted], "fp32"))
+            }
+            for seed in range(SEEDS):
+                library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+                executor.poison()
+                executor.graph = seed % 2 == 1
+                padded.run(workspace, executor, given, rows, planned, None, {})
+                executor.synchronize()
+                for rank, want in enumerate(wanted):
+                    found = memory.read("W", rank, np.dtype(np.float32))
+                    assert np.array_equal(found, want), f"{m} of {planned} rows, rank {rank}, seed {seed}"
+            memory.free()
+    assert not library.violations()
+    assert not library.live()
+    return {c.kernel for s in plan.streams for c in s.commands if isinstance(c, Launch)}
+
+
+@pytest.mark.parametrize("parts", GRADIENTS)
+@pytest.mark.parametrize(
+    ("served", "planned", "dtype"),
+    [(served, (24, 144)[i % 2], "bf16") for i, served in enumerate(SERVED)]
+    + [(("cuda", "sm_90", "naive"), 24, "fp32")],
+)
+def test_gradients(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    served: tuple[str, str, str],
+    planned: int,
+    dtype: str,
+    parts: str,
+) -> None:
+    """Products over rows take those that are there: what is no row is NaN. A sum over rows that nothing bounds is over
+    zeros in staging memory, and so is one over no rows."""
+    driver, arch, kernel = served
+    library = request.getfixturevalue(driver)
+    library.reset(f"devices 3; arch {arch}; sms 12")
+    monkeypatch.setattr(padded, "look", lambda array, wanted: array)
+    staged = parts == "unbounded"
+    found = gradients(library, parts, planned, dtype, (0, 1, 13, planned - 1) if not staged else (0, 9), staged)
+    assert any(k.startswith(kernel.replace("sm90", "sm80")) for k in found)
+
+
+@pytest.mark.parametrize(("parts", "staged"), [("whole", False), ("pieces", True), ("unbounded", True)])
+def test_gradients_of_the_library(gemms: StandIn, monkeypatch: pytest.MonkeyPatch, parts: str, staged: bool) -> None:
+    """It is not called for products over no rows, as of a half without any."""
+    gemms.reset("devices 3")
+    monkeypatch.setattr(padded, "look", lambda array, wanted: array)
+    found = gradients(gemms, parts, 24, "fp32", (0, 1, 13, 23) if not staged else (0, 9), staged, True)
+    assert "vendor_gemm" in found
 
 
 def test_messages_between_nodes_take_all_rows(cuda: StandIn) -> None:

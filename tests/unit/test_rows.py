@@ -23,7 +23,7 @@ from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, Table
 from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork
 from tests.simt import amd, nvidia
-from tests.simt.memory import DTYPES, Memory, aligned
+from tests.simt.memory import Memory, aligned
 from tests.unit.test_kernel_waits import IMPATIENT, encoded
 
 
@@ -130,18 +130,19 @@ class Launch:
             self.works.append(replace(w, accumulate=True, waits=w.signals, signals=signals))
         self.wanted = self.wanted * (1 + twice)
 
-    def right(self, table: Table, launch: Callable[[int, int, int], str]) -> None:
-        """`launch` of the addresses of constants and scratch, and a seed."""
-        constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
-        constants[:] = np.frombuffer(table.constants, np.uint8)
-        for seed in range(2):
-            self.flags[:] = 0
-            self.c.whole.view(np.uint8)[:] = 0xFF
-            assert launch(constants.ctypes.data, scratch.ctypes.data, seed) == ""
-            assert np.array_equal(self.c.values, self.wanted.astype(DTYPES["bf16"]))
-            assert self.c.untouched()
-            assert self.flags.all()
-            assert not scratch[: table.counter_bytes].any()
+
+def right(made: Launch | Gradient, table: Table, launch: Callable[[int, int, int], str]) -> None:
+    """`launch` of the addresses of constants and scratch, and a seed."""
+    constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
+    constants[:] = np.frombuffer(table.constants, np.uint8)
+    for seed in range(2):
+        made.flags[:] = 0
+        made.c.whole.view(np.uint8)[:] = 0xFF
+        assert launch(constants.ctypes.data, scratch.ctypes.data, seed) == ""
+        assert np.array_equal(made.c.values, made.wanted.astype(made.c.values.dtype))
+        assert made.c.untouched()
+        assert made.flags.all()
+        assert not scratch[: table.counter_bytes].any()
 
 
 GIVEN = (1, 80, 95)  # of 110
@@ -183,26 +184,63 @@ def hopper(kernel: nvidia.Kernel, variant: sm90.Variant, signature: Signature, m
         argument = packed.parameters(constants, scratch, [encoded(m) for m in packed.maps])
         return kernel(argument, grid, variant.threads, seed, cluster=variant.cluster)
 
-    made.right(packed.table, launch)
+    right(made, packed.table, launch)
 
 
 @pytest.mark.parametrize("addend", ["", "all", "fewer"])
 @pytest.mark.parametrize("family", ["sm80", "mfma"])
 def test_kernels_by_address(family: str, addend: str, tmp_path: Path) -> None:
     signature = Signature("bf16", "bf16", False, False, bool(addend))
+    kernel, variant = compiled(family, signature, tmp_path)
+    for given in GIVEN:
+        made = Launch(given, N, addend)
+        packed = by_address.build(made.works, variant, signature, blocks=3, stages=2, tail_splits=2)
+        right(made, packed.table, partial(launched, kernel, packed, variant.threads))
+
+
+def compiled(family: str, signature: Signature, folder: Path) -> tuple[nvidia.Kernel | amd.OnCpu, by_address.Variant]:
+    """A small variant of a family."""
     variants: tuple[by_address.Variant, ...] = sm80.VARIANTS if family == "sm80" else mfma.VARIANTS
     variant = next(v for v in variants if v.name.endswith(("64x64", "64x64x64")))
     source, arch = (sm80.SOURCE, "sm_80") if family == "sm80" else (mfma.SOURCE, "gfx942")
     options, entry = variant.options(signature, arch), signature.entry(variant.name)
-    kernel: nvidia.Kernel | amd.OnCpu
     if family == "sm80":
-        kernel = nvidia.Kernel(tmp_path, source, options, entry, "Parameters")
-    else:
-        kernel = amd.OnCpu(tmp_path, source, options, entry, "Parameters", "Words")
+        return nvidia.Kernel(folder, source, options, entry, "Parameters"), variant
+    return amd.OnCpu(folder, source, options, entry, "Parameters", "Words"), variant
+
+
+class Gradient:
+    """C = Aᵀ · B over rows of A and B, some of which are there: a work over all blocks, and one over a piece that may
+    have no row."""
+
+    def __init__(self, given: int) -> None:
+        draw, rows, block = np.random.default_rng(given), BLOCKS * given, Block(PLANNED, given)
+        self.a, self.b, self.c = Memory(rows, K, "bf16"), Memory(rows, N, "bf16"), Memory(2 * K, N, "fp32")
+        for memory in (self.a, self.b):
+            memory.values[:] = draw.integers(-2, 3, memory.values.shape)
+        left, right = (m.values.astype(np.float32).reshape(BLOCKS, given, -1) for m in (self.a, self.b))
+        last = slice(CUT[0], None)
+        self.wanted = np.concatenate([np.einsum("pki,pkj->ij", left, right), left[1, last].T @ right[1, last]])
+        a, b = (replace(m.matrix, block=block) for m in (self.a, self.b))
+        self.flags = np.zeros(2, np.uint32)
+        first, second = (int(self.flags.ctypes.data) + 4 * i for i in range(2))
+        wide, across = (Interval(0, K),), (Interval(0, N),)
+        whole, part = (Interval(0, BLOCKS * PLANNED),), (Interval(PLANNED + CUT[0], 2 * PLANNED),)
+        work = MatrixWork(a, b, self.c.matrix, whole, wide, whole, across, wide, across, False, (), (first,))
+        below = (Interval(K, 2 * K),)
+        again = replace(work, left_rows=part, right_rows=part, out_rows=below, signals=(second,))
+        self.works = [work, again]
+
+
+@pytest.mark.parametrize("family", ["sm80", "mfma"])
+def test_products_over_rows(family: str, tmp_path: Path) -> None:
+    """Behind the rows that are there lies NaN."""
+    signature = Signature("bf16", "fp32", True, False, False)
+    kernel, variant = compiled(family, signature, tmp_path)
     for given in GIVEN:
-        made = Launch(given, N, addend)
+        made = Gradient(given)
         packed = by_address.build(made.works, variant, signature, blocks=3, stages=2, tail_splits=2)
-        made.right(packed.table, partial(launched, kernel, packed, variant.threads))
+        right(made, packed.table, partial(launched, kernel, packed, variant.threads))
 
 
 def launched(

@@ -66,7 +66,7 @@ class LibraryCalls:
             handle = self._handles[device.ordinal]
             made: list[tuple[tuple[Handle, int], MatmulPlace] | None] = []
             for planned_rows in config.matmuls:
-                matmul = fewer(planned_rows, views[0].block, views[1].block)
+                matmul = fewer(planned_rows, [view.block for view in views[:3]])
                 if matmul is None:
                     made.append(None)
                     continue

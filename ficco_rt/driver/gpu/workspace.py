@@ -175,6 +175,8 @@ class GpuWorkspace(SharedWorkspace):
             if first and not captured and copy.rank not in ends and copy.rank in self._copied:
                 steps.append(DriverStep(device, *vendor.wait_action(stream, self._copied[copy.rank]), what))
             ends[copy.rank] = device, stream
+            if copy.zeros:
+                steps.append(DriverStep(device, *vendor.zero_action(copy.dst, copy.zeros, stream), what))
             if copy.width:
                 steps.append(DriverStep(device, *vendor.copy_rows(_pitched(copy), stream), what))
         for rank, (device, stream) in ends.items() if not first else ():
