@@ -262,7 +262,7 @@ class _Reader:
                 yield value, self._product(left, [(*a, b[1]) for a, b in zip(*self._of(left, right), strict=True)])
             case Combined(operand=operand):
                 yield from self._usual(operand)
-                yield value, self._exchange(value.kind, _parts(value, self.shapes(operand)), operand)
+                yield _untransposed(value), self._exchange(value.kind, _parts(value, self.shapes(operand)), operand)
 
     def _other_of_gathered(
         self, value: Product, left: Operand, right: Operand
@@ -306,6 +306,14 @@ class _Reader:
 
     def _of(self, left: ClaimValue, right: ClaimValue) -> tuple[Shapes, Shapes]:
         return self.shapes(left), self.shapes(right)
+
+
+def _untransposed(value: Combined) -> Combined:
+    """The gather that brings the same elements: `all_gather(X, rows)` for `all_gather(X.T, cols)`."""
+    match value:
+        case Combined(kind="all_gather", operand=Operand(transposed=True) as operand):
+            return replace(value, operand=replace(operand, transposed=False), axis=1 - value.axis)
+    return value
 
 
 def _name(operand: Operand) -> str:
