@@ -45,7 +45,7 @@ def test_every_schedule_has_its_rows() -> None:
         small = [r.label for r in found if r.name == entry.name and r.sizes == "small"]
         real = [r.label for r in found if r.name == entry.name and r.sizes == "real"]
         assert small == [label for label, *_ in SMALL]
-        assert len(real) == _LAYERS[entry.name.split("/")[0]]
+        assert len(real) == _LAYERS.get(entry.name.split("/")[0], 0)
 
 
 def test_rows_that_may_share_data_follow_one_another() -> None:
@@ -54,7 +54,7 @@ def test_rows_that_may_share_data_follow_one_another() -> None:
     assert [r.sizes for r in found] == sorted((r.sizes for r in found), reverse=True), "small ones first"
 
 
-@pytest.mark.parametrize("operation", ["ag_gemm", "gemm_rs", "gemm_ar", "a2a_gemm"])
+@pytest.mark.parametrize("operation", sorted(shipped.operations()))
 def test_schedules_of_an_operation_are_alike(operation: str, machine: Machine) -> None:
     for label, *_ in SMALL:
         found = [r for r in rows("small", RANKS, operation + "/") if r.label == label]

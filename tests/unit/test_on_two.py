@@ -30,8 +30,11 @@ REFUSED = {
     "ranks cannot call it for all",
     "concurrent/a2a_vendor": "schedules/concurrent/a2a_vendor.ficco:33: all_to_all is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
-    "a2a_gemm/overlapped": "ranks are not rotations of each other: X is 8 × 7 on rank 0 and 12 × 7 on rank 1",
-    "a2a_gemm/serial": "ranks are not rotations of each other: X is 8 × 7 on rank 0 and 12 × 7 on rank 1",
+    **{
+        f"{operation}/{name}": "ranks are not rotations of each other: X is 8 × 7 on rank 0 and 12 × 7 on rank 1"
+        for operation in ("a2a_gemm", "a2a_gemm_backward", "gemm_a2a")
+        for name in ("overlapped", "serial")
+    },
     "a2a_gemm/hierarchical": "schedules/a2a_gemm/hierarchical.ficco:37: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
     "ag_gemm/hierarchical": "schedules/ag_gemm/hierarchical.ficco:32: send_recv is a collective of all 4 ranks; two "

@@ -55,8 +55,8 @@ def pieces(choice: Choice) -> int:
 # ---------------------------------------------------------------- rules
 
 
-def test_every_operation_of_the_library_has_rules() -> None:
-    assert set(shipped.operations()) == set(DECLARED)
+def test_rules_speak_of_shipped_schedules() -> None:
+    assert set(shipped.operations()) > set(DECLARED)  # for the others the model chooses
     for rule in heuristics.RULES:
         for operation, schedule in rule.schedules.items():
             assert f"{operation}/{schedule}" in shipped.shipped(), rule.name
@@ -320,7 +320,7 @@ def test_the_mode_is_a_graph_where_the_host_would_be_late() -> None:
     [
         (
             lambda: ficco.choose("ag_gem", 4),
-            "there is no operation 'ag_gem'; there are a2a_gemm, ag_gemm, gemm_ar, gemm_rs",
+            "there is no operation 'ag_gem'; there are a2a_gemm, a2a_gemm_backward, ag_gemm, ",
         ),
         (lambda: ficco.choose("ag_gemm", 4, M=64), "ag_gemm needs a value of N, K: --set N=… --set K=…"),
         (lambda: ficco.choose("ag_gemm", 4, **SMALL, L=2), "operation ag_gemm has no size 'L'; it has M, N, K, T"),
