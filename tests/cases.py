@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from ficco_dsl.nodes import Schedule
 from ficco_rt import compiler
+from ficco_rt.exec.reference import evaluate
 from ficco_rt.files import shipped
+from ficco_rt.geometry.rows import Rows
 from ficco_rt.graph.overrides import by_library as by_vendor
+from ficco_rt.select.sized import _ROWS
 
 RANKS = (1, 2, 3, 4, 7, 8)
 ALL = bool(os.environ.get("FICCO_ALL"))  # all cases of tests that else take a few of them
@@ -42,6 +47,37 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
         counts = [[(3 if even else 1) * (1 + (s + 2 * e) % 4) for e in range(ranks)] for s in range(ranks)]
         chosen |= {"counts": counts, "N": 5, "K": 7}
     return {k: v for k, v in chosen.items() if k in declared or k == "T"}
+
+
+def rows(operation: str, ranks: int, planned: int, m: int) -> Rows:
+    """The rows of an operation's tensors, where a rank has m."""
+    return Rows(planned, m, {name: ranks if of_all else 1 for name, of_all in _ROWS[operation][0].items()})
+
+
+def sized(operation: str, ranks: int, m: int, n: int, k: int) -> dict[str, object]:
+    """The sizes of an operation for m rows of a rank."""
+    return {"N": n, "K": k, **_ROWS[operation][1](m, ranks)}
+
+
+def numbers(
+    operation: str, ranks: int, m: int, n: int, k: int, seed: int, most: int = 2, **sizes: object
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Inputs with m rows a rank, of whole numbers up to `most`, and outputs of NaN; and what these must hold."""
+    rng, planned = np.random.default_rng(seed), max(m, 1)
+    named = sized(operation, ranks, planned, n, k) | sizes
+    graph = compiler.build(schedule(f"{operation}/serial"), ranks, named)
+    shapes = {t: [rows(operation, ranks, planned, m).shape(t.name, s) for s in t.shapes] for t in graph.tensors}
+    given = {
+        t.name: [rng.integers(-most, most + 1, shape).astype(np.float32) for shape in of_ranks]
+        for t, of_ranks in shapes.items()
+        if t.kind == "input"
+    }
+    wanted = {
+        claim.targets[0].tensor: [value.astype(np.float32) for value in evaluate(claim.value, given)]
+        for claim in graph.claims
+    }
+    spoilt = {name: [np.full(w.shape, np.nan, np.float32) for w in values] for name, values in wanted.items()}
+    return given | spoilt, wanted
 
 
 def few_chunks(name: str) -> dict[str, object]:

@@ -101,8 +101,10 @@ def _checked(tensor: Tensor, rank: int, array: object, rows: Rows, *, on_device:
         dtype = tensor.dtype if found.dtype == numpy_dtype(tensor.dtype) else str(found.dtype)
         dense, writable = found.flags.c_contiguous, found.flags.writeable
     if dtype != tensor.dtype or found.shape != shape:
+        first = next(iter(rows.blocks))
         rows_differ = tensor.name in rows.blocks and found.shape[1:] == shape[1:] and dtype == tensor.dtype
-        why = f": all ranks have the same number of rows, {rows.given} as A of the first one" if rows_differ else ""
+        same = f": all ranks have the same number of rows, {rows.given} as {first} of the first one"
+        why = same if rows_differ else ""
         raise UsageError(f"{wanted}; given {dtype} of shape {list(found.shape)}{why}")
     if not dense:
         raise UsageError(f"{wanted}; {GAPS}")

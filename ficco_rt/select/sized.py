@@ -9,10 +9,11 @@ have; for others, and on the host, rows are copied to memory of the bucket's siz
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from math import prod
 
+from ..driver.registry import has_gemms
 from ..errors import UsageError
 from ..exec import padded
 from ..exec.device_arrays import Key
@@ -29,20 +30,41 @@ from .choose import By, choose
 
 LEAST = 16  # rows of a rank in the smallest bucket, if nothing is said
 
-# By operation, the tensors that have m rows, or (True) m rows of each rank, and whether M counts those of all ranks.
-_ROWS: Mapping[str, tuple[Mapping[str, bool], bool]] = {
-    "ag_gemm": ({"A": False, "C": True}, True),
-    "gemm_rs": ({"A": True, "C": False}, True),
-    "gemm_ar": ({"A": False, "C": False}, False),
+
+
+def _of_all(m: int, ranks: int) -> dict[str, object]:
+    return {"M": m * ranks}
+
+
+def _of_one(m: int, _: int) -> dict[str, object]:
+    return {"M": m}
+
+
+def _of_pairs(m: int, ranks: int) -> dict[str, object]:
+    return {"counts": ((m,) * ranks,) * ranks}
+
+
+# By operation, the tensors that have m rows, or (True) m rows of each rank, the one that tells m first; and the size
+# that follows from m and the number of ranks.
+_ROWS: Mapping[str, tuple[Mapping[str, bool], Callable[[int, int], dict[str, object]]]] = {
+    "ag_gemm": ({"A": False, "C": True}, _of_all),
+    "ag_gemm_kept": ({"A": False, "C": True, "R": True}, _of_all),
+    "ag_gemm_backward": ({"X": False, "DY": True, "DX": False}, _of_all),
+    "gemm_rs": ({"A": True, "C": False}, _of_all),
+    "gemm_rs_backward": ({"X": True, "DY": False, "DX": True}, _of_all),
+    "gemm_ar": ({"A": False, "C": False}, _of_one),
+    "a2a_gemm": ({"X": True, "C": True}, _of_pairs),
+    "a2a_gemm_backward": ({"X": True, "DY": True, "DX": True}, _of_pairs),
+    "gemm_a2a": ({"X": True, "C": True}, _of_pairs),
 }
-_GIVEN = {"A", "B", "C"}
 
 
 class Operation:
     """An operation of `ficco choose` with up to `max_m` rows, in a workspace. m is the number of rows of a rank: of A
-    in `ag_gemm`, whose C has those of all ranks; of C in `gemm_rs`, whose A has those of all ranks; of A and C in
-    `gemm_ar`. All ranks have the same m. `sizes` are the other sizes, and types, as `choose` takes them; transb=1 for
-    weights as `nn.Linear` stores them.
+    in `ag_gemm` and `ag_gemm_kept`, whose outputs have those of all ranks; of C in `gemm_rs`, whose A has those of all
+    ranks; of A and C in `gemm_ar`. In `a2a_gemm` and `gemm_a2a` it is what each rank sends to each. A backward
+    operation (`ag_gemm_backward`, …) has the m of the forward one. All ranks have the same m. `sizes` are the other
+    sizes, and types, as `choose` takes them; transb=1 for weights as `nn.Linear` stores them.
 
     `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
     and `by` are as for an `Executor` and for `choose`. `run` takes tensors as `Executor.run` does. In a group all
@@ -64,8 +86,9 @@ class Operation:
     ) -> None:
         if operation not in _ROWS:
             raise UsageError(f"'{operation}' has no number of rows that may change; {', '.join(_ROWS)} have")
-        if "M" in sizes:
-            raise UsageError("M is given by the tensors of each run: say max_m, the most rows of a rank, in its place")
+        blocks, self._counted = _ROWS[operation]
+        for name in self._counted(1, workspace.ranks).keys() & sizes.keys():
+            raise UsageError(f"{name} is given by the tensors of each run: say max_m, the most rows, in its place")
         self.max_m = _positive(max_m, "max_m")
         powers: Iterable[int] = takewhile(lambda m: m < self.max_m, (LEAST << i for i in range(64)))
         asked = powers if buckets is None else (_positive(m, "a bucket") for m in buckets)
@@ -77,7 +100,9 @@ class Operation:
         self._executors: dict[int, Executor] = {}  # by bucket
         self._direct: dict[int, Executor] = {}  # by number of rows, which is a bucket's: of runs on callers' tensors
         self._prepared: dict[Key, padded.Prepared] = {}  # runs with fewer rows than the bucket's
-        self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in _ROWS[operation][0].items()}
+        self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in blocks.items()}
+        self._tells = next(iter(blocks))
+        self._given: set[str] = set()  # names of the tensors; known with the first plan
         self._store = user_store()
 
     def bucket(self, m: int) -> int:
@@ -101,10 +126,11 @@ class Operation:
             self.executor(self.max_m)  # the others then fit into its scratch
         if bucket not in self._executors:
             ranks = self._workspace.ranks
-            sizes = {**self._sizes, "M": bucket * ranks if _ROWS[self._operation][1] else bucket}
+            sizes = {**self._sizes, **self._counted(bucket, ranks)}
             with without_collection():
                 made = Executor(self._plan(sizes), workspace=self._workspace, store=self._store)
             made.graph = self._graph
+            self._given = {t.name for t in made.plan.tensors if t.kind != "scratch"}
             self._executors[bucket] = made
         return self._executors[bucket]
 
@@ -112,10 +138,11 @@ class Operation:
         """The plan of the schedule that is chosen: kept since it was proven, or proven now."""
         asked = self._operation, self._workspace.ranks, self._workspace.machine, self._by
         said = sorted((name, plain(value)) for name, value in sizes.items())
-        key = (*asked, said, measurements.stored() if self._by == "measured" else None)
+        library = self._workspace.driver == "host" or has_gemms(self._workspace.driver)
+        key = (*asked, library, said, measurements.stored() if self._by == "measured" else None)
         plan = self._store.get(key, Plan)
         if plan is None:
-            plan = choose(*asked, sizes=sizes).plan
+            plan = choose(*asked, sizes=sizes, vendor=library).plan
             self._store.put(key, plan)
         return plan
 
@@ -132,13 +159,13 @@ class Operation:
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock).
         """
-        m = _rows(tensors, "A", self._blocks["A"])
+        m = _rows(tensors, self._tells, self._blocks[self._tells])
         executor = self._direct.get(m)
         if executor is None:
             executor, rows = self.executor(m), Rows(self.bucket(m), m, self._blocks)
             if executor.driver.on_device and m == rows.planned and not executor.driver.staged(rows):
                 self._direct[m] = executor
-        if m in self._direct and tensors.keys() == _GIVEN:  # NOTE most calls
+        if m in self._direct and tensors.keys() == self._given:  # NOTE most calls
             executor.run(None, streams=streams, progress=None, **tensors)
             return
         rows = Rows(self.bucket(m), m, self._blocks)

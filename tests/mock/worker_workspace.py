@@ -146,6 +146,7 @@ class Workspaces:
         number of rows, the others new ones. So no process can tell by its own whether another one has to bind."""
         import ficco_rt as ficco
         from ficco_rt.exec.device_arrays import look
+        from tests import cases
         from tests.host.test_sized import K, N
 
         fine, ranks, kept = True, self.group.size, {}
@@ -159,46 +160,34 @@ class Workspaces:
                     "gemm_ar/streamed", ranks, workspace.machine, **sizes
                 )
             for seed, (name, m) in enumerate(asked):
-                left, right, wanted = self._numbers(name, m, seed, ranks, N, K)
+                values, wanted = cases.numbers(name, ranks, m, N, K, seed)
                 driver = made[name].executor(m).driver
                 with ExitStack() as stack:
                     given = {}
-                    for tensor, values in (("A", left), ("B", right), ("C", np.full(wanted.shape, np.nan, np.float32))):
+                    for tensor, of_ranks in values.items():
+                        mine = of_ranks[self.place]
                         if self.place < ranks - 1:
-                            given[tensor] = self._tensor("ordinary", driver, values.shape, "fp32", stack)
+                            given[tensor] = self._tensor("ordinary", driver, mine.shape, "fp32", stack)
                         elif (name, m, tensor) in kept:
                             given[tensor] = kept[name, m, tensor]
                         else:
-                            given[tensor] = self._tensor("ordinary", driver, values.shape, "fp32", last)
+                            given[tensor] = self._tensor("ordinary", driver, mine.shape, "fp32", last)
                             kept[name, m, tensor] = given[tensor]
-                        if values.size:
-                            driver._gpus.put(driver._gpus.first, look(given[tensor], str).address, values)
+                        if mine.size:
+                            driver._gpus.put(driver._gpus.first, look(given[tensor], str).address, mine)
                     made[name].run(**{n: [tensor] for n, tensor in given.items()})
-                    found = np.empty(wanted.shape, np.float32)
-                    if found.size:
-                        with driver._gpus.inside(driver._gpus.first):
-                            driver._vendor.to_host(found.ctypes.data, look(given["C"], str).address, found.nbytes)
-                    fine = fine and np.array_equal(found, wanted)
+                    for tensor, of_ranks in wanted.items():
+                        found = np.empty(of_ranks[self.place].shape, np.float32)
+                        if found.size:
+                            with driver._gpus.inside(driver._gpus.first):
+                                address = look(given[tensor], str).address
+                                driver._vendor.to_host(found.ctypes.data, address, found.nbytes)
+                        fine = fine and np.array_equal(found, of_ranks[self.place])
                     del given
             copied = made["gemm_ar"].copied(3)
             fine = fine and copied == (4 * 3 * (N + K // ranks) if touching else 0)
             fine = fine and touching == bool(workspace.memory.get("staging"))
         return fine, self.left()
-
-    def _numbers(self: Any, name: str, m: int, seed: int, ranks: int, n: int, k: int) -> tuple[Any, Any, Any]:
-        """This rank's A and B, and what its C must be."""
-        rng = np.random.default_rng(seed)
-        rows = m * ranks if name == "gemm_rs" else m
-        depth, columns = (k, n // ranks) if name == "ag_gemm" else (k // ranks, n)
-        a, b = (
-            [rng.integers(-2, 3, shape).astype(np.float32) for _ in range(ranks)]
-            for shape in ((rows, depth), (depth, columns))
-        )
-        mine = self.place
-        if name == "ag_gemm":
-            return a[mine], b[mine], np.concatenate(a) @ b[mine]
-        total = sum(left @ right for left, right in zip(a, b, strict=True))
-        return a[mine], b[mine], total[mine * m : mine * m + m] if name == "gemm_rs" else total
 
     def _binds_alone(self: Any, executors: Sequence[Any]) -> None:
         """Where all that processes touch of one another is scratch, one of them binds for itself."""
