@@ -31,7 +31,6 @@ from .choose import By, choose
 LEAST = 16  # rows of a rank in the smallest bucket, if nothing is said
 
 
-
 def _of_all(m: int, ranks: int) -> dict[str, object]:
     return {"M": m * ranks}
 

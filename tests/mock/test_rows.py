@@ -34,8 +34,10 @@ from tests.mock.test_tuned import SERVED
 
 SEEDS = 12 if cases.ALL else 3
 FRONT, BEHIND = 128, 64  # elements before and behind each tensor
-NAMES = [name for name in cases.SCHEDULES if name.split("/")[0] in _ROWS and not name.endswith("hierarchical")]
-# M of a rank; for gemm_ar, of all: tiles that lie in several blocks, and blocks of several tiles
+NAMES = [
+    n for n in cases.SCHEDULES if n.split("/")[0] in _ROWS and not n.endswith("hierarchical") and "backward" not in n
+]
+# m: tiles that lie in several blocks, and blocks of several tiles
 SIZES = (24, 60, 144)
 
 
@@ -75,31 +77,12 @@ class Memory:
             self.gpus.free(at)
 
 
-def numbers(operation: str, ranks: int, m: int, n: int, k: int, seed: int) -> tuple[dict[str, list[Any]], list[Any]]:
-    """Inputs and outputs of NaN, and what must come out: whole numbers that no type rounds."""
-    rng = np.random.default_rng(seed)
-
-    def made(*shape: int) -> Any:
-        return rng.integers(-1, 2, shape).astype(np.float32)
-
-    if operation == "ag_gemm":
-        a, b = [made(m, k) for _ in range(ranks)], [made(k, n // ranks) for _ in range(ranks)]
-        wanted = [np.concatenate(a) @ right for right in b]
-    else:
-        rows = m * ranks if operation == "gemm_rs" else m
-        a, b = [made(rows, k // ranks) for _ in range(ranks)], [made(k // ranks, n) for _ in range(ranks)]
-        total = sum(left @ right for left, right in zip(a, b, strict=True))
-        wanted = [total[r * m : (r + 1) * m] if operation == "gemm_rs" else total for r in range(ranks)]
-    return {"A": a, "B": b, "C": [np.full(w.shape, np.nan, np.float32) for w in wanted]}, wanted
-
-
 @contextmanager
 def opened(
     library: StandIn, name: str, ranks: int, planned: int, dtype: str, text: Schedule | None = None
 ) -> Iterator[Executor]:
     """`text`: in place of the shipped schedule of this name."""
-    of_all = _ROWS[name.split("/")[0]][1]
-    sizes = {"M": planned * ranks if of_all else planned, "N": 64 * ranks, "K": 64 * ranks, "T": dtype}
+    sizes = cases.sized(name.split("/")[0], ranks, planned, 64 * ranks, 64 * ranks) | {"T": dtype}
     machine = discover(library.face, ranks)
     chunks = {} if text else cases.few_chunks(name)
     plan = plan_of(build(text or cases.schedule(name), ranks, sizes | chunks), machine)
@@ -111,17 +94,16 @@ def right(library: StandIn, executor: Executor, name: str, planned: int, drawn: 
     """Runs with these rows, each on fresh tensors, in some orders, on streams and as graphs."""
     operation, plan = name.split("/")[0], executor.plan
     tensors: dict[str, Tensor] = {t.name: t for t in plan.tensors}
-    blocks = {tensor: plan.ranks if of_all else 1 for tensor, of_all in _ROWS[operation][0].items()}
     n, k = (dict(plan.params)[size] for size in ("N", "K"))
     assert isinstance(n, int)
     assert isinstance(k, int)
     for m in drawn:
-        rows = Rows(planned, m, blocks)
+        rows = cases.rows(operation, plan.ranks, planned, m)
         assert not executor.driver.staged(rows)
         memory = Memory(executor)
-        dtype = tensors["C"].dtype
+        dtype = plan.tensors[0].dtype
         kind = np.dtype(np.float32 if dtype == "fp32" else bfloat16)
-        values, wanted = numbers(operation, plan.ranks, m, n, k, m)
+        values, wanted = cases.numbers(operation, plan.ranks, m, n, k, m, most=1)
         given = {
             (tensor, rank): memory.give(tensor, rank, array.astype(kind), dtype)
             for tensor, arrays in values.items()
@@ -134,12 +116,9 @@ def right(library: StandIn, executor: Executor, name: str, planned: int, drawn: 
             executor.poison()
             executor.graph = seed % 2 == 1
             executor.run(bound)
-            for rank, want in enumerate(wanted):
-                found = memory.read("C", rank, kind).astype(np.float32)
-                assert np.array_equal(found, want), f"{m} of {planned} rows, rank {rank}, seed {seed}"
-        for tensor in ("A", "B"):
-            for rank in range(plan.ranks):
-                assert np.array_equal(memory.read(tensor, rank, kind).astype(np.float32), values[tensor][rank])
+            for (tensor, rank), want in ((at, (values | wanted)[at[0]][at[1]]) for at in given):
+                found = memory.read(tensor, rank, kind).astype(np.float32)
+                assert np.array_equal(found, want), f"{m} of {planned} rows, {tensor}, rank {rank}, seed {seed}"
         executor.release(bound)
         memory.free()
 
@@ -270,7 +249,7 @@ def test_bindings_of_a_plan_share_tables(cuda: StandIn) -> None:
     ):
         memory, tables = Memory(first), []
         for executor, m in ((first, 5), (first, 9), (second, 9)):
-            values, _ = numbers("ag_gemm", 3, m, 192, 192, 0)
+            values, _ = cases.numbers("ag_gemm", 3, m, 192, 192, 0)
             given = {
                 (name, rank): memory.give(name, rank, array.astype(bfloat16), "bf16")
                 for name, arrays in values.items()

@@ -18,7 +18,7 @@ from tests.host.test_sized import K, N
 from tests.host.test_sized import tensors as numbers_of
 from tests.mock.processes import Processes
 from tests.mock.standin import StandIn
-from tests.mock.test_callers import RANKS, Array, Callers, Tensors, Torch
+from tests.mock.test_callers import RANKS, Callers, Tensors, Torch
 from tests.mock.test_callers_graphs import Captures
 
 MOST, BUCKETS = 40, (8, 20)

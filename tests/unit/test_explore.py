@@ -257,7 +257,10 @@ def test_the_exit_code_is_of_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ag_gem"], "there is no operation 'ag_gem'; did you mean ag_gemm or .*; there are a2a_gemm, a2a_gemm_backward, "),
+        (
+            ["ag_gem"],
+            "there is no operation 'ag_gem'; did you mean ag_gemm or .*; there are a2a_gemm, a2a_gemm_backward, ",
+        ),
         (["ag_gemm", "--schedules", "ring"], "--schedules ring: ag_gemm has no such schedule; it has .*shard_ring"),
         (["ag_gemm", "--schedules", "no.ficco"], "there is no schedule 'no.ficco'"),
         (
