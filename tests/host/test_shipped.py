@@ -16,7 +16,7 @@ from ficco_rt.types import TYPES
 from tests import cases
 
 _A, _B = TypeVar("_A"), TypeVar("_B")
-SEEDS = 200 if cases.ALL else 24
+SEEDS = 200 if cases.ALL else 16
 
 
 def drawn(kinds: Sequence[tuple[_A, _B]], count: int) -> list[tuple[str, _A, _B]]:

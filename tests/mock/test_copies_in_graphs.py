@@ -32,9 +32,10 @@ def test_ranks_that_share_a_gpu_copy_by_a_kernel_in_graphs() -> None:
     assert not any(action.by_kernel for action in copies("ag_gemm/hetero_fused_1d", 2, 2, "graph"))  # nothing waits
 
 
-@pytest.mark.parametrize("name", cases.SCHEDULES)
+@pytest.mark.parametrize("name", [n for n in cases.SCHEDULES if n != "ag_gemm_kept/streamed"])
 def test_with_a_gpu_for_each_rank_no_shipped_schedule_copies_so(name: str) -> None:
-    """Nothing that waits stands beside a copy inside its GPU: copies between GPUs need no multiprocessors."""
+    """Nothing that waits stands beside a copy inside its GPU: copies between GPUs need no multiprocessors. In
+    ag_gemm_kept/streamed rows are copied to the output beside the GEMM that waits for them."""
     assert not any(action.by_kernel for action in copies(name, 4, 1, "graph"))
 
 

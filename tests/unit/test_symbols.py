@@ -97,7 +97,7 @@ def test_all_names_of_shipped_schedules(entry: shipped.ShippedSchedule) -> None:
     names = {o.symbol.name for o in found}
     bare = re.sub(r"#.*|\"[^\"]*\"", "", text)
     written = [
-        m for m in re.findall(r"[A-Za-z_]\w*\b(?!\()", bare) if m in names
+        m for m in re.findall(r"(?<![\w)\]]\.)\b[A-Za-z_]\w*\b(?!\()", bare) if m in names
     ]  # a stage may be called as a function is
     assert len(found) == len(written)
     assert all(sum(o.declares for o in found if o.symbol == symbol) == 1 for symbol in {o.symbol for o in found})
