@@ -33,9 +33,7 @@ def operations() -> Iterator[dict[str, ficco.Operation]]:
         yield {n: ficco.Operation(workspace, n, max_m=MOST, buckets=buckets, **sizes) for n in OPERATIONS}
 
 
-def tensors(
-    operation: str, m: int, seed: int, **sizes: object
-) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+def tensors(operation: str, m: int, seed: int, **sizes: object) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Inputs and spoilt outputs with m rows a rank, and what must come out."""
     return cases.numbers(operation, RANKS, m, N, K, seed, **sizes)
 
