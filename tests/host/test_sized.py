@@ -64,7 +64,7 @@ def test_weights_as_linear_stores_them(name: str) -> None:
             operation.run(**given)
             assert all(np.array_equal(given[t], w) for t, w in wanted.items()), m
         usual, _ = tensors(name, 3, 0)
-        with pytest.raises(UsageError, match="input [BW], rank 0: wanted fp32 of shape"):
+        with pytest.raises(UsageError, match=r"input [BW], rank 0: wanted fp32 of shape"):
             operation.run(**usual)
 
 
