@@ -34,27 +34,28 @@ def record(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_tune_measures_decides_a_run(record: Any, library: StandIn, tmp_path: Path) -> None:
+    operation = "ag_gemm" if library.face == "cuda" else "ag_gemm_backward"  # which has no rules
     library.reset("devices 2")
     (tmp_path / "times.json").write_text('{"ficco_measured": 1, "settings": []}')
-    tuned = record("ficco", "tune", "ag_gemm", *SIZES, *FEW)
+    tuned = record("ficco", "tune", operation, *SIZES, *FEW)
     assert tuned["code"] == 0, tuned
     assert tuned["ranks"] == 2
     assert {t["mode"] for t in tuned["times"]} == {"graph", "streams"}
     assert len(tuned["times"]) == 4
     assert {t["runs"] for t in tuned["times"]} == {4}
-    ran = record("ficco-run", "ag_gemm", "--backend", library.face, "--by", "measured", *SIZES)
+    ran = record("ficco-run", operation, "--backend", library.face, "--by", "measured", *SIZES)
     assert ran["code"] == 0, ran
     assert ran["verified"] is True
     best = tuned["times"][0]
     assert ran["choice"]["schedule"] == best["schedule"]
     assert ran["choice"]["predicted_us"] == best["us"]
     assert ran["graph"] == (best["mode"] == "graph")
-    plain = record("ficco-run", "ag_gemm", "--backend", library.face, "--by", "measured", "--no-graph", *SIZES)
+    plain = record("ficco-run", operation, "--backend", library.face, "--by", "measured", "--no-graph", *SIZES)
     assert plain["graph"] is False
     shared = ("--ranks-per-gpu", "2")
-    refused = record("ficco-run", "ag_gemm", "--backend", library.face, "--by", "measured", *shared, *SIZES)
+    refused = record("ficco-run", operation, "--backend", library.face, "--by", "measured", *shared, *SIZES)
     assert "on 4 ranks, 2 a GPU of" in refused["error"]["message"]
-    again = record("ficco", "tune", "ag_gemm", *SIZES, *FEW, "--no-verify")
+    again = record("ficco", "tune", operation, *SIZES, *FEW, "--no-verify")
     known = measurements.load(tmp_path / "times.json")
     assert [len(times) for times in known.times.values()] == [4]  # later times of the same
     assert {t.median for times in known.times.values() for t in times} == {t["us"] for t in again["times"]}

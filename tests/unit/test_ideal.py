@@ -96,6 +96,18 @@ def test_what_is_not_claimed_is_measured_by_its_own_work() -> None:
     assert shared.compute_alone - 3 == pytest.approx(4 * (ideal(plan, machine()).compute_alone - 3))
 
 
+def test_what_two_claims_gather_is_sent_once() -> None:
+    """Also where one of them reads it transposed."""
+    for name, kinds in (
+        ("ag_gemm_kept", ["all_gather"]),
+        ("gemm_rs_backward", ["all_gather"]),
+        ("ag_gemm_backward", ["reduce_scatter", "all_gather"]),
+    ):
+        usual = operation(compiled(f"{name}/serial", M=64, N=64, K=64)).usual
+        assert [exchange.kind for exchange in usual.exchanges] == kinds, name
+        assert len(usual.multiplications) == 1 + name.endswith("backward")
+
+
 def test_serial_and_ideal_of_a_gather() -> None:
     plan = compiled("ag_gemm/serial", M=4096, N=64, K=64, T="fp32")
     one = operation(plan)
