@@ -10,6 +10,7 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError
 
 from ..graph import ir
 from ..kernels.block_fit import Footprint, Several, left, shape
+from ..kernels.catalogue import copy_sms
 from ..kernels.collective_blocks import EXCHANGE, planned
 from ..kernels.families import footprints, tensor_core_families
 from ..kernels.occupancy import Limits
@@ -21,20 +22,22 @@ _LEAST_THREADS, _WARP = 64, 32
 def resolve_leave(graph: ir.Graph, machine: Machine) -> ir.Graph:
     """The graph in which `sms` replaces the multiprocessors to be left free. Raises ScheduleError if none remain."""
     total = machine.device.sms
-    known: dict[ir.Resources, ir.Resources] = {}
+    known: dict[tuple[ir.Resources, bool], ir.Resources] = {}
     ops: list[ir.Op] = []
     for op in graph.ops:
         asked = op.where.resources
         if asked.leave is None or asked.leave.what != "sms":
             ops.append(op)
             continue
-        if asked not in known:
+        key = asked, isinstance(op.body, ir.Copy)
+        if key not in known:
             kept = total - asked.leave.amount
             if kept < 1:
                 message = f"leave = {asked.leave}, but the device has {total} multiprocessors ({machine.device.name})"
                 raise ScheduleError((Diagnostic(op.where.origin, message),))
-            known[asked] = replace(asked, sms=min(kept, asked.sms or kept), leave=None)
-        ops.append(replace(op, where=replace(op.where, resources=known[asked])))
+            usual = copy_sms(total) if isinstance(op.body, ir.Copy) else total
+            known[key] = replace(asked, sms=min(kept, asked.sms or usual), leave=None)
+        ops.append(replace(op, where=replace(op.where, resources=known[key])))
     return replace(graph, ops=tuple(ops)) if known else graph
 
 

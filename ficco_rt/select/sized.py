@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from math import prod
 
+from ..compiler import compile_schedule
 from ..driver.registry import has_gemms
 from ..errors import UsageError
 from ..exec import padded
@@ -26,7 +27,8 @@ from ..graph.budget import without_collection
 from ..plan.ir import Plan
 from ..types import TYPES
 from . import measurements
-from .choose import By, choose
+from .candidates import text_of
+from .choose import By, Choice, choose
 
 LEAST = 16  # rows of a rank in the smallest bucket, if nothing is said
 
@@ -66,7 +68,8 @@ class Operation:
     sizes, and types, as `choose` takes them; transb=1 for weights as `nn.Linear` stores them.
 
     `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
-    and `by` are as for an `Executor` and for `choose`. `run` takes tensors as `Executor.run` does. In a group all
+    and `by` are as for an `Executor` and for `choose`. `leave`: multiprocessors that streamed stages, which hold theirs
+    while they wait, leave to kernels of other libraries. `run` takes tensors as `Executor.run` does. In a group all
     processes make the same calls with the same m.
 
     Raises UsageError (no such operation, sizes that are missing), ScheduleError (sizes that do not fit).
@@ -81,6 +84,7 @@ class Operation:
         buckets: Iterable[int] | None = None,
         graph: bool = False,
         by: By | None = None,
+        leave: int = 0,
         **sizes: object,
     ) -> None:
         if operation not in _ROWS:
@@ -95,7 +99,7 @@ class Operation:
         if self.buckets[-1] > self.max_m:
             raise UsageError(f"a bucket of {self.buckets[-1]} rows is larger than max_m, {self.max_m}")
         self._workspace, self._operation, self._by, self._sizes = workspace, operation, by, sizes
-        self._graph = graph
+        self._graph, self._leave = graph, whole(leave, "leave")
         self._executors: dict[int, Executor] = {}  # by bucket
         self._direct: dict[int, Executor] = {}  # by number of rows, which is a bucket's: of runs on callers' tensors
         self._prepared: dict[Key, padded.Prepared] = {}  # runs with fewer rows than the bucket's
@@ -138,10 +142,11 @@ class Operation:
         asked = self._operation, self._workspace.ranks, self._workspace.machine, self._by
         said = sorted((name, plain(value)) for name, value in sizes.items())
         library = self._workspace.driver == "host" or has_gemms(self._workspace.driver)
-        key = (*asked, library, said, measurements.stored() if self._by == "measured" else None)
+        measured = measurements.stored() if self._by == "measured" else None
+        key = (*asked, library, self._leave, said, measured)
         plan = self._store.get(key, Plan)
         if plan is None:
-            plan = choose(*asked, sizes=sizes, vendor=library).plan
+            plan = _leaving(choose(*asked, sizes=sizes, vendor=library), self._leave)
             self._store.put(key, plan)
         return plan
 
@@ -193,6 +198,13 @@ class Operation:
             executor.synchronize()
             if self._workspace.shared is not None:
                 self._workspace.shared.wait_for_rows()
+
+
+def _leaving(choice: Choice, sms: int) -> Plan:
+    """The plan, whose streamed stages leave so many multiprocessors."""
+    held = {stage.queue for stage in text_of(choice.schedule).stages if stage.streamed and sms}
+    room = {f"{queue}.leave": f"{sms} sms" for queue in held}
+    return compile_schedule(choice.schedule, choice.ranks, {**choice.params, **room}, choice.machine)
 
 
 def _positive(value: object, what: str) -> int:

@@ -18,6 +18,7 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.files import shipped
 from ficco_rt.geometry.rows import Rows
 from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Launch
 from tests import cases
 
 RANKS, N, K, MOST = 4, 128, 64, 600
@@ -149,3 +150,17 @@ def test_operations_that_are_none() -> None:
             options = {"max_m": 64, "N": N, "K": K} | more
             with pytest.raises(UsageError, match=said):
                 ficco.Operation(workspace, name, **options)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_streamed_stages_leave_multiprocessors(name: str) -> None:
+    """Also copies, which take no more than without it."""
+    held: dict[int, set[int]] = {}
+    for leave in (0, 32):
+        with ficco.Workspace(RANKS, "host") as workspace:
+            operation = ficco.Operation(workspace, name, max_m=64, buckets=[64], leave=leave, N=N, K=K)
+            plan = operation.executor(64).plan
+            total = plan.target.device.sms
+            launches = [c for s in plan.streams for c in s.commands if isinstance(c, Launch) and c.streamed]
+            held[leave] = {launch.attributes.sms or total for launch in launches}
+    assert held[32] == {min(sms, total - 32) for sms in held[0]}
