@@ -30,7 +30,7 @@ FLOORS: tuple[set[str], ...] = (
     {"ficco_rt.analysis", "ficco_rt.driver", "ficco_rt.sim"},
     {"ficco_rt.exec"},
     {"ficco_rt.calibrate", "ficco_rt.explore", "ficco_rt.select"},
-    {"ficco_rt.report"},
+    {"ficco_rt.report", "ficco_rt.torch"},
     {"ficco_rt.lsp"},
     {"ficco_rt", "ficco_rt.cli"},  # the package's own __init__: the public names
 )
@@ -49,6 +49,7 @@ FOREIGN: dict[str, set[str]] = {
     "ficco_rt.graph": {"numpy"},
     "ficco_rt.types": {"numpy"},
     "ficco_rt.process.transports": {"mpi4py", "torch"},  # what callers have
+    "ficco_rt.torch": {"torch"},
 }
 SOURCES = ("ficco_rt", "dsl", "tests", "tools", "examples")
 SUFFIXES = {".py", ".c", ".h", ".cu", ".cuh", ".lark", ".js", ".css"}

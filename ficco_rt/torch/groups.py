@@ -1,0 +1,249 @@
+"""Runs operations on tensors of PyTorch: for each process group and device one workspace, a lock, and the operations
+that were called so far.
+
+What serves a call follows from the shapes, types and layouts of its tensors and from the settings, which all processes
+of the group give alike, and from nothing else: no address, no failure in one process. Where processes may have called
+with different ones, they compare (`Settings.check`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from ..driver.api import DriverName
+from ..driver.gpu.refused import Closing
+from ..errors import DeviceError, UsageError
+from ..exec.workspace import TIMEOUT, Workspace
+from ..kernels.gemm_launch import ALIGNMENT
+from ..process.group import agree
+from ..select.candidates import shipped_operation
+from ..select.choose import By
+from ..select.sized import LEAST, Operation
+
+LOG = logging.getLogger("ficco_rt.torch")
+NCCL_BLOCKS = 32  # multiprocessors that a collective of NCCL may hold, if nothing else is said
+DTYPES: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How operators run; the same in all processes of a group.
+
+    `leave`: multiprocessors that streamed stages leave to kernels that wait for other GPUs, such as NCCL's of DDP or
+    FSDP on another stream (docs/embed/reference.md); 0 where there are none. `limit`: the most bytes of each GPU that a
+    group's workspace may hold. `buckets`: numbers of rows of a rank for which there are plans besides the powers of two
+    from 16, such as the sizes that are captured. `by`: how schedules are chosen (`ficco.choose`). `ranks_per_gpu` and
+    `timeout` are as for a `Workspace`. `check`: compare at every call what the processes call, which takes an exchange;
+    otherwise on GPUs each process does it at its first call of each shape. On the host every call is compared.
+    """
+
+    leave: int = NCCL_BLOCKS
+    limit: int | None = None
+    buckets: Sequence[int] = ()
+    by: By | None = None
+    ranks_per_gpu: int = 1
+    timeout: float | None = TIMEOUT
+    check: bool = False
+
+
+class Operations:
+    """The operations of one process group on one device. Threads may call; the calls of a group follow one another, and
+    all processes make them in the same order."""
+
+    def __init__(self, group: Any, device: torch.device, settings: Settings) -> None:
+        self.group, self.ranks, self._settings, self._device = group, int(group.size()), settings, device
+        self.driver: DriverName = "host" if device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+        self._workspace: Workspace | None = None
+        self._lock = threading.RLock()
+        self._compares = settings.check or self.driver == "host"  # at every call
+        self._made: dict[tuple[object, ...], Operation] = {}
+        self._called: dict[tuple[object, ...], Operation] = {}  # by call
+        self.reasons: dict[tuple[object, ...], str] = {}  # by a caller's shape, why none serves it; empty: one does
+
+    def run(self, name: str, m: int, sizes: Mapping[str, Any], **tensors: torch.Tensor) -> None:
+        """One run of an operation with m rows of a rank, on contiguous, aligned tensors of this process's rank: on GPUs
+        on the current stream, without waiting. Outputs are written in place. `sizes` are all but M, as `ficco.choose`
+        takes them. The operation is made at its first call, which all processes make at the same step.
+
+        Raises UsageError (the processes call different things; a first call inside a capture), ScheduleError (sizes
+        that no schedule takes), DeviceError (memory, deadlock).
+        """
+        call = name, m, *sizes.items()
+        with self._lock:
+            operation = self._called.get(call)
+            if operation is None or self._compares:
+                self._compare(name, m, sizes)
+                operation = operation or self._operation(name, m, sizes)
+                if call not in self._called:
+                    self._called[call] = operation
+                    LOG.info(
+                        "%s of %d ranks, %d rows of each, %s: schedule %s, made for %d rows",
+                        *(name, self.ranks, m, _words(sizes), operation.executor(m).plan.schedule, operation.max_m),
+                    )
+            streams = None if self.driver == "host" else [torch.cuda.current_stream(self._device)]
+            operation.run(streams=streams, **{key: [_plain(tensor)] for key, tensor in tensors.items()})
+
+    def all_gather_matmul(
+        self, x: torch.Tensor, weight: torch.Tensor, *, keep: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`all_gather(x, rows) @ weight` [ranks · m, n], and with `keep` the gathered x [ranks · m, k]: new tensors.
+
+        `x` [m, k] and `weight` [k, n] are of one type of `DTYPES`, with m, k, n ≥ 1, and have the same sizes in all
+        processes of the group. A weight that is the transpose of a contiguous tensor, as of `nn.Linear`, is not copied.
+
+        Raises UsageError, ScheduleError, DeviceError (as `run`).
+        """
+        m, (k, n) = x.shape[0], weight.shape
+        y = x.new_empty(m * self.ranks, n)
+        sizes, stored = _stored("ag_gemm", weight)
+        self.run("ag_gemm", m, {"N": n * self.ranks, "K": k, **sizes}, A=_dense(x), B=stored, C=y)
+        if not keep:
+            return y, None
+        name = self.group.group_name
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), self.ranks, name)
+        return y, torch.ops._c10d_functional.wait_tensor(gathered)
+
+    def matmul_reduce_scatter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`reduce_scatter(x @ weight, rows)` [m / ranks, n], of `x` [m, k] and `weight` [k, n]; m is a multiple of the
+        ranks. Otherwise as `all_gather_matmul`."""
+        return self._reduced("gemm_rs", x, weight, x.shape[0] // self.ranks)
+
+    def matmul_all_reduce(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`all_reduce(x @ weight)` [m, n], of `x` [m, k] and `weight` [k, n]. Otherwise as `all_gather_matmul`."""
+        return self._reduced("gemm_ar", x, weight, x.shape[0])
+
+    def _reduced(self, name: str, x: torch.Tensor, weight: torch.Tensor, m: int) -> torch.Tensor:
+        k, n = weight.shape
+        y = x.new_empty(m, n)
+        sizes, stored = _stored(name, weight)
+        self.run(name, m, {"N": n, "K": k * self.ranks, **sizes}, A=_dense(x), B=stored, C=y)
+        return y
+
+    def _operation(self, name: str, m: int, sizes: Mapping[str, Any]) -> Operation:
+        """The operation of the bucket of m rows, which it has alone: a larger m needs no new one in its place."""
+        bucket = min(b for b in (*self._settings.buckets, 1 << max(m - 1, LEAST - 1).bit_length()) if b >= m)
+        key = name, bucket, *sorted(sizes.items())
+        if key not in self._made:
+            if self.driver != "host" and torch.cuda.is_current_stream_capturing():
+                raise UsageError(
+                    f"{name} with {m} rows of a rank, {_words(sizes)}, is called for the first time inside a CUDA "
+                    "graph capture, where nothing can be allocated: call it once with these sizes before the capture"
+                )
+            asked = {"by": self._settings.by, "leave": self._settings.leave, **sizes}
+            made = Operation(self.workspace, name, max_m=bucket, buckets=[bucket], **asked)
+            with self._current():
+                made.warm()
+            self._made[key] = made
+        return self._made[key]
+
+    @property
+    def workspace(self) -> Workspace:
+        """The group's, made when it is first needed, by all processes. Raises UsageError, DeviceError, as it does."""
+        with self._lock:
+            if self._workspace is None:
+                settings, each = self._settings, 1 if self.driver == "host" else self._settings.ranks_per_gpu
+                with self._current():
+                    self._workspace = Workspace(
+                        self.ranks,
+                        self.driver,
+                        ranks_per_gpu=each,
+                        group=self.group,
+                        timeout=settings.timeout,
+                        limit=settings.limit,
+                    )
+            return self._workspace
+
+    def _current(self) -> AbstractContextManager[object]:
+        """NOTE a workspace takes the current GPU."""
+        return nullcontext() if self._device.type == "cpu" else torch.cuda.device(self._device)
+
+    def _compare(self, name: str, m: int, sizes: Mapping[str, Any]) -> None:
+        """Whether all processes make this call. On GPUs a run with other rows, or of another plan, would be wrong
+        without a word, or wait until its time limit."""
+        said = {"the operation": name, "the rows of a rank": str(m), **{key: str(sizes[key]) for key in sorted(sizes)}}
+        assert self.workspace.group is not None
+        agree(self.workspace.group, {**said, "the call": str(said)}, self._settings.timeout)
+
+    def close(self) -> None:
+        """Release the workspace. Raises DeviceError, as `Workspace.close`."""
+        with self._lock:
+            self._made.clear()
+            self._called.clear()
+            workspace, self._workspace = self._workspace, None
+            if workspace is not None:
+                workspace.close()
+
+
+_LOCK = threading.RLock()
+_SETTINGS = Settings()
+_OPERATIONS: dict[tuple[str, torch.device], Operations] = {}
+
+
+def configure(settings: Settings) -> Settings:
+    """The settings of workspaces that are made from now on; returns the earlier ones. Raises nothing."""
+    global _SETTINGS
+    with _LOCK:
+        before, _SETTINGS = _SETTINGS, settings
+        return before
+
+
+def operations(group_name: str, device: torch.device) -> Operations:
+    """Those of the process group of this name. Raises RuntimeError (there is no such group)."""
+    group = c10d._resolve_process_group(group_name)
+    with _LOCK:
+        key = group_name, device
+        known = _OPERATIONS.get(key)
+        if known is not None and known.group is not group:  # destroyed, and its name taken by another one
+            with suppress(DeviceError, UsageError):
+                known.close()
+            known = None
+        if known is None:
+            known = _OPERATIONS[key] = Operations(group, device, _SETTINGS)
+        return known
+
+
+def close() -> None:
+    """Close the workspaces of all groups; all processes do it at the same step. Raises DeviceError."""
+    with _LOCK, Closing() as closing:
+        for key in sorted(_OPERATIONS, key=str):  # in the same order everywhere
+            closing(_OPERATIONS.pop(key).close)
+
+
+@atexit.register
+def _at_exit() -> None:
+    with suppress(DeviceError, UsageError):
+        close()
+
+
+def _stored(name: str, weight: torch.Tensor) -> tuple[dict[str, object], torch.Tensor]:
+    """The sizes that say how B [k, n] is stored, and B so. A transposed one, as of `nn.Linear`, is copied only where
+    the operation has no schedules for it."""
+    sizes: dict[str, object] = {"T": DTYPES[weight.dtype]}
+    if not weight.is_contiguous() and weight.t().is_contiguous() and "transb" in shipped_operation(name).layouts:
+        return {**sizes, "transb": 1}, _dense(weight.t())
+    return sizes, _dense(weight)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """NOTE a tensor that requires a gradient gives no DLPack."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy that is contiguous and aligned as all kernels want it: which kernel runs must not depend on
+    addresses, which are this process's own."""
+    dense = tensor.contiguous()
+    return dense if dense.data_ptr() % ALIGNMENT == 0 else dense.clone()
+
+
+def _words(sizes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sizes.items())
