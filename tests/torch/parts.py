@@ -1,0 +1,337 @@
+"""What each process of a group does in the tests of `test_symm_mem.py`. Every function is called by all processes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.distributed._symmetric_memory as symmetric
+import torch.testing._internal.distributed.fake_pg
+
+import ficco_rt.torch
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.torch import groups
+from tests.torch import calls
+from tests.torch.calls import OPERATORS, same
+from tests.unit import pages
+
+NAMES = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
+
+
+class Lines(logging.Handler):
+    """What the logger says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@contextmanager
+def lines() -> Iterator[list[str]]:
+    handler, logger = Lines(), logging.getLogger("ficco_rt.torch")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler.said
+    logger.removeHandler(handler)
+
+
+def integers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Other ones in each process."""
+    made = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    return torch.randint(-2, 3, shape, generator=made).to(dtype)
+
+
+def gather(m: int, group: Any = None, seed: int = 0) -> Callable[[], None]:
+    """A call of m rows that checks its result."""
+    group = dist.group.WORLD if group is None else group
+    A, B = integers(m, 16, seed=seed), integers(16, 8, seed=seed + 1)
+    arguments = A, [B], 0, group.group_name
+    wanted = symmetric._fused_all_gather_matmul_fallback(*arguments, return_A=False)
+    return lambda: same(OPERATORS.fused_all_gather_matmul(*arguments, return_A=False), wanted)
+
+
+def scatter(m: int, group: Any = None, seed: int = 0) -> Callable[[], None]:
+    group = dist.group.WORLD if group is None else group
+    arguments = integers(m * group.size(), 16, seed=seed), integers(16, 8, seed=seed + 1), "sum", 0, group.group_name
+    wanted = symmetric._fused_matmul_reduce_scatter_fallback(*arguments)
+    return lambda: same(OPERATORS.fused_matmul_reduce_scatter(*arguments), wanted)
+
+
+# ---------------------------------------------------------------- parts
+
+
+def random_calls(number: int, seed: int) -> None:
+    with ficco_rt.torch.installed(), lines() as said:
+        calls.many(number, seed)
+    by_us = [line for line in said if "schedule" in line]
+    assert len(by_us) > number // 5
+    assert len(said) - len(by_us) > number // 20
+
+
+def everything(number: int, seed: int) -> None:
+    """All parts, in one start."""
+    for part in (installation, log, refusals, mistakes, compiled, sizes, freed, threads, one_group_of_threads, capture):
+        part()
+    page()
+    random_calls(number, seed)
+    orders()
+
+
+def installation() -> None:
+    before = [torch._C._dispatch_dump(name) for name in NAMES]
+    with warnings.catch_warnings(action="error"):
+        ficco_rt.torch.install(leave=8)
+        ficco_rt.torch.install(leave=8)
+    gather(3)()
+    with pytest.raises(UsageError, match="installed with other settings: call uninstall"):
+        ficco_rt.torch.install()
+    gather(4)()
+    with pytest.raises(UsageError, match="install has no setting 'leaves'; it has leave, limit, buckets"):
+        ficco_rt.torch.install(leaves=8)
+    ficco_rt.torch.uninstall()
+    ficco_rt.torch.uninstall()
+    assert [torch._C._dispatch_dump(name) for name in NAMES] == before
+    with pytest.raises(NotImplementedError):
+        gather(3)()
+    with ficco_rt.torch.installed(ficco_rt.torch.Settings(buckets=[24])), lines() as said:
+        gather(20)()
+    assert "made for 24 rows" in said[0]
+    assert [torch._C._dispatch_dump(name) for name in NAMES] == before
+    assert not groups._OPERATIONS
+
+
+def log() -> None:
+    with ficco_rt.torch.installed(), lines() as said:
+        for _ in range(2):
+            gather(5)()
+            scatter(20)()
+            OPERATORS.fused_all_gather_matmul(integers(2, 3, 8), [integers(16, 8)], 2, name())
+        with symmetric._test_mode():
+            gather(6)()
+    assert said == [
+        "ag_gemm of 2 ranks, 5 rows of each, N=16, K=16, T=fp32: schedule ag_gemm_oneshot, made for 16 rows",
+        "gemm_rs of 2 ranks, 20 rows of each, N=8, K=32, T=fp32: schedule gemm_rs_oneshot, made for 32 rows",
+        "symm_mem::fused_all_gather_matmul of A [2, 3, 8] float32, B [16, 8] float32, dimension 2, return_A=True, 2 "
+        "ranks: PyTorch's own implementation, because the dimension is the last one",
+    ], said
+
+
+def refusals() -> None:
+    A, B = integers(4, 6, 8), integers(8, 8)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True).group_name
+    fake = dist.new_group([0, 1], backend="fake").group_name
+    scattered = OPERATORS.fused_matmul_reduce_scatter
+    cases: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+        ("the dimension is the last one", scattered, (A, B, "sum", 2, name())),
+        ("no tuned product of float64", scattered, (A.double(), B.double(), "sum", 0, name())),
+        ("nothing to compute", scattered, (A[:, :0], B, "sum", 0, name())),
+        ("the group has one process", scattered, (A, B, "sum", 0, alone)),
+        ("the group is a fake one", scattered, (A, B, "sum", 0, fake)),
+        ("max is neither sum nor avg", scattered, (A, B, "max", 0, name())),
+    ]
+    with ficco_rt.torch.installed():
+        for why, operator, arguments in cases:
+            with lines() as said:
+                given, wanted = operator(*arguments), symmetric._fused_matmul_reduce_scatter_fallback(*arguments)
+            if "fake" not in why:
+                same(given, wanted)
+            assert len(said) == 1, said
+            assert why in said[0], said
+
+
+def mistakes() -> None:
+    """Errors are PyTorch's, and the next calls are right."""
+    A, B = integers(4, 8), integers(8, 8)
+    wrong: list[tuple[Any, ...]] = [
+        (A, [integers(9, 8)], 0, name()),
+        (A, [B.bfloat16()], 0, name()),
+        (A, [B], 7, name()),
+        (A, [integers(2, 8, 8)[0, 0]], 0, "nobody"),
+    ]
+    with ficco_rt.torch.installed():
+        for arguments in wrong:
+            with pytest.raises(Exception, match=r".") as theirs:
+                symmetric._fused_all_gather_matmul_fallback(*arguments)
+            with pytest.raises(theirs.type) as ours:
+                OPERATORS.fused_all_gather_matmul(*arguments)
+            assert str(ours.value) == str(theirs.value)
+            gather(4)()
+        odd = integers(5, 8), B, "sum", 0, name()
+        with pytest.raises(AssertionError, match="must be a multiple of group_size"):
+            OPERATORS.fused_matmul_reduce_scatter(*odd)
+        scatter(4)()
+
+
+def compiled() -> None:
+    """Eagerly and by torch.compile, whose Meta kernels tell the strides."""
+
+    def layer(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        _, (y,) = OPERATORS.fused_all_gather_matmul(x, [up.t()], 1, name(), return_A=False)
+        z: torch.Tensor = OPERATORS.fused_matmul_reduce_scatter(y.relu() * 2, down.t(), "sum", 1, name())
+        return z + x
+
+    tensors = integers(2, 6, 16), integers(8, 16, seed=1), integers(16, 8, seed=2)
+    with symmetric._test_mode(), ficco_rt.torch.installed():
+        wanted = layer(*tensors)
+    with ficco_rt.torch.installed(), lines() as said:
+        same(torch.compile(layer, fullgraph=True, backend="aot_eager")(*tensors), wanted)
+    assert len(said) == 2
+    assert all("transb=1" in line for line in said), said  # the weights are not copied
+
+
+def inductor() -> None:
+    """Inductor's micro-pipeline pass makes the operators of a plain layer. NOTE it asks for NCCL, and uses none."""
+    group = dist.group.WORLD
+
+    def layer(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(funcol.all_gather_single(x, 0, group) @ up.t())
+        return funcol.reduce_scatter_single(y @ down.t(), "sum", 0, group)
+
+    tensors = integers(8, 16), integers(24, 16, seed=1), integers(16, 24, seed=2)
+    wanted = layer(*tensors)
+    with ficco_rt.torch.installed(), lines() as said, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "is_nccl_available", lambda: True)
+        patch.setitem(symmetric._group_name_to_store, name(), None)
+        options = {"_micro_pipeline_tp": True, "fx_graph_cache": False}
+        same(torch.compile(layer, fullgraph=True, options=options)(*tensors), wanted)
+    assert [line.split()[0] for line in said] == ["ag_gemm", "gemm_rs"], said
+
+
+def sizes() -> None:
+    """One process calls with other sizes: all say so, and go on."""
+    mine = 5 if dist.get_rank() else 7
+    with ficco_rt.torch.installed():
+        for _ in range(2):  # at the first call of these sizes, and later
+            with pytest.raises(UsageError, match=r"the rows of a rank is 7 in process 0 and 5 in process 1"):
+                OPERATORS.fused_all_gather_matmul(integers(mine, 16), [integers(16, 8)], 0, name())
+            gather(7)()
+            gather(5)()
+        ones = gather(4), scatter(4)
+        with pytest.raises(UsageError, match="the operation is ag_gemm in process 0 and gemm_rs in process 1"):
+            ones[dist.get_rank()]()
+        gather(7)()
+
+
+def freed() -> None:
+    """Tensors that are freed between calls, and others in their places."""
+    with ficco_rt.torch.installed():
+        kept = []
+        for i in range(20):
+            A, B = integers(4, 16, seed=i), integers(16, 8, seed=i + 1)
+            wanted = symmetric._fused_all_gather_matmul_fallback(A, [B], 0, name())
+            given = OPERATORS.fused_all_gather_matmul(A, [B], 0, name())
+            del A, B
+            gc.collect()
+            kept.append((given, wanted))
+        for given, wanted in kept:
+            same(given, wanted)
+
+
+def threads() -> None:
+    """Each of two threads with a group of its own."""
+    pair = [dist.new_group(list(range(dist.get_world_size()))) for _ in range(2)]
+    todo = [[made(m, group) for m in (3, 20, 3) for made in (gather, scatter)] * 3 for group in pair]
+    with ficco_rt.torch.installed():
+        assert not failures(*(lambda of=of: [one() for one in of] for of in todo))
+
+
+def one_group_of_threads() -> None:
+    """Two threads on one group: right where they take turns in an order, and where they do not, right or refused."""
+    with ficco_rt.torch.installed():
+        ones, turn = [gather(3), scatter(4)], threading.Semaphore(0)
+        assert not failures(lambda: (ones[0](), turn.release()), lambda: (turn.acquire(), ones[1]()))
+        for _ in range(5):
+            wrong = failures(*ones)
+            assert all(isinstance(error, UsageError) for error in wrong), wrong
+            assert len(wrong) in (0, 2)
+            ones[0]()
+
+
+def failures(*functions: Callable[[], object]) -> list[BaseException]:
+    """What they raise, each in a thread."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        raised = [made.exception() for made in [pool.submit(function) for function in functions]]
+    return [error for error in raised if error is not None]
+
+
+def capture() -> None:
+    """Nothing is made inside a capture; what is there is used."""
+    with ficco_rt.torch.installed(), pytest.MonkeyPatch.context() as patch:
+        gather(3)()
+        of = groups.operations(name(), torch.device("cpu"))
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        patch.setattr(of, "driver", "cuda")
+        with pytest.raises(UsageError, match=r"ag_gemm with 40 rows of a rank, .* before the capture"):
+            of.run("ag_gemm", 40, {"N": 16, "K": 16, "T": "fp32"})
+        patch.setattr(of, "driver", "host")
+        gather(3)()
+
+
+def page() -> None:
+    """The program of the page, in this group."""
+    blocks = pages.blocks((pages.DOCS / "torch.md").read_text(encoding="utf-8"))
+    (program,) = [block.text for block in blocks if "mlp_cpu.py" in block.words]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", lambda backend: None)
+        patch.setattr(dist, "destroy_process_group", lambda: None)
+        exec(program, {})
+
+
+def orders() -> None:
+    """Two groups in different orders. On the host a run begins when all processes have called it: they wait for each
+    other until the time limit, and say for whom. Without an installation PyTorch goes on, and the next one works."""
+    pair = [dist.new_group(list(range(dist.get_world_size()))) for _ in range(2)]
+    ones = [gather(3, group) for group in pair]
+    with ficco_rt.torch.installed(timeout=1.5):
+        for one in ones:
+            one()
+        dist.barrier()
+        with pytest.raises(DeviceError, match=r"has waited 1.5 s for the same facts, and process . of 2 has not come"):
+            ones[dist.get_rank()]()
+        with pytest.raises(DeviceError, match="of no use any more"):
+            ones[dist.get_rank()]()
+    dist.barrier()
+    gathered = torch.empty(2, dtype=torch.int64)
+    dist.all_gather_into_tensor(gathered, torch.tensor([dist.get_rank()]))
+    assert gathered.tolist() == [0, 1]
+    with ficco_rt.torch.installed():
+        for one in ones:
+            one()
+
+
+def subgroups() -> None:
+    """Pairs and all four, in the same order in each process; pairs are at different sizes."""
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    crossed = [dist.new_group(ranks) for ranks in ([0, 2], [3, 1])]
+    rank = dist.get_rank()
+    mine, other = pairs[rank // 2], crossed[0 if rank in (0, 2) else 1]
+    with ficco_rt.torch.installed():
+        for m in (2, 3, 17):
+            gather(m + rank // 2, mine)()
+            scatter(m, other)()
+            gather(m)()
+            scatter(m, mine)()
+
+
+def four(number: int, seed: int) -> None:
+    subgroups()
+    random_calls(number, seed)
+    ficco_rt.torch.install()  # a process may end without `uninstall`
+    gather(3)()
+
+
+def name() -> str:
+    return str(dist.group.WORLD.group_name)
