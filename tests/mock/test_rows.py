@@ -34,9 +34,7 @@ from tests.mock.test_tuned import SERVED
 
 SEEDS = 12 if cases.ALL else 3
 FRONT, BEHIND = 128, 64  # elements before and behind each tensor
-NAMES = [
-    n for n in cases.SCHEDULES if n.split("/")[0] in _ROWS and not n.endswith("hierarchical") and "backward" not in n
-]
+NAMES = [name for name in cases.SCHEDULES if name.split("/")[0] in _ROWS and not name.endswith("hierarchical")]
 # m: tiles that lie in several blocks, and blocks of several tiles
 SIZES = (24, 60, 144)
 
