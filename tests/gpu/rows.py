@@ -67,6 +67,7 @@ def _small(name: str, schedule: Schedule, ranks: int) -> Iterator[Row]:
     """Sizes of the tests, that divide among ranks and chunks and that do not, in all types."""
     for label, m, n, k, dtype in SMALL:
         params: dict[str, object] = {"M": m * ranks, "N": n * ranks, "K": k * ranks, "T": dtype, **SET}
+        params["transb"] = int(label == "large bf16")  # as nn.Linear stores weights
         params["counts"] = [[m // 4 + (s + 2 * e) % 4 for e in range(ranks)] for s in range(ranks)]
         yield Row("small", label, name, schedule, _declared(schedule, params))
 

@@ -158,10 +158,12 @@ def test_baselines_are_the_same_for_all_schedules_of_an_operation(operation: str
     others = [name for name in cases.SCHEDULES if name.startswith(f"{operation}/") and not name.endswith("/serial")]
     found = []
     for name in (f"{operation}/serial", *cases.few(others, 1, 0)):
-        plan = ficco_rt.compile(name, 3, machine, **cases.sizes(name, 3, even=True) | cases.few_chunks(name))
+        sizes = cases.sizes(name, 3, even=True) | cases.few_chunks(name) | {"transb": 1}
+        plan = ficco_rt.compile(name, 3, machine, **sizes)
         plans = baseline_plans(plan, machine, 1)
         assert plans is not None
         assert plans.serial_by == f"{operation}/serial"
+        assert dict(plans.plans.get("serial", plan).params)["transb"] == 1
         assert ("serial" not in plans.plans) == (name == plans.serial_by)
         found.append({key: made for key, made in plans.plans.items() if key != "serial"})
     assert all(plans == found[0] for plans in found)
