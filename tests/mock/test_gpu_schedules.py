@@ -9,7 +9,7 @@ import pytest
 from tests.gpu import schedules
 from tests.mock.standin import ILLEGAL_ADDRESS, StandIn
 
-SMALL = ("small", 2, 1, "a2a_gemm")  # three schedules at five sizes
+SMALL = ("small", 2, 1, "a2a_gemm/")  # three schedules at five sizes
 NAMES = ["a2a_gemm/hierarchical", "a2a_gemm/overlapped", "a2a_gemm/serial"] * 5
 ONE = ("small", 2, 1, "a2a_gemm/serial")  # one of them
 
