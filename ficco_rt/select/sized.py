@@ -203,7 +203,7 @@ class Operation:
 def _leaving(choice: Choice, sms: int) -> Plan:
     """The plan, whose streamed stages leave so many multiprocessors."""
     held = {stage.queue for stage in text_of(choice.schedule).stages if stage.streamed and sms}
-    room = {f"{queue}.leave": f"{sms} sms" for queue in held}
+    room = {f"{queue}.leave": f"{sms} sms" for queue in sorted(held)}
     return compile_schedule(choice.schedule, choice.ranks, {**choice.params, **room}, choice.machine)
 
 

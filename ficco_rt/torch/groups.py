@@ -25,7 +25,6 @@ from ..errors import DeviceError, UsageError
 from ..exec.workspace import TIMEOUT, Workspace
 from ..kernels.gemm_launch import ALIGNMENT
 from ..process.group import agree
-from ..select.candidates import shipped_operation
 from ..select.choose import By
 from ..select.sized import LEAST, Operation
 
@@ -103,14 +102,13 @@ class Operations:
         Raises UsageError, ScheduleError, DeviceError (as `run`).
         """
         m, (k, n) = x.shape[0], weight.shape
-        y = x.new_empty(m * self.ranks, n)
-        sizes, stored = _stored("ag_gemm", weight)
-        self.run("ag_gemm", m, {"N": n * self.ranks, "K": k, **sizes}, A=_dense(x), B=stored, C=y)
-        if not keep:
-            return y, None
-        name = self.group.group_name
-        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), self.ranks, name)
-        return y, torch.ops._c10d_functional.wait_tensor(gathered)
+        outputs = {"C": x.new_empty(m * self.ranks, n)}
+        if keep:
+            outputs["R"] = x.new_empty(m * self.ranks, k)
+        name = "ag_gemm_kept" if keep else "ag_gemm"
+        sizes, stored = _stored(weight)
+        self.run(name, m, {"N": n * self.ranks, "K": k, **sizes}, A=_dense(x), B=stored, **outputs)
+        return outputs["C"], outputs.get("R")
 
     def matmul_reduce_scatter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """`reduce_scatter(x @ weight, rows)` [m / ranks, n], of `x` [m, k] and `weight` [k, n]; m is a multiple of the
@@ -124,7 +122,7 @@ class Operations:
     def _reduced(self, name: str, x: torch.Tensor, weight: torch.Tensor, m: int) -> torch.Tensor:
         k, n = weight.shape
         y = x.new_empty(m, n)
-        sizes, stored = _stored(name, weight)
+        sizes, stored = _stored(weight)
         self.run(name, m, {"N": n, "K": k * self.ranks, **sizes}, A=_dense(x), B=stored, C=y)
         return y
 
@@ -224,13 +222,12 @@ def _at_exit() -> None:
         close()
 
 
-def _stored(name: str, weight: torch.Tensor) -> tuple[dict[str, object], torch.Tensor]:
-    """The sizes that say how B [k, n] is stored, and B so. A transposed one, as of `nn.Linear`, is copied only where
-    the operation has no schedules for it."""
-    sizes: dict[str, object] = {"T": DTYPES[weight.dtype]}
-    if not weight.is_contiguous() and weight.t().is_contiguous() and "transb" in shipped_operation(name).layouts:
-        return {**sizes, "transb": 1}, _dense(weight.t())
-    return sizes, _dense(weight)
+def _stored(weight: torch.Tensor) -> tuple[dict[str, object], torch.Tensor]:
+    """The sizes that say how B [k, n] is stored, and B so. A transposed one, as of `nn.Linear`, is not copied."""
+    turned = weight.t()
+    if turned.is_contiguous() and not weight.is_contiguous():
+        return {"T": DTYPES[weight.dtype], "transb": 1}, _dense(turned)
+    return {"T": DTYPES[weight.dtype]}, _dense(weight)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
