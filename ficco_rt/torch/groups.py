@@ -11,25 +11,27 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 
 from ..driver.api import DriverName
 from ..driver.gpu.refused import Closing
-from ..errors import DeviceError, UsageError
+from ..errors import DeviceError, ScheduleError, UsageError
 from ..exec.workspace import TIMEOUT, Workspace
 from ..kernels.gemm_launch import ALIGNMENT
 from ..process.group import agree
 from ..select.choose import By
 from ..select.sized import LEAST, Operation
 
+T = TypeVar("T")
 LOG = logging.getLogger("ficco_rt.torch")
 NCCL_BLOCKS = 32  # multiprocessors that a collective of NCCL may hold, if nothing else is said
+FINE = 1024  # rows of a rank from which buckets lie closer than powers of two
 DTYPES: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -39,10 +41,10 @@ class Settings:
 
     `leave`: multiprocessors that streamed stages leave to kernels that wait for other GPUs, such as NCCL's of DDP or
     FSDP on another stream (docs/embed/reference.md); 0 where there are none. `limit`: the most bytes of each GPU that a
-    group's workspace may hold. `buckets`: numbers of rows of a rank for which there are plans besides the powers of two
-    from 16, such as the sizes that are captured. `by`: how schedules are chosen (`ficco.choose`). `ranks_per_gpu` and
-    `timeout` are as for a `Workspace`. `check`: compare at every call what the processes call, which takes an exchange;
-    otherwise on GPUs each process does it at its first call of each shape. On the host every call is compared.
+    group's workspace may hold. `buckets`: numbers of rows of a rank for which there are plans besides the usual ones,
+    such as the sizes that are captured. `by`: how schedules are chosen (`ficco.choose`). `ranks_per_gpu` and `timeout`
+    are as for a `Workspace`. `check`: compare at every call what the processes call, which takes an exchange; otherwise
+    on GPUs each process does it at its first call of each shape. On the host every call is compared.
     """
 
     leave: int = NCCL_BLOCKS
@@ -66,7 +68,48 @@ class Operations:
         self._compares = settings.check or self.driver == "host"  # at every call
         self._made: dict[tuple[object, ...], Operation] = {}
         self._called: dict[tuple[object, ...], Operation] = {}  # by call
-        self.reasons: dict[tuple[object, ...], str] = {}  # by a caller's shape, why none serves it; empty: one does
+        self._reasons: dict[tuple[object, ...], str] = {}  # by a caller's shapes, why none serves them; empty: one does
+
+    def serve(
+        self,
+        call: tuple[object, ...],
+        said: Callable[[], str],
+        refused: Callable[[], str],
+        ours: Callable[[], T],
+        pytorch: Callable[[], T],
+    ) -> T:
+        """What `ours` gives, or `pytorch` where there is a reason: one that `refused` tells, or that no schedule takes
+        the sizes. It is found once for each `call`, the same in all processes, and logged behind what is `said`.
+
+        Raises what `ours` and `pytorch` raise, but no ScheduleError of `ours`.
+        """
+        why = self._reasons.get(call)
+        if why is None:
+            why = self._reasons[call] = self._log(said, refused())
+        if not why:
+            try:
+                return ours()
+            except ScheduleError as error:
+                self._reasons[call] = self._log(said, str(error).splitlines()[0])
+        return pytorch()
+
+    def _log(self, said: Callable[[], str], why: str) -> str:
+        if why:
+            LOG.info("%s, %d ranks: PyTorch's own implementation, because %s", said(), self.ranks, why)
+        return why
+
+    def refused(self, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> str:
+        """Why no operation serves products of `x` with the weights, by what all processes of the group have alike;
+        empty if operations do. Raises nothing."""
+        if self.ranks == 1 or c10d.get_backend(self.group) == "fake":
+            return "the group has one process" if self.ranks == 1 else "the group is a fake one"
+        if any(weight.dtype != x.dtype or weight.device != x.device for weight in weights):
+            return "the tensors differ in type or device"
+        if x.dtype not in DTYPES or (x.is_cuda and x.dtype == torch.float32):
+            return f"there is no tuned product of {str(x.dtype).removeprefix('torch.')}"
+        if not x.numel() or not all(weight.numel() for weight in weights):
+            return "there is nothing to compute"
+        return ""
 
     def run(self, name: str, m: int, sizes: Mapping[str, Any], **tensors: torch.Tensor) -> None:
         """One run of an operation with m rows of a rank, on contiguous, aligned tensors of this process's rank: on GPUs
@@ -126,9 +169,30 @@ class Operations:
         self.run(name, m, {"N": n, "K": k * self.ranks, **sizes}, A=_dense(x), B=stored, C=y)
         return y
 
+    def all_to_all_matmul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`all_to_all(x, rows) @ weight` [m, n], of `x` [m, k], whose piece r of m / ranks rows goes to rank r, and
+        `weight` [k, n], this rank's own. Otherwise as `all_gather_matmul`."""
+        k, n = weight.shape
+        y = x.new_empty(x.shape[0], n)
+        sizes, stored = _stored(weight)
+        self.run("a2a_gemm", x.shape[0] // self.ranks, {"N": n, "K": k, **sizes}, X=_dense(x), W=stored, C=y)
+        return y
+
+    def gradients(
+        self, name: str, m: int, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of x and weight, by a backward operation with m rows: `x` […, k], `weight` [n, k] as `nn.Linear` has
+        it, and the gradient `dy` […, n] of y. Otherwise as `all_gather_matmul`."""
+        (n, k), ranks = weight.shape, self.ranks
+        sizes = {"ag_gemm_backward": (n * ranks, k), "gemm_rs_backward": (n, k * ranks)}.get(name, (n, k))
+        dx, dw = torch.empty_like(x), weight.new_empty(n, k)
+        tensors = {"X": _dense(x), "W": _dense(weight), "DY": _dense(dy), "DX": dx, "DW": dw}
+        self.run(name, m, {"N": sizes[0], "K": sizes[1], "T": DTYPES[x.dtype]}, **tensors)
+        return dx, dw
+
     def _operation(self, name: str, m: int, sizes: Mapping[str, Any]) -> Operation:
         """The operation of the bucket of m rows, which it has alone: a larger m needs no new one in its place."""
-        bucket = min(b for b in (*self._settings.buckets, 1 << max(m - 1, LEAST - 1).bit_length()) if b >= m)
+        bucket = min(b for b in (*self._settings.buckets, _bucket(m)) if b >= m)
         key = name, bucket, *sorted(sizes.items())
         if key not in self._made:
             if self.driver != "host" and torch.cuda.is_current_stream_capturing():
@@ -240,6 +304,19 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     addresses, which are this process's own."""
     dense = tensor.contiguous()
     return dense if dense.data_ptr() % ALIGNMENT == 0 else dense.clone()
+
+
+def _bucket(m: int) -> int:
+    """The least power of two from 16 that holds m rows; from 1024 on, where what a plan has beyond m costs most, the
+    least multiple of an eighth of it."""
+    power = 1 << max(m - 1, LEAST - 1).bit_length()
+    step = power // 8 if m > FINE else power
+    return -(-m // step) * step
+
+
+def words(tensor: torch.Tensor) -> str:
+    """`[4, 16] bfloat16`. Raises nothing."""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _words(sizes: Mapping[str, Any]) -> str:

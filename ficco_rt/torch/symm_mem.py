@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.distributed._symmetric_memory as symmetric
-import torch.distributed.distributed_c10d as c10d
 
-from ..errors import ScheduleError, UsageError
+from ..errors import UsageError
 from ..files.arguments import of_kind
 from . import groups
-from .groups import DTYPES, LOG, Operations, Settings
+from .groups import Operations, Settings, T
 
 GATHER, SCATTER = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
 LEAST = (2, 11)  # PyTorch's version
@@ -99,46 +98,40 @@ def installed(settings: Settings | None = None, **changes: Any) -> Iterator[None
 def _all_gather_matmul(
     A: torch.Tensor, Bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    call = GATHER, A, Bs, gather_dim, f"return_A={return_A}"
-    of = _serving(group_name, *call)
-    if of is not None:
-        try:
-            return _gathered(of, A, Bs, gather_dim, return_A)
-        except ScheduleError as error:  # of sizes that no schedule takes: the same in all processes
-            _decide(of, *call, str(error).splitlines()[0])
-    own: Any = symmetric._fused_all_gather_matmul_fallback if A.is_cpu else symmetric._fused_all_gather_matmul
-    return own(A, list(Bs), gather_dim, group_name, return_A=return_A)  # type: ignore[no-any-return]
+    def pytorch() -> Any:
+        own: Any = symmetric._fused_all_gather_matmul_fallback if A.is_cpu else symmetric._fused_all_gather_matmul
+        return own(A, list(Bs), gather_dim, group_name, return_A=return_A)
 
+    def ours(of: Operations) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """The largest product beside the copies; the others, if any, on the gathered rows behind it."""
+        sizes = [B.shape[1] for B in Bs]
+        largest = sizes.index(max(sizes))
+        product, gathered = of.all_gather_matmul(_rows(A, gather_dim), Bs[largest], keep=return_A or len(Bs) > 1)
+        if gathered is None:
+            return None, [_restored(product, A, gather_dim)]
+        products = [product if i == largest else gathered.mm(B) for i, B in enumerate(Bs)]
+        restored = [_restored(y, A, gather_dim) for y in products]
+        return _restored(gathered, A, gather_dim) if return_A else None, restored
 
-def _gathered(
-    of: Operations, A: torch.Tensor, Bs: Sequence[torch.Tensor], dim: int, return_A: bool
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The largest product beside the copies; the others, if any, on the gathered rows behind it."""
-    sizes = [B.shape[1] for B in Bs]
-    largest = sizes.index(max(sizes))
-    product, gathered = of.all_gather_matmul(_rows(A, dim), Bs[largest], keep=return_A or len(Bs) > 1)
-    if gathered is None:
-        return None, [_restored(product, A, dim)]
-    products = [product if i == largest else gathered.mm(B) for i, B in enumerate(Bs)]
-    return _restored(gathered, A, dim) if return_A else None, [_restored(y, A, dim) for y in products]
+    return _served(group_name, GATHER, A, Bs, gather_dim, f"return_A={return_A}", ours, pytorch)  # type: ignore[no-any-return]
 
 
 def _matmul_reduce_scatter(
     A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> torch.Tensor:
-    call = SCATTER, A, (B,), scatter_dim, reduce_op
-    of = _serving(group_name, *call)
-    if of is not None:
-        try:
-            y = of.matmul_reduce_scatter(_rows(A, scatter_dim), B)
-        except ScheduleError as error:
-            _decide(of, *call, str(error).splitlines()[0])
-        else:
-            if reduce_op == "avg":
-                y /= of.ranks
-            return _restored(y, A, scatter_dim).contiguous()
-    own: Any = symmetric._fused_matmul_reduce_scatter_fallback if A.is_cpu else symmetric._fused_matmul_reduce_scatter
-    return own(A, B, reduce_op, scatter_dim, group_name)
+    def pytorch() -> Any:
+        own: Any = (
+            symmetric._fused_matmul_reduce_scatter_fallback if A.is_cpu else symmetric._fused_matmul_reduce_scatter
+        )
+        return own(A, B, reduce_op, scatter_dim, group_name)
+
+    def ours(of: Operations) -> torch.Tensor:
+        y = of.matmul_reduce_scatter(_rows(A, scatter_dim), B)
+        if reduce_op == "avg":
+            y /= of.ranks
+        return _restored(y, A, scatter_dim).contiguous()
+
+    return _served(group_name, SCATTER, A, (B,), scatter_dim, reduce_op, ours, pytorch)
 
 
 def _rows(A: torch.Tensor, dim: int) -> torch.Tensor:
@@ -153,58 +146,37 @@ def _restored(rows: torch.Tensor, A: torch.Tensor, dim: int) -> torch.Tensor:
     return rows.view(-1, *A.shape[:dim], *A.shape[dim + 1 : -1], rows.shape[1]).movedim(0, dim)
 
 
-# ---------------------------------------------------------------- who serves a call
-
-
-def _serving(
-    group_name: str, name: str, A: torch.Tensor, Bs: Sequence[torch.Tensor], dim: int, more: str
-) -> Operations | None:
-    """The operations that serve a call; None: PyTorch does."""
+def _served(
+    group_name: str,
+    name: str,
+    A: torch.Tensor,
+    Bs: Sequence[torch.Tensor],
+    dim: int,
+    more: str,
+    ours: Callable[[Operations], T],
+    pytorch: Callable[[], T],
+) -> T:
     if symmetric._is_test_mode:
-        return None
+        return pytorch()
     of = groups.operations(group_name, A.device)
-    why = of.reasons.get(_shape(name, A, Bs, dim, more))
-    if why is None:
-        why = _refused(of, name, A, Bs, dim, more)
-        _decide(of, name, A, Bs, dim, more, why)
-    return None if why else of
 
+    def said() -> str:
+        weights = " and ".join(map(groups.words, Bs))
+        return f"symm_mem::{name} of A {groups.words(A)}, B {weights}, dimension {dim}, {more}"
 
-def _decide(
-    of: Operations, name: str, A: torch.Tensor, Bs: Sequence[torch.Tensor], dim: int, more: str, why: str
-) -> None:
-    """From now on PyTorch serves calls of this shape, for a reason; or operations do, whose runs say so."""
-    of.reasons[_shape(name, A, Bs, dim, more)] = why
-    if why:
-        LOG.info(
-            "symm_mem::%s of A %s, B %s, dimension %d, %s, %d ranks: PyTorch's own implementation, because %s",
-            *(name, _words(A), " and ".join(map(_words, Bs)), dim, more, of.ranks, why),
-        )
-
-
-def _shape(name: str, A: torch.Tensor, Bs: Sequence[torch.Tensor], dim: int, more: str) -> tuple[object, ...]:
-    return name, A.shape, A.dtype, dim, more, *((B.shape, B.dtype, B.device) for B in Bs)
-
-
-def _words(tensor: torch.Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    call = name, A.shape, A.dtype, dim, more, *((B.shape, B.dtype, B.device) for B in Bs)
+    return of.serve(call, said, lambda: _refused(of, name, A, Bs, dim, more), lambda: ours(of), pytorch)
 
 
 def _refused(of: Operations, name: str, A: torch.Tensor, Bs: Sequence[torch.Tensor], dim: int, more: str) -> str:
     """Why no operation serves these, by facts that all processes of the group have alike; empty if one does."""
     ranks = of.ranks
-    if ranks == 1 or c10d.get_backend(of.group) == "fake":
-        return "the group has one process" if ranks == 1 else "the group is a fake one"
     if not 0 <= dim < A.dim() - 1:
         return "the dimension is the last one" if dim in (-1, A.dim() - 1) else "there is no such dimension"
     if A.dim() < 2 or not Bs or any(B.dim() != 2 or B.shape[0] != A.shape[-1] for B in Bs):
         return "the shapes are not those of products"
-    if any(B.dtype != A.dtype or B.device != A.device for B in Bs):
-        return "the tensors differ in type or device"
-    if A.dtype not in DTYPES or (A.is_cuda and A.dtype == torch.float32):
-        return f"there is no tuned product of {str(A.dtype).removeprefix('torch.')}"
-    if not A.numel() or not all(B.numel() for B in Bs):
-        return "there is nothing to compute"
+    if why := of.refused(A, Bs):
+        return why
     if name == SCATTER:
         if A.shape[dim] % ranks:
             return f"{A.shape[dim]} rows cannot be scattered over {ranks} processes"

@@ -7,13 +7,14 @@ import tempfile
 import time
 import traceback
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Connection
 
 LIMIT = 150.0  # seconds; a start takes some five
 
 
 def together(size: int, function: str, *arguments: object, limit: float = LIMIT) -> None:
-    """Calls the function of `parts` in each of `size` processes. What one raises is the failure."""
+    """Calls a function `module.name` of this folder in each of `size` processes. What one raises is the failure."""
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ends, processes = [], []
@@ -51,14 +52,13 @@ def _process(rank: int, size: int, folder: str, end: Connection, function: str, 
     import torch
     import torch.distributed as dist
 
-    from tests.torch import parts
-
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     try:
-        getattr(parts, function)(*arguments)
+        module, name = function.split(".")
+        getattr(import_module(f"tests.torch.{module}"), name)(*arguments)
     except BaseException:  # noqa: BLE001 - it is told there
         end.send(traceback.format_exc())
         raise SystemExit(1) from None

@@ -17,13 +17,13 @@ ALL = "FICCO_ALL" in os.environ
 
 
 def test_two_processes() -> None:
-    together(2, "everything", 500, 1)
+    together(2, "parts.everything", 500, 1)
 
 
 def test_four_processes() -> None:
-    together(4, "four", 500 if ALL else 60, 2)
+    together(4, "parts.four", 500 if ALL else 60, 2)
 
 
 @pytest.mark.skipif(not (ALL and which("g++")), reason="with FICCO_ALL=1, and a C++ compiler for PyTorch's code")
 def test_inductor_s_micro_pipeline_pass() -> None:
-    together(2, "inductor")
+    together(2, "parts.inductor")

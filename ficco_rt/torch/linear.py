@@ -1,0 +1,369 @@
+"""Linear layers with the communication of tensor parallelism, as PyTorch operators `torch.ops.ficco.*` with gradients.
+
+Weights are as nn.Linear stores them, [features, width]. A rank has a shard of the features, or of the width, or (in
+`all_to_all_linear`) a layer of its own. Outputs have the layout of PyTorch's own fused operators: contiguous once the
+gathered or scattered dimension is moved to the front.
+
+| operator | input | weight | output |
+|---|---|---|---|
+| `all_gather_linear` | [rows, K] | [N / ranks, K] | [rows · ranks, N / ranks] |
+| `linear_reduce_scatter` | [rows, K / ranks] | [N, K / ranks] | [rows / ranks, N] |
+| `linear_all_reduce` | [rows, K / ranks] | [N, K / ranks] | [rows, N] |
+| `all_to_all_linear` | [rows, K], piece r for rank r | [N, K] | [rows, N], piece r from rank r |
+
+Inputs may have more dimensions; `gather_dim` and `scatter_dim` say which of them is shared out among the ranks.
+Gradients are those of the sum of all ranks' losses, where each rank has a loss of its own outputs; the gradients of
+`linear_all_reduce` are those of one rank's loss, since all ranks have the same outputs. A backward pass gathers again,
+and computes the weight's gradient while data moves.
+
+Source: sequence parallelism, Korthikanti et al. (arXiv 2205.05198), section 4.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from . import groups
+from .groups import Operations, T
+
+_LIBRARY = torch.library.Library("ficco", "DEF")
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _rows(tensor: Tensor, dim: int) -> Tensor:
+    """[rows, last dimension], contiguous, with the elements of dimension `dim` one behind the other."""
+    return tensor.movedim(dim, 0).reshape(-1, tensor.shape[-1]).contiguous()
+
+
+def _like(rows: Tensor, tensor: Tensor, dim: int, extent: int) -> Tensor:
+    """`rows` with the dimensions of `tensor`, of which `dim` has `extent`."""
+    others = [n for i, n in enumerate(tensor.shape[:-1]) if i != dim]
+    return rows.view(extent, *others, rows.shape[-1]).movedim(0, dim)
+
+
+def _checked(name: str, tensor: Tensor, weight: Tensor, bias: Tensor | None, dim: int) -> None:
+    """Raises ValueError. The same for real and for fake tensors."""
+    if weight.dim() != 2:
+        raise ValueError(f"{name}: weight has {weight.dim()} dimensions, wanted 2: [features, width] as in nn.Linear")
+    if tensor.dim() < 2 or tensor.shape[-1] != weight.shape[1]:
+        shape, width = list(tensor.shape), weight.shape[1]
+        raise ValueError(f"{name}: input has shape {shape}, wanted two dimensions or more, the last one of {width}")
+    if tensor.dtype != weight.dtype:
+        raise ValueError(f"{name}: input is {tensor.dtype} and weight {weight.dtype}; they must be of one type")
+    if not 0 <= dim < tensor.dim() - 1:
+        raise ValueError(f"{name}: dimension {dim} of an input with {tensor.dim()}; wanted one before the last")
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        shape = list(bias.shape)
+        raise ValueError(f"{name}: bias is {bias.dtype} of shape {shape}, wanted {weight.dtype} of [{weight.shape[0]}]")
+
+
+def _shared_out(name: str, extent: int, ranks: int) -> int:
+    if extent % ranks:
+        raise ValueError(f"{name}: {extent} rows are not the same number for each of {ranks} ranks")
+    return extent // ranks
+
+
+def _served(
+    name: str, rows: Tensor, weight: Tensor, group_name: str, ours: Callable[[Operations], T], pytorch: Callable[[], T]
+) -> T:
+    """What an operation makes, or PyTorch where there is a reason."""
+    of = groups.operations(group_name, rows.device)
+    return of.serve(
+        (name, rows.shape, rows.dtype, weight.shape, weight.dtype, weight.device),
+        lambda: f"ficco::{name} of input {groups.words(rows)}, weight {groups.words(weight)}",
+        lambda: of.refused(rows, [weight]),
+        lambda: ours(of),
+        pytorch,
+    )
+
+
+def _ranks(group_name: str) -> int:
+    return int(c10d._get_group_size_by_name(group_name))
+
+
+# ---------------------------------------------------------------- PyTorch's collectives, where no schedule serves
+
+_COLLECTIVES = torch.ops._c10d_functional
+
+
+def _gathered(rows: Tensor, group_name: str) -> Tensor:
+    made = _COLLECTIVES.all_gather_into_tensor(rows, _ranks(group_name), group_name)
+    return _COLLECTIVES.wait_tensor(made)
+
+
+def _scattered(rows: Tensor, group_name: str) -> Tensor:
+    made = _COLLECTIVES.reduce_scatter_tensor(rows, "sum", _ranks(group_name), group_name)
+    return _COLLECTIVES.wait_tensor(made)
+
+
+def _summed(tensor: Tensor, group_name: str) -> Tensor:
+    return _COLLECTIVES.wait_tensor(_COLLECTIVES.all_reduce(tensor, "sum", group_name))
+
+
+def _exchanged(rows: Tensor, group_name: str) -> Tensor:
+    ranks = _ranks(group_name)
+    pieces = [rows.shape[0] // ranks] * ranks
+    return _COLLECTIVES.wait_tensor(_COLLECTIVES.all_to_all_single(rows, pieces, pieces, group_name))
+
+
+# ---------------------------------------------------------------- all_gather_linear
+
+
+def _all_gather_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, gather_dim: int, group_name: str) -> Tensor:
+    _checked("all_gather_linear", tensor, weight, bias, gather_dim)
+    ranks, x = _ranks(group_name), _rows(tensor, gather_dim)
+    y = _served(
+        *("all_gather_linear", x, weight, group_name),
+        lambda of: of.all_gather_matmul(x, weight.t())[0],
+        lambda: _gathered(x, group_name) @ weight.t(),
+    )
+    return _like(_plus(y, bias), tensor, gather_dim, tensor.shape[gather_dim] * ranks)
+
+
+def _all_gather_linear_fake(
+    tensor: Tensor, weight: Tensor, bias: Tensor | None, gather_dim: int, group_name: str
+) -> Tensor:
+    _checked("all_gather_linear", tensor, weight, bias, gather_dim)
+    extent, ranks = tensor.shape[gather_dim], _ranks(group_name)
+    y = tensor.new_empty(_rows(tensor, gather_dim).shape[0] * ranks, weight.shape[0])
+    return _like(y, tensor, gather_dim, extent * ranks)
+
+
+def _all_gather_linear_backward(
+    grad: Tensor, tensor: Tensor, weight: Tensor, gather_dim: int, group_name: str
+) -> tuple[Tensor, Tensor]:
+    dy, x = _rows(grad, gather_dim), _rows(tensor, gather_dim)
+    dx, dw = _served(
+        *("all_gather_linear_backward", x, weight, group_name),
+        lambda of: of.gradients("ag_gemm_backward", x.shape[0], x, weight, dy),
+        lambda: (_scattered(dy @ weight, group_name), dy.t() @ _gathered(x, group_name)),
+    )
+    return _like(dx, tensor, gather_dim, tensor.shape[gather_dim]), dw
+
+
+def _backward_fake(grad: Tensor, tensor: Tensor, weight: Tensor, dim: int, group_name: str) -> tuple[Tensor, Tensor]:
+    dx = tensor.new_empty(_rows(tensor, dim).shape)
+    return _like(dx, tensor, dim, tensor.shape[dim]), torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
+def _backward_of_gathered(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensor, weight = ctx.saved_tensors
+    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    dx = dw = None
+    if of_weight:
+        dx, dw = torch.ops.ficco.all_gather_linear_backward(grad, tensor, weight, ctx.dim, ctx.group_name)
+    elif of_tensor:
+        dx = torch.ops.ficco.linear_reduce_scatter(grad, weight.t(), None, ctx.dim, ctx.group_name)
+    return dx if of_tensor else None, dw, _of_bias(grad) if of_bias else None, None, None
+
+
+# ---------------------------------------------------------------- linear_reduce_scatter
+
+
+def _linear_reduce_scatter(
+    tensor: Tensor, weight: Tensor, bias: Tensor | None, scatter_dim: int, group_name: str
+) -> Tensor:
+    _checked("linear_reduce_scatter", tensor, weight, bias, scatter_dim)
+    ranks = _ranks(group_name)
+    extent = _shared_out("linear_reduce_scatter", tensor.shape[scatter_dim], ranks)
+    x = _rows(tensor, scatter_dim)
+    y = _served(
+        *("linear_reduce_scatter", x, weight, group_name),
+        lambda of: of.matmul_reduce_scatter(x, weight.t()),
+        lambda: _scattered(x @ weight.t(), group_name),
+    )
+    return _like(_plus(y, bias), tensor, scatter_dim, extent)
+
+
+def _linear_reduce_scatter_fake(
+    tensor: Tensor, weight: Tensor, bias: Tensor | None, scatter_dim: int, group_name: str
+) -> Tensor:
+    _checked("linear_reduce_scatter", tensor, weight, bias, scatter_dim)
+    ranks = _ranks(group_name)
+    extent = _shared_out("linear_reduce_scatter", tensor.shape[scatter_dim], ranks)
+    y = tensor.new_empty(_rows(tensor, scatter_dim).shape[0] // ranks, weight.shape[0])
+    return _like(y, tensor, scatter_dim, extent)
+
+
+def _linear_reduce_scatter_backward(
+    grad: Tensor, tensor: Tensor, weight: Tensor, scatter_dim: int, group_name: str
+) -> tuple[Tensor, Tensor]:
+    dy, x = _rows(grad, scatter_dim), _rows(tensor, scatter_dim)
+
+    def pytorch() -> tuple[Tensor, Tensor]:
+        whole = _gathered(dy, group_name)
+        return whole @ weight, whole.t() @ x
+
+    dx, dw = _served(
+        *("linear_reduce_scatter_backward", x, weight, group_name),
+        lambda of: of.gradients("gemm_rs_backward", dy.shape[0], x, weight, dy),
+        pytorch,
+    )
+    return _like(dx, tensor, scatter_dim, tensor.shape[scatter_dim]), dw
+
+
+def _backward_of_scattered(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensor, weight = ctx.saved_tensors
+    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    dx = dw = None
+    if of_weight:
+        dx, dw = torch.ops.ficco.linear_reduce_scatter_backward(grad, tensor, weight, ctx.dim, ctx.group_name)
+    elif of_tensor:
+        dx = torch.ops.ficco.all_gather_linear(grad, weight.t(), None, ctx.dim, ctx.group_name)
+    db = _summed(_of_bias(grad), ctx.group_name) if of_bias else None  # each rank has some of the rows
+    return dx if of_tensor else None, dw, db, None, None
+
+
+# ---------------------------------------------------------------- linear_all_reduce
+
+
+def _linear_all_reduce(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
+    _checked("linear_all_reduce", tensor, weight, bias, 0)
+    x = _rows(tensor, 0)
+    y = _served(
+        *("linear_all_reduce", x, weight, group_name),
+        lambda of: of.matmul_all_reduce(x, weight.t()),
+        lambda: _summed(x @ weight.t(), group_name),
+    )
+    return _like(_plus(y, bias), tensor, 0, tensor.shape[0])
+
+
+def _linear_all_reduce_fake(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
+    _checked("linear_all_reduce", tensor, weight, bias, 0)
+    return tensor.new_empty(*tensor.shape[:-1], weight.shape[0])
+
+
+def _backward_of_reduced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensor, weight = ctx.saved_tensors
+    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    dx = grad @ weight if of_tensor else None
+    dw = grad.flatten(0, -2).t() @ tensor.flatten(0, -2) if of_weight else None
+    return dx, dw, _of_bias(grad) if of_bias else None, None
+
+
+# ---------------------------------------------------------------- all_to_all_linear
+
+
+def _all_to_all_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
+    _checked("all_to_all_linear", tensor, weight, bias, 0)
+    _shared_out("all_to_all_linear", tensor.shape[0], _ranks(group_name))
+    x = _rows(tensor, 0)
+    y = _served(
+        *("all_to_all_linear", x, weight, group_name),
+        lambda of: of.all_to_all_matmul(x, weight.t()),
+        lambda: _exchanged(x, group_name) @ weight.t(),
+    )
+    return _like(_plus(y, bias), tensor, 0, tensor.shape[0])
+
+
+def _all_to_all_linear_fake(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
+    _checked("all_to_all_linear", tensor, weight, bias, 0)
+    _shared_out("all_to_all_linear", tensor.shape[0], _ranks(group_name))
+    return tensor.new_empty(*tensor.shape[:-1], weight.shape[0])
+
+
+def _all_to_all_linear_backward(grad: Tensor, tensor: Tensor, weight: Tensor, group_name: str) -> tuple[Tensor, Tensor]:
+    dy, x = _rows(grad, 0), _rows(tensor, 0)
+    dx, dw = _served(
+        *("all_to_all_linear_backward", x, weight, group_name),
+        lambda of: of.gradients("a2a_gemm_backward", x.shape[0] // of.ranks, x, weight, dy),
+        lambda: (_exchanged(dy @ weight, group_name), dy.t() @ _exchanged(x, group_name)),
+    )
+    return _like(dx, tensor, 0, tensor.shape[0]), dw
+
+
+def _all_to_all_linear_backward_fake(
+    grad: Tensor, tensor: Tensor, weight: Tensor, group_name: str
+) -> tuple[Tensor, Tensor]:
+    return _backward_fake(grad, tensor, weight, 0, group_name)
+
+
+def _backward_of_exchanged(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensor, weight = ctx.saved_tensors
+    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    dx = dw = None
+    if of_tensor or of_weight:
+        dx, dw = torch.ops.ficco.all_to_all_linear_backward(grad, tensor, weight, ctx.group_name)
+    db = _of_bias(grad) if of_bias else None
+    return dx if of_tensor else None, dw if of_weight else None, db, None
+
+
+# ---------------------------------------------------------------- what they share
+
+
+def _plus(rows: Tensor, bias: Tensor | None) -> Tensor:
+    return rows if bias is None else rows.add_(bias)
+
+
+def _of_bias(grad: Tensor) -> Tensor:
+    return grad.flatten(0, -2).sum(0)
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    """Inputs of every operator: the tensor, the weight, the bias, a dimension if it has one, and the group's name."""
+    tensor, weight, _bias, *dim, ctx.group_name = inputs
+    ctx.dim = dim[0] if dim else 0
+    ctx.save_for_backward(tensor, weight)
+
+
+_Function = Callable[..., Any]
+
+
+def _define(schema: str, kernel: _Function, fake: _Function, backward: _Function | None = None) -> None:
+    name = schema[: schema.index("(")]
+    _LIBRARY.define(schema, tags=[torch.Tag.needs_fixed_stride_order])
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, kernel, device)
+    torch.library.register_fake(f"ficco::{name}", fake, lib=_LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(f"ficco::{name}", backward, setup_context=_keep, lib=_LIBRARY)
+
+
+_GRADIENTS = "(Tensor grad, Tensor input, Tensor weight, "
+_LAYER = "(Tensor input, Tensor weight, Tensor? bias, "
+_define(
+    f"all_gather_linear{_LAYER}int gather_dim, str group_name) -> Tensor",
+    _all_gather_linear,
+    _all_gather_linear_fake,
+    _backward_of_gathered,
+)
+_define(
+    f"all_gather_linear_backward{_GRADIENTS}int gather_dim, str group_name) -> (Tensor, Tensor)",
+    _all_gather_linear_backward,
+    _backward_fake,
+)
+_define(
+    f"linear_reduce_scatter{_LAYER}int scatter_dim, str group_name) -> Tensor",
+    _linear_reduce_scatter,
+    _linear_reduce_scatter_fake,
+    _backward_of_scattered,
+)
+_define(
+    f"linear_reduce_scatter_backward{_GRADIENTS}int scatter_dim, str group_name) -> (Tensor, Tensor)",
+    _linear_reduce_scatter_backward,
+    _backward_fake,
+)
+_define(
+    f"linear_all_reduce{_LAYER}str group_name) -> Tensor",
+    _linear_all_reduce,
+    _linear_all_reduce_fake,
+    _backward_of_reduced,
+)
+_define(
+    f"all_to_all_linear{_LAYER}str group_name) -> Tensor",
+    _all_to_all_linear,
+    _all_to_all_linear_fake,
+    _backward_of_exchanged,
+)
+_define(
+    f"all_to_all_linear_backward{_GRADIENTS}str group_name) -> (Tensor, Tensor)",
+    _all_to_all_linear_backward,
+    _all_to_all_linear_backward_fake,
+)

@@ -1,0 +1,267 @@
+"""What each process of a group does in the tests of `test_linear.py`. Every function is called by all processes."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from ficco_rt.errors import UsageError
+from ficco_rt.torch import modules
+
+OPS = torch.ops.ficco
+K, N = 8, 12
+SHAPES = (((8,), 0), ((8, 3), 0), ((3, 8), 1), ((2, 8, 2), 1))  # of rows, and the dimension that is shared out
+
+
+def world() -> tuple[str, int, int]:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD.group_name, dist.get_world_size(), dist.get_rank()
+
+
+def integers(*shape: int) -> Tensor:
+    """So small that no sum rounds."""
+    return torch.randint(-3, 4, shape).float()
+
+
+Call = Callable[[Tensor], Tensor]
+Layer = tuple[str, Callable[..., Tensor], tuple[Tensor, ...], Tensor, Tensor, tuple[Tensor, ...]]
+
+
+def layers(shape: tuple[int, ...], dim: int, make: Callable[..., Tensor] = integers) -> Iterator[Layer]:
+    """Of each operator: its name, the call, this rank's input, weight and bias, the gradient of its output; and what an
+    nn.Linear of all ranks together makes: output and gradients."""
+    name, ranks, rank = world()
+    x, w, b = (t.requires_grad_() for t in (make(*shape, K), make(N, K), make(N)))
+    y = F.linear(x, w, b)
+    dy = make(*y.shape)
+    of_x, of_w, of_b = torch.autograd.grad(y, (x, w, b), dy)
+
+    def part(tensor: Tensor, dim: int) -> Tensor:
+        return tensor.detach().chunk(ranks, dim)[rank].clone()
+
+    def gathered(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return OPS.all_gather_linear(x, w, b, dim, name)
+
+    def scattered(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return OPS.linear_reduce_scatter(x, w, b, dim, name)
+
+    def reduced(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return OPS.linear_all_reduce(x, w, b, name)
+
+    wide = part(x, -1), part(w, 1), b.detach().clone()
+    of_wide = part(of_x, -1), part(of_w, 1), of_b
+    mine = part(x, dim), part(w, 0), part(b, 0)
+    yield "all_gather", gathered, mine, part(dy, -1), part(y, -1), (part(of_x, dim), part(of_w, 0), part(of_b, 0))
+    yield "reduce_scatter", scattered, wide, part(dy, dim), part(y, dim), of_wide
+    yield "all_reduce", reduced, wide, dy, y.detach(), of_wide
+
+
+def exchanged(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    return OPS.all_to_all_linear(x, w, b, world()[0])
+
+
+def case_results_and_gradients_are_those_of_one_layer() -> None:
+    for shape, dim in SHAPES:
+        for name, call, tensors, dy, wanted, of in layers(shape, dim):
+            tensors = tuple(t.requires_grad_() for t in tensors)
+            y = call(*tensors)
+            assert torch.equal(y, wanted), (name, shape)
+            for what, grad, right in zip("xwb", torch.autograd.grad(y, tensors, dy), of, strict=True):
+                assert torch.equal(grad, right), (name, shape, what)
+
+
+def case_without_bias_and_with_frozen_tensors() -> None:
+    for name, call, (x, w, _), dy, _, (of_x, of_w, _) in layers((8,), 0):
+        for tensor, others, right in ((x, w, of_x), (w, x, of_w)):
+            tensor.requires_grad_()
+            others.requires_grad_(False)
+            (grad,) = torch.autograd.grad(call(x, w, None), (tensor,), dy)
+            assert torch.equal(grad, right), name
+
+
+def case_each_rank_of_an_all_to_all_has_a_layer_of_its_own() -> None:
+    _, ranks, rank = world()
+    xs, ws, bs = ([integers(*shape).requires_grad_() for _ in range(ranks)] for shape in ((4 * ranks, K), (N, K), (N,)))
+    inward = [torch.cat([x.chunk(ranks)[r] for x in xs]) for r in range(ranks)]
+    ys = [F.linear(x, w, b) for x, w, b in zip(inward, ws, bs, strict=True)]
+    dys = [integers(*y.shape) for y in ys]
+    right = torch.autograd.grad(ys, (xs[rank], ws[rank], bs[rank]), dys)
+    tensors = [t[rank].detach().clone().requires_grad_() for t in (xs, ws, bs)]
+    y = exchanged(*tensors)
+    assert torch.equal(y, ys[rank])
+    for what, grad, wanted in zip("xwb", torch.autograd.grad(y, tensors, dys[rank]), right, strict=True):
+        assert torch.equal(grad, wanted), what
+
+
+def case_gradients_are_the_differences_of_the_loss() -> None:
+    """Of the sum of all ranks' losses, in fp32: products are linear, so a step of 1 is as good as a small one."""
+    _, ranks, rank = world()
+    calls = [*layers((4 * ranks,), 0)][:2]
+    rows = integers(ranks, K), integers(N, K), integers(N)
+    calls.append(("all_to_all", exchanged, rows, integers(ranks, N), *calls[0][4:]))
+    for name, call, tensors, dy, *_ in calls:
+        tensors = tuple(t.requires_grad_() for t in tensors)
+        grads = torch.autograd.grad(call(*tensors), tensors, dy)
+
+        def loss(tensors: tuple[Tensor, ...], call: Callable[..., Tensor] = call, dy: Tensor = dy) -> float:
+            found = (call(*tensors) * dy).sum()
+            dist.all_reduce(found)
+            return float(found)
+
+        plain = tuple(t.detach() for t in tensors)
+        before = loss(plain)
+        for source in range(ranks):
+            for i in range(3):
+                at = 0 if plain[i].dim() == 1 else (1, 1)
+                if i == 2 and name == "reduce_scatter":
+                    continue  # all ranks have the bias: see the first case
+                changed = [t.clone() for t in plain]
+                if rank == source:
+                    changed[i][at] += 1
+                difference = loss(tuple(changed)) - before
+                if rank == source:
+                    assert difference == float(grads[i][at]), (name, i)
+
+
+def case_opcheck() -> None:
+    name, _, _ = world()
+    names = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
+    for operator, (_, _, tensors, dy, *_) in zip(names, layers((8,), 0), strict=True):
+        x, w, b = (t.requires_grad_() for t in tensors)
+        rest = (name,) if operator == "linear_all_reduce" else (0, name)
+        torch.library.opcheck(getattr(OPS, operator).default, (x, w, b, *rest))
+        if operator != "linear_all_reduce":
+            torch.library.opcheck(getattr(OPS, f"{operator}_backward").default, (dy, x.detach(), w.detach(), *rest))
+    x, w, b, dy = (integers(*shape).requires_grad_() for shape in ((8, K), (N, K), (N,), (8, N)))
+    torch.library.opcheck(OPS.all_to_all_linear.default, (x, w, b, name))
+    torch.library.opcheck(OPS.all_to_all_linear_backward.default, (dy.detach(), x.detach(), w.detach(), name))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(K, N), nn.Linear(N, K)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def _mlp() -> tuple[Mlp, Tensor, Tensor]:
+    """With its output and gradients on all rows."""
+    _, ranks, _ = world()
+    whole, x = Mlp(), torch.randn(4 * ranks, K)
+    y = whole(x)
+    y.square().sum().backward()
+    return whole, x, y.detach()
+
+
+def _parallel(whole: Mlp) -> nn.Module:
+    made = copy.deepcopy(whole)
+    made.zero_grad()
+    mesh = init_device_mesh("cpu", (world()[1],))
+    return parallelize_module(made, mesh, {"up": modules.ColumnParallel(), "down": modules.RowParallel()})
+
+
+def _as_whole(
+    made: nn.Module, whole: Mlp, x: Tensor, y: Tensor, call: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    _, ranks, rank = world()
+    out = (made if call is None else call)(x.chunk(ranks)[rank].clone().requires_grad_())
+    torch.testing.assert_close(out, y.chunk(ranks)[rank])
+    out.square().sum().backward()
+    wanted = dict(whole.named_parameters())
+    for name, parameter in made.named_parameters():
+        torch.testing.assert_close(parameter.grad.full_tensor(), wanted[name].grad)
+
+
+def case_parallelize_module() -> None:
+    whole, x, y = _mlp()
+    _as_whole(_parallel(whole), whole, x, y)
+
+
+def case_full_graphs_of_the_compiler() -> None:
+    whole, x, y = _mlp()
+    made = _parallel(whole)
+    _as_whole(made, whole, x, y, torch.compile(made, fullgraph=True))
+
+
+def case_activation_checkpointing() -> None:
+    whole, x, y = _mlp()
+    made = _parallel(whole)
+    _as_whole(made, whole, x, y, lambda x: checkpoint(made, x, use_reentrant=False))
+
+
+def case_modules_are_shards_of_whole_ones() -> None:
+    _, ranks, rank = world()
+    whole, x, y = _mlp()
+    up = modules.ColumnParallelLinear.from_linear(whole.up)
+    for scatter_dim, wanted, factor in ((0, y.chunk(ranks)[rank], 1), (None, y, ranks)):
+        down = modules.RowParallelLinear.from_linear(whole.down, scatter_dim=scatter_dim)
+        out = down(torch.relu(up(x.chunk(ranks)[rank])))
+        torch.testing.assert_close(out, wanted)
+        up.zero_grad()
+        out.square().sum().backward()
+        torch.testing.assert_close(down.weight.grad, whole.down.weight.grad.chunk(ranks, 1)[rank])
+        torch.testing.assert_close(down.bias.grad, whole.down.bias.grad)
+        if scatter_dim == 0:
+            torch.testing.assert_close(up.weight.grad, whole.up.weight.grad.chunk(ranks)[rank])
+        assert factor in (1, ranks)
+
+
+def case_data_parallel() -> None:
+    """Two halves of the ranks have a model each, of which each half's ranks have shards."""
+    _, ranks, _ = world()
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("data", "tensor"))
+    tensor, data = mesh["tensor"].get_group(), mesh["data"].get_group()
+    whole, x, _ = _mlp()
+    up = modules.ColumnParallelLinear.from_linear(whole.up, tensor)
+    made = DistributedDataParallel(
+        nn.Sequential(up, nn.ReLU(), modules.RowParallelLinear.from_linear(whole.down, tensor)), process_group=data
+    )
+    made(x.chunk(ranks)[mesh["data"].get_local_rank() * (ranks // 2) + tensor.rank()]).square().sum().backward()
+    right = whole.up.weight.grad.chunk(tensor.size())[tensor.rank()] / 2  # DDP takes the mean
+    torch.testing.assert_close(up.weight.grad, right)
+
+
+def case_wrong_tensors_leave_the_group_usable() -> None:
+    name, ranks, _ = world()
+    x, w, b = integers(8, K), integers(N, K), integers(N)
+    wrong = {
+        "input has shape [8, 8], wanted two dimensions or more, the last one of 7": (x, integers(N, 7), None),
+        "weight has 1 dimensions, wanted 2": (x, b, None),
+        "input is torch.float32 and weight torch.bfloat16": (x, w.bfloat16(), None),
+        "bias is torch.float32 of shape [8], wanted torch.float32 of [12]": (x, w, integers(K)),
+    }
+    for said, (given, weight, bias) in wrong.items():
+        for call in (lambda *t: OPS.all_gather_linear(*t, 0, name), lambda *t: OPS.linear_all_reduce(*t, name)):
+            with pytest.raises(ValueError, match=re.escape(said)):
+                call(given, weight, bias)
+    with pytest.raises(ValueError, match="not the same number for each"):
+        OPS.linear_reduce_scatter(integers(8 * ranks + 1, K), w, b, 0, name)
+    with pytest.raises(ValueError, match="dimension 1 of an input with 2"):
+        OPS.all_gather_linear(x, w, b, 1, name)
+    with pytest.raises(UsageError, match="out_features is 13, which is not the same number for each of"):
+        modules.ColumnParallelLinear(K, 13)
+    with pytest.raises(UsageError, match=r"ColumnParallel is for nn\.Linear; given ReLU"):
+        parallelize_module(nn.ReLU(), init_device_mesh("cpu", (ranks,)), modules.ColumnParallel())
+    case_results_and_gradients_are_those_of_one_layer()
+
+
+def everything() -> None:
+    """All cases, in one start."""
+    _, ranks, _ = world()
+    for number, (name, case) in enumerate(list(globals().items())):
+        if name.startswith("case_") and (name != "case_data_parallel" or ranks > 2):
+            torch.manual_seed(number)  # the same tensors in all processes
+            case()

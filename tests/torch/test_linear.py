@@ -1,0 +1,42 @@
+"""Linear layers of `torch.ops.ficco` on the CPU, and the examples that use them: processes with gloo, and ficco's host
+driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.torch.processes import together
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_layers(size: int) -> None:
+    together(size, "linear_cases.everything")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "llama_tp/llama.py train --small --steps 5",
+        "llama_tp/llama.py decode --small --steps 5 --batches 3",
+        "serving/serve.py",
+    ],
+)
+def test_examples(command: str, tmp_path: Path) -> None:
+    script, *arguments = command.split()
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    here = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}", "FICCO_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*start, str(ROOT / "examples" / script), *arguments], env=here, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("all rows right" if "serving" in script else "ficco ") in done.stdout
