@@ -2,32 +2,39 @@
 accept, their table, and the kernel's parameters.
 
 Use it like `sm90.tables`, without tensor maps: `build` a launch from the works' geometry, copy its table's constants
-into device memory with zeroed scratch after them, and launch with `PackedLaunch.parameters(…)`.
+into device memory with zeroed scratch after them, and launch with `PackedLaunch.parameters(…)`, which hold the
+addresses, and the rows that are there.
 """
 
 from __future__ import annotations
 
+import struct
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Generic, TypeVar
 
-import numpy as np
-
 from ..geometry.cells import common
+from ..graph.ir import Body
 from ..types import TYPES
 from .block_fit import Footprint, resident
-from .family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
+from .family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Move, Tables, tables_of
 from .gemm_launch import ALIGNMENT, MatrixGemm, gemm_of
 from .leaving import NO_ROOM, footprint, shapes
 from .occupancy import Limits, Window, at_once, window
 from .signature import Signature
-from .tile_table import Rows, SplitK, Table, count, table
-from .tiles import DEPTH, MatrixWork, depths_of, pieces_of
+from .tile_table import SplitK, Table, by_block, count, shared_table
+from .tiles import DEPTH, Matrix, MatrixWork, depths_of, pieces_of
 from .works import Work
 
-PARAMETER_BYTES = 112
+MAX_OPERANDS = 40  # different (left, right, out) triples in one launch
+MAX_ADDENDS = 32  # different matrices that addends lie in
+POINTERS = struct.Struct("<9Q2i2Q")  # of struct PitchedParameters of `src/tiles.h`, up to `operands`
+OPERANDS = struct.Struct("<3Q3qi12x")  # struct PitchedOperands
+MATRIX = struct.Struct("<QqQ8x")  # struct PitchedMatrix
+MATRICES_AT = POINTERS.size + MAX_OPERANDS * OPERANDS.size
+PARAMETER_BYTES = MATRICES_AT + MAX_ADDENDS * MATRIX.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +85,37 @@ class PackedLaunch:
 
     table: Table
     stages: int
+    items: tuple[int, int]  # bytes of an element: of the operands, of the output
+    added: tuple[int, ...]  # the same of the matrices that addends lie in
+
+    def moved(self, move: Move) -> PackedLaunch:
+        """The launch for tensors that lie elsewhere."""
+        made = self.table
+
+        def there(m: Matrix) -> Matrix:
+            return replace(m, address=move(m.address))
+
+        operands = tuple([(there(left), there(right), there(out)) for left, right, out in made.operands])
+        return replace(self, table=replace(made, operands=operands, matrices=tuple(map(there, made.matrices))))
 
     def parameters(
         self, constants: int, scratch: int, epoch: int = 0, abort: int = 0, partials: int | None = None
     ) -> bytes:
         """The kernel's argument; `epoch` and `abort` are addresses of 32-bit words or 0: an up flag holds at least
         *epoch (else 1); waiting ends when *abort is not 0. `partials`: see `Table.pointers`."""
-        made = self.table
-        operands, matrices = (constants + at for at in made.offsets[7:])
-        pointers = [*made.pointers(constants, scratch, epoch, abort, partials), operands]
-        sizes = np.array([len(made.tiles), self.stages], np.int32)
-        addends = np.array([*made.addend_pointers(constants), matrices], np.uint64)
-        return np.array(pointers, np.uint64).tobytes() + sizes.tobytes() + addends.tobytes()
+        block, made, (item, out_item) = bytearray(PARAMETER_BYTES), self.table, self.items
+        POINTERS.pack_into(
+            block, 0, *made.pointers(constants, scratch, epoch, abort, partials), len(made.tiles), self.stages,
+            *made.addend_pointers(constants),
+        )  # fmt: skip
+        for i, (left, right, out) in enumerate(made.operands):
+            OPERANDS.pack_into(
+                block, POINTERS.size + i * OPERANDS.size, left.address, right.address, out.address, left.pitch * item,
+                right.pitch * item, out.pitch * out_item, out.rows,
+            )  # fmt: skip
+        for i, (matrix, size) in enumerate(zip(made.matrices, self.added, strict=True)):
+            MATRIX.pack_into(block, MATRICES_AT + i * MATRIX.size, matrix.address, matrix.pitch * size, size)
+        return bytes(block)
 
 
 def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> str | None:
@@ -100,9 +126,16 @@ def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> 
         return f"operands are {dtype}, the output {out_dtype}"
     reasons = (_refusal(w, signature, longest) for w in works)
     others = (a.dtype for w in works for a in w.addends if a.dtype not in (dtype, TYPES[dtype].accumulator))
-    return next((reason for reason in reasons if reason is not None), None) or next(
-        (f"operands are {dtype}, an addend is {other}" for other in others), None
-    )
+    reason = next((reason for reason in reasons if reason is not None), None)
+    return reason or next((f"operands are {dtype}, an addend is {other}" for other in others), None) or _too_many(works)
+
+
+def _too_many(works: Sequence[MatrixWork]) -> str | None:
+    if len({(w.left, w.right, w.out) for w in works}) > MAX_OPERANDS:
+        return f"more than {MAX_OPERANDS} different triples of operands in one launch"
+    if len({a.operand.matrix for w in works for a in w.addends}) > MAX_ADDENDS:
+        return f"addends in more than {MAX_ADDENDS} different matrices in one launch"
+    return None
 
 
 def _refusal(work: MatrixWork, signature: Signature, longest: int) -> str | None:
@@ -143,7 +176,10 @@ def build(
 ) -> PackedLaunch:
     """The launch that makes `works`, in their order, with `blocks` at work at once; see `tile_table.table`. The works
     are such that the kernel's `refusal` is None."""
-    made = table(
+    # NOTE the parameters bound the output's rows. Rows along K, and other rows of a left operand, the table bounds
+    if not signature.left_transposed and all(map(_same_rows, works)):
+        works = by_block(works, signature.item, signature.out_item, lambda found: not _too_many(found))
+    made = shared_table(
         works,
         variant.tile,
         variant.warps,
@@ -151,27 +187,20 @@ def build(
         groups=blocks,
         split_k=SplitK(tail_splits),
         band=band,
-        more=(_operand_rows(works, signature), _addend_rows(works)),
     )
-    return PackedLaunch(made, stages)
-
-
-def _operand_rows(works: Sequence[MatrixWork], signature: Signature) -> Rows:
-    """Different (left, right, out) triples as kernels with plain pointers read them: addresses, pitches in bytes."""
-    item, out_item = signature.item, signature.out_item
-    triples = dict.fromkeys((w.left, w.right, w.out) for w in works)
-    rows = [
-        (a.address, b.address, c.address, a.pitch * item, b.pitch * item, c.pitch * out_item, 0, 0)
-        for a, b, c in triples
-    ]
-    return np.array(rows, np.uint64)
-
-
-def _addend_rows(works: Sequence[MatrixWork]) -> Rows:
-    """Different matrices of addends as kernels with plain pointers read them: address, pitch in bytes, bytes of an
-    element."""
     items = {a.operand.matrix: a.item for w in works for a in w.addends}
-    return np.array([(m.address, m.pitch * item, item, 0) for m, item in items.items()], np.uint64)
+    sizes = signature.item, signature.out_item
+    return PackedLaunch(made, stages, sizes, tuple(items[matrix] for matrix in made.matrices))
+
+
+def _same_rows(work: MatrixWork) -> bool:
+    """Whether all operands take the same rows of blocks of as many."""
+    sides = [(work.left, work.left_rows), (work.out, work.out_rows)]
+    sides += [(a.operand.matrix, a.operand.rows) for a in work.addends]
+    planned = {0 if matrix.block is None else matrix.block.planned for matrix, _ in sides}
+    if planned == {0}:
+        return True
+    return len(planned) == 1 and len({tuple((s.start % max(planned), s.size) for s in rows) for _, rows in sides}) == 1
 
 
 V = TypeVar("V", bound=Variant)
@@ -291,6 +320,9 @@ class AddressFamily(Family[V]):
         """Shared memory that a block of a launch may have."""
         return request.smem
 
+    def movable(self, bodies: Iterable[Body]) -> bool:
+        return True
+
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         gemm = gemm_of(works)
         assert isinstance(gemm, MatrixGemm)
@@ -304,10 +336,14 @@ class AddressFamily(Family[V]):
             band=config.band,
         )
 
-        def arguments(constants: int, counters: int, partials: int, encode: Encode) -> list[bytes]:
-            return [made.parameters(constants, counters, partials=partials)]
+        return _tables(made)
 
-        return tables_of(made.table, arguments)
+
+def _tables(made: PackedLaunch) -> Tables:
+    def arguments(constants: int, counters: int, partials: int, encode: Encode) -> list[bytes]:
+        return [made.parameters(constants, counters, partials=partials)]
+
+    return replace(tables_of(made.table, arguments), moved=lambda move: _tables(made.moved(move)))
 
 
 @lru_cache(maxsize=4096)

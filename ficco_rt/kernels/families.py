@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..graph.ir import Body
 from ..machine.model import Device
 from ..types import TYPES
 from .block_fit import Footprint
@@ -104,9 +105,9 @@ def pace(config: KernelConfig, device: Device, dtype: str) -> Pace:
     return _BY_NAME[config.family].pace(config, device, dtype)
 
 
-def movable(config: KernelConfig) -> bool:
-    """Whether the tables of a configured launch can be `moved`."""
-    return _BY_NAME[config.family].movable
+def movable(config: KernelConfig, bodies: Iterable[Body]) -> bool:
+    """Whether the tables of a configured launch of such works can be `moved`."""
+    return _BY_NAME[config.family].movable(bodies)
 
 
 def tables(config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:

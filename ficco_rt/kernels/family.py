@@ -8,12 +8,13 @@ Two functions are called before memory exists: `choose` selects the kernel for g
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
+from ..graph.ir import Body
 from ..machine.model import Device
 from ..types import Dtype
 from .block_fit import Footprint
@@ -223,8 +224,11 @@ class Family(ABC, Generic[V]):
     name: str
     source: str = ""  # a file of kernels/src
     variants: tuple[V, ...] = ()  # those that make products
-    movable: bool = False  # whether its tables can be `moved`
     instructions: str = ""  # of tensor cores; empty: it uses none
+
+    def movable(self, bodies: Iterable[Body]) -> bool:
+        """Whether the tables of a launch of such works can be `moved`."""
+        return False
 
     def serves(self, arch: str) -> bool:
         """Whether the family runs on an architecture."""

@@ -5,8 +5,9 @@ This module computes numbers and touches no device. The families add whatever el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import ceil, sqrt
 from typing import Any, NamedTuple
@@ -47,8 +48,8 @@ Rows = npt.NDArray[Any]
 class Table:
     """The work of a launch's blocks, complete except for addresses of device memory.
 
-    `constants` holds tiles, depths, flags, signals, the tiles' addends, addends, the depths' waits and what else a
-    kernel reads at `offsets`, in this order.
+    `constants` holds tiles, depths, flags, signals, the tiles' addends, addends and the depths' waits at `offsets`,
+    in this order.
     """
 
     tile: tuple[int, int]  # rows, columns of a block's tile
@@ -283,7 +284,6 @@ def table(
     addend_gap: int = 0,
     serpentine: bool = False,
     resets: Sequence[int] = (),
-    more: Sequence[Rows] = (),
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
 
@@ -293,7 +293,6 @@ def table(
     addend_gap: steps of K from one of those to the next, at most; 0: all of them stand behind the last of K.
     serpentine: every other wave walks K backwards, where none of its pieces is waited for.
     resets: addresses of flags that the launch resets when nothing of it waits any more.
-    more: arrays that go behind the table's own in `constants`.
     """
     parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.addends))})
     whole = [parts.add(w, tile, transposed, groups, cluster, band) for w in works]
@@ -312,7 +311,7 @@ def table(
     flags = np.array([*parts.flags, *resets], np.uint64)
     blob = bytearray()
     offsets = []
-    for array in (tiles, depths, flags, signals, tile_addends, records, depth_waits, *more):
+    for array in (tiles, depths, flags, signals, tile_addends, records, depth_waits):
         offsets.append(len(blob))
         blob += array.tobytes()
         blob += bytes(-len(blob) % 64)
@@ -334,6 +333,68 @@ def table(
         constants=bytes(blob),
         offsets=tuple(offsets),
     )
+
+
+def shared_table(
+    works: Sequence[MatrixWork], tile: tuple[int, int], warps: int, transposed: tuple[bool, bool], **options: Any
+) -> Table:
+    """The `table` of works, made once for all that are cut alike: it holds numbers of matrices, and no address."""
+    matrices: dict[Matrix, Matrix] = {}
+
+    def numbered(matrix: Matrix) -> Matrix:
+        planned, given = matrix.block or (0, 0)
+        return matrices.setdefault(matrix, Matrix(len(matrices), planned, given, 0, matrix.block))
+
+    def plain(w: MatrixWork) -> MatrixWork:
+        addends = (replace(t, operand=replace(t.operand, matrix=numbered(t.operand.matrix))) for t in w.addends)
+        left, right, out = (numbered(matrix) for matrix in (w.left, w.right, w.out))
+        return replace(w, left=left, right=right, out=out, addends=tuple(addends))
+
+    made = _table_of_numbers(tuple(map(plain, works)), tile, warps, transposed, **options)
+    actual = {number: matrix for matrix, number in matrices.items()}
+    operands = tuple((actual[left], actual[right], actual[out]) for left, right, out in made.operands)
+    return replace(made, operands=operands, matrices=tuple(actual[matrix] for matrix in made.matrices))
+
+
+@lru_cache(maxsize=128)
+def _table_of_numbers(works: tuple[MatrixWork, ...], *cut: Any, **options: Any) -> Table:
+    return table(works, *cut, **options)
+
+
+def by_block(
+    works: Sequence[MatrixWork], item: int, out_item: int, taken: Callable[[Sequence[MatrixWork]], bool]
+) -> Sequence[MatrixWork]:
+    """Works on tensors with fewer rows, on matrices that are single blocks of these. The kernel's parameters then tell
+    which rows are there, and the table is the same for all numbers of rows, at all addresses. Works in several blocks,
+    or that are not `taken` so, stay as they are: `table` leaves rows out. `item`, `out_item`: bytes of an element."""
+    found = []
+    for w in works:
+        left, out = (_block(matrix, rows, size) for matrix, rows, size in (
+            (w.left, w.left_rows, item), (w.out, w.out_rows, out_item)))  # fmt: skip
+        added = [_block(t.operand.matrix, t.operand.rows, t.item) for t in w.addends]
+        if left is None or out is None or None in added:
+            return works
+        addends = (
+            replace(t, operand=replace(t.operand, matrix=a[0], rows=a[1]))
+            for t, a in zip(w.addends, added, strict=True)
+            if a is not None
+        )
+        found.append(replace(w, left=left[0], left_rows=left[1], out=out[0], out_rows=out[1], addends=tuple(addends)))
+    return found if taken(found) else works
+
+
+def _block(matrix: Matrix, rows: tuple[Interval, ...], item: int) -> tuple[Matrix, tuple[Interval, ...]] | None:
+    """The block that rows lie in, as a matrix of the rows that are there, and the rows in it. None: they lie in
+    several."""
+    if matrix.block is None:
+        return matrix, rows
+    planned, given = matrix.block
+    (first, *others) = {s.start // planned for s in rows} | {(s.stop - 1) // planned for s in rows}
+    if others:
+        return None
+    address = matrix.address + first * given * matrix.pitch * item
+    moved = tuple(Interval(s.start - first * planned, s.stop - first * planned) for s in rows)
+    return Matrix(address, given, matrix.columns, matrix.pitch), moved
 
 
 def count(

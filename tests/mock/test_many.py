@@ -103,10 +103,7 @@ def test_memory_of_many_bindings(cuda: StandIn, done: Counter[str]) -> None:
                 many.bind(executor, at, layer)
         assert workspace.memory == once
         many.complete(workspace)
-        held = dict(workspace.memory)
-        # what is no GEMM has tables of its own
-        assert held.pop("tables") < once.pop("tables") + 20 * len(executors) * 4096
-        assert held == once
+        assert workspace.memory == once
         after, left = many.count(workspace)
         assert {ordinal: free[ordinal] - n for ordinal, n in left.items()} == dict.fromkeys(left, after - before)
         most = dict(workspace.memory)

@@ -238,9 +238,10 @@ def test_tiles_in_several_blocks(cuda: StandIn, arch: str, planned: int, takes: 
         assert bool(executor.driver.staged(Rows(planned, 5, {"A": 1, "C": 3}))) != takes
 
 
-def test_bindings_of_a_plan_share_tables(cuda: StandIn) -> None:
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+def test_bindings_of_a_plan_share_tables(cuda: StandIn, arch: str) -> None:
     """Of any rows, wherever they lie; those of another executor of the same plan do not."""
-    cuda.reset("devices 3; arch sm_90")
+    cuda.reset(f"devices 3; arch {arch}")
     with (
         opened(cuda, "ag_gemm/shard_p2p", 3, 24, "bf16") as first,
         Executor(first.plan, workspace=first._workspace) as second,

@@ -16,8 +16,8 @@ from cuda.bindings import driver as cu
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.kernel_compiler import compile_text
-from ficco_rt.kernels.naive.plain_kernels import ADDEND, GEMM
-from ficco_rt.kernels.naive.tables import FLAG, RUN, TABLE
+from ficco_rt.kernels.naive.plain_kernels import ADDEND, GEMM, REDUCE, TERM
+from ficco_rt.kernels.naive.tables import FLAG, RUN, TABLE, Packed
 from ficco_rt.types import TYPES
 from tests.mock.standin import StandIn
 
@@ -267,20 +267,23 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
     flag = gpus.put(np.uint32([0]))
     more = rng.integers(-9, 10, (m, n)).astype(np.float32)
     runs = b"".join(RUN.pack(size, 0) for size in (m, n, m, k, k, n))
-    added = b"".join(ADDEND.pack(t, n, 1, 0, 1, 1, 1, TYPES["fp32"].number, 0) for t in (out, gpus.put(more)))
+    put = Packed(GEMM)
+    added = b"".join(
+        ADDEND.pack(put.place(t), n, 1, 0, 1, 1, 1, TYPES["fp32"].number, 0) for t in (out, gpus.put(more))
+    )
     works = b""
     for number, (waits, signals) in enumerate(((0, 1), (1, 0))):
         maps = [v for i in range(6) for v in (i, 1)]
         sync = (0, waits, 0, signals)
         add = (number and not terms, 2 * number, 2, 1, number, *sync, 0, terms * number)
-        works += GEMM.pack(out, a, b, n, 1, k, 1, n, 1, *maps, m, n, k, *add)
+        works += GEMM.pack(*map(put.place, (out, a, b)), n, 1, k, 1, n, 1, *maps, m, n, k, *add)
     parts = (works, added, runs, FLAG.pack(flag))
     table = gpus.put(np.frombuffer(b"".join(parts) + bytes(16), np.uint8))
     at = [table + sum(map(len, parts[:i])) for i in range(5)]
     name = f"naive_gemm_{dtype}_fp32"
     code = compile_text(f'extern "C" __global__ void {name}() {{}}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), name.encode())
-    arguments = [TABLE.pack(*at, 2, 4, int(streamed), 0, 0, 0)]
+    arguments = [TABLE.pack(*at, 2, 4, int(streamed), 0, 0, 0, *put.addresses())]
     for _ in range(2):  # the counters are left as they were found
         call(cu.cuMemsetD32Async, flag, 0, 1, gpus.streams[0])
         assert launch(gpus.streams[0], function, arguments, grid=3) == 0
@@ -298,13 +301,16 @@ def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
     values = np.concatenate([values, np.float32(2.0) ** np.float32(rng.uniform(-26, -13, 5000))])
     count = len(values)
     source, out = gpus.put(values), gpus.put(np.zeros(count, np.float16))
-    job = struct.pack("<4q12i", out, count, 1, count, 0, 1, 1, 0, 0, -(-count // 512), 0, 1, 0, 0, 0, 0)
-    term = struct.pack("<Qqii", source, count, TYPES["fp32"].number, 0)
+    put = Packed(REDUCE)
+    job = REDUCE.pack(put.place(out), count, 1, count, 0, 1, 1, 0, 0, -(-count // 512), 0, 1, 0, 0, 0, 0)
+    term = TERM.pack(put.place(source), count, TYPES["fp32"].number, 0)
     table = gpus.put(np.frombuffer(job + term + bytes(16), np.uint8))
     code = compile_text('extern "C" __global__ void naive_reduce_fp16() {}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), b"naive_reduce_fp16")
     ends = (table + len(job), table + len(job) + len(term))
-    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 512), 0, 0, 0, 0)]
+    arguments = [
+        TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 512), 0, 0, 0, 0, *put.addresses())
+    ]
     assert launch(gpus.streams[0], function, arguments, grid=2) == 0
     call(cu.cuStreamSynchronize, gpus.streams[0])
     got = np.empty(count, np.float16)
@@ -430,11 +436,12 @@ def test_an_early_launch_begins_before_the_one_before_it_ends(cuda: StandIn, gpu
     tiles = -(-count // 512)
 
     def table(out: int, term: int, waits: int) -> bytes:
-        job = struct.pack("<4q12i", out, count, 1, count, 0, 1, 1, 0, 0, tiles, 0, tiles, 0, waits, 0, 0)
-        term_at = struct.pack("<Qqii", term, count, TYPES["fp32"].number, 0)
+        put = Packed(REDUCE)
+        job = REDUCE.pack(put.place(out), count, 1, count, 0, 1, 1, 0, 0, tiles, 0, tiles, 0, waits, 0, 0)
+        term_at = TERM.pack(put.place(term), count, TYPES["fp32"].number, 0)
         at = gpus.put(np.frombuffer(job + term_at + FLAG.pack(flag) + bytes(16), np.uint8))
         ends = [at + len(job), at + len(job) + len(term_at), at + len(job) + len(term_at)]
-        return TABLE.pack(at, *ends, ends[2] + FLAG.size, 1, tiles, 0, waits, 0, 0)
+        return TABLE.pack(at, *ends, ends[2] + FLAG.size, 1, tiles, 0, waits, 0, 0, *put.addresses())
 
     for waits in (0, 1):
         first, second = table(memories[1], memories[0], waits), table(memories[2], memories[1], 0)

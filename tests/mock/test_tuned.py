@@ -120,8 +120,7 @@ def test_launches_of_a_stream_share_the_memory_of_their_partial_sums(cuda: Stand
         bound: Any = driver.bind({**executor._owned, **more})
         driver._binder.complete(bound)
         assert driver._launches._partials == partials
-        grown = executor.holdings.size - held  # by tables, which `sm90`'s bindings share
-        assert grown == 0 if arch == "sm_90" else 0 < grown < min(size for _, size in partials.values())
+        assert executor.holdings.size == held  # bindings share tables, too
         assert verified_run(executor, seed=1, values="exact").ok
     assert not cuda.violations()
     assert not cuda.live()

@@ -133,19 +133,17 @@ def test_parameters_of_kernels_that_take_addresses(kernel: str, of_tiles: dict[s
     launch = by_address.build([work(), work(5)], variant, ADDED, blocks=132, stages=stages)
     data = launch.parameters(0x10000, 0x20000, 0x30000, 0x40000)
     assert len(data) == layout.size == by_address.PARAMETER_BYTES
-    operands, matrices = launch.table.offsets[7:]
-    wanted = of_table(launch.table, 0x10000, 0x20000) | {
-        "stages": stages, "operands": 0x10000 + operands, "addend_matrices": 0x10000 + matrices,
-    }  # fmt: skip
-    assert {name: layout[name].read(data) for name in wanted} == wanted
-    operand, matrix = of_tiles["PitchedOperands"], of_tiles["PitchedMatrix"]
-    names = ("left", "right", "out", "left_pitch", "right_pitch", "out_pitch")
+    wanted = of_table(launch.table, 0x10000, 0x20000) | {"stages": stages}
     for i, first in enumerate((1, 5)):
-        triple = launch.table.constants[operands + i * operand.size :]
-        addend = launch.table.constants[matrices + i * matrix.size :]
         pages = [page << 12 for page in range(first, first + 4)]
-        assert [operand[name].read(triple) for name in names] == [*pages[:3], 512, 512, 512]
-        assert [matrix[name].read(addend) for name in ("address", "pitch", "item")] == [pages[3], 512, 2]
+        operands = ("left", "right", "out", "left_pitch", "right_pitch", "out_pitch", "rows")
+        values = zip(operands, (*pages[:3], 512, 512, 512, 256), strict=True)
+        wanted |= {f"operands_{i}.{name}": value for name, value in values}
+        values = zip(("address", "pitch", "item"), (pages[3], 512, 2), strict=True)
+        wanted |= {f"addend_matrices_{i}.{name}": value for name, value in values}
+    assert {name: layout[name].read(data) for name in wanted} == wanted
+    ends = f"operands_{by_address.MAX_OPERANDS - 1}.rows", f"addend_matrices_{by_address.MAX_ADDENDS - 1}.item"
+    assert all(any(field.name == end for field in layout.fields) for end in ends)
 
 
 # ---------------------------------------------------------------- works.h
@@ -197,6 +195,7 @@ def test_fields_of_the_naive_kernels_by_name(of_works: dict[str, Struct]) -> Non
     assert [table[name] for name in numbers] == [1, 4, 1, 1, 3, 3]
     assert flags(of_works["Table"], argument, records, 6) == [8, 16, 24, 96, 104, 112]
     gemm = {f.name: f.read(records[at["works"] :]) for f in of_works["Gemm"].fields}
+    assert table["bases_0"] == 0
     assert [gemm[name] for name in ("out", "left", "right")] == [3 << 20, 1 << 20, 2 << 20]
     assert [gemm[name] for name in ("out_m", "out_n", "left_m", "left_k", "right_k", "right_n")] == 3 * [500, 1]
     assert [gemm[name] for name in ("m", "n", "k", "accumulate", "first_tile", "tiles", "columns")] == [
@@ -205,7 +204,7 @@ def test_fields_of_the_naive_kernels_by_name(of_works: dict[str, Struct]) -> Non
     assert [gemm[f"sync.{name}"] for name in ("first_wait", "waits", "first_signal", "signals")] == [0, 2, 2, 1]
     assert [gemm[name] for name in ("first_addend", "addends")] == [0, 1]
     addend = {f.name: f.read(records[at["terms"] :]) for f in of_works["Addend"].fields}
-    assert [addend[name] for name in ("address", "m", "n", "type")] == [4 << 20, 500, 1, 2]
+    assert [addend[name] for name in ("place", "m", "n", "type")] == [4 << 20, 500, 1, 2]
     runs = [struct.unpack_from("<2q", records, at["runs"] + 16 * i) for i in range(8)]  # (end, shift)
 
     def run(record: dict[str, int], axis: str) -> tuple[int, int]:
@@ -230,7 +229,7 @@ def test_fields_of_sums_and_copies_by_name(of_works: dict[str, Struct]) -> None:
         "sync.first_signal": 1, "sync.signals": 2,
     }  # fmt: skip
     term = {f.name: f.read(records[terms:]) for f in of_works["Term"].fields}
-    assert term == {"address": (1 << 20) + 2 * (2 * 500 + 8), "pitch": 500, "type": 0, "unused": 0}
+    assert term == {"place": (1 << 20) + 2 * (2 * 500 + 8), "pitch": 500, "type": 0, "unused": 0}
 
     argument, records = packed(COPY, copied(out, a, waits=(8,), signals=(16, 24)))
     assert flags(of_works["Table"], argument, records, 6) == [8, 16, 24, 96, 104, 112]

@@ -283,6 +283,17 @@ def test_tables_are_the_same_for_all_rows() -> None:
     assert plans.rows == BLOCKS * 30
 
 
+def test_tables_by_address_are_the_same_for_all_rows() -> None:
+    """Where each operand has the same rows of a block; others are left out in the table."""
+    signature = Signature("bf16", "bf16", False, False, True)
+    for addend, same in (("fewer", True), ("all", False)):
+        launches = [[replace(w, signals=(8,)) for w in Launch(given, N, addend).works] for given in (30, 95)]
+        packed = [by_address.build(w, sm80.VARIANTS[-1], signature, blocks=3, stages=2) for w in launches]
+        assert (packed[0].table.constants == packed[1].table.constants) == same
+        of_blocks = [[out.rows for *_, out in found.table.operands] for found in packed]
+        assert (of_blocks == [[30] * BLOCKS, [95] * BLOCKS]) == same
+
+
 def test_works_in_several_blocks_leave_rows_out_in_the_table() -> None:
     """And so do works of more blocks than the kernel's parameters have maps for."""
     variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_64x64_c1")

@@ -3,9 +3,6 @@ makes of it."""
 
 from __future__ import annotations
 
-import struct
-
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -83,18 +80,24 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     launch = by_address.build(works, sm80.VARIANTS[2], Signature("bf16", "fp32", False, True), blocks=264, stages=3)
     data = launch.parameters(0x10000, 0x20000, epoch=0x30000, abort=0x40000)
     assert len(data) == by_address.PARAMETER_BYTES
-    fields = struct.unpack("<10Q2i3Q", data)
+    fields = by_address.POINTERS.unpack_from(data)
     assert fields[0] == 0x10000
     assert fields[4] == 0x20000
     assert fields[7:9] == (0x30000, 0x40000)
-    assert fields[10:12] == (8, 3)
-    assert fields[12:14] == tuple(0x10000 + at for at in launch.table.offsets[4:6])
+    assert fields[9:11] == (8, 3)
+    assert fields[11:] == tuple(0x10000 + at for at in launch.table.offsets[4:6])
     assert launch.table.tiles["operands"].tolist() == [0] * 4 + [1] * 4
-    matrices = np.frombuffer(launch.table.constants, np.uint64, 8, fields[14] - 0x10000).reshape(2, 4)
-    assert matrices.tolist() == [[0x3000, 1056, 4, 0], [0x5000, 1056, 4, 0]]
+    size = by_address.MATRIX.size
+    matrices = [by_address.MATRIX.unpack_from(data, by_address.MATRICES_AT + i * size) for i in range(3)]
+    assert matrices == [(0x3000, 1056, 4), (0x5000, 1056, 4), (0, 0, 0)]
     assert launch.table.addends.tolist()[3:6] == [(0, 128, 0, 0), (1, 128, 0, 0), (1, 384, 0, 0)]
-    records = np.frombuffer(launch.table.constants, np.uint64, 16, fields[9] - 0x10000).reshape(2, 8)
-    assert records.tolist() == [[0x1000, 0x2000, out, 528, 528, 1056, 0, 0] for out in (0x3000, 0x4000)]
+    at = (by_address.POINTERS.size + i * by_address.OPERANDS.size for i in range(2))
+    records = [by_address.OPERANDS.unpack_from(data, first) for first in at]
+    assert records == [(0x1000, 0x2000, out, 528, 528, 1056, 256) for out in (0x3000, 0x4000)]
+    elsewhere = launch.moved(lambda address: address + 0x10000)
+    assert elsewhere.table.constants == launch.table.constants
+    moved = by_address.OPERANDS.unpack_from(elsewhere.parameters(0, 0), by_address.POINTERS.size)
+    assert moved[:3] == (0x11000, 0x12000, 0x13000)
 
 
 def test_what_the_kernel_cannot_take_is_said() -> None:
@@ -112,6 +115,9 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     assert "left operand's columns starts at 4" in str(reason(k=(Interval(4, 36),)))
     assert "right operand's columns starts at 12" in str(reason(n=(Interval(12, 36),)))
     assert "more than" in str(reason(tiles.Matrix(0, 256, 256, 1 << 25)))
+    many = [tiles.MatrixWork(good, good, tiles.Matrix(i << 20, 256, 256, 256), *(6 * (whole,))) for i in range(41)]
+    found = by_address.refusal(many, Signature("bf16", "bf16", False, False), sm80.LONGEST)
+    assert found == "more than 40 different triples of operands in one launch"
 
     def of_term(dtype: str, address: int, rows: Spans, column: int = 0, left_t: bool = False) -> str | None:
         place = tiles.MatrixOperand(tiles.Matrix(address, 512, 512, 512), rows, (Interval(column, column + 256),))

@@ -42,7 +42,7 @@ from .refused import Closing, concerning, undo_on_error
 from .resources import PlanResources, RunResources
 from .sharing import Shared
 from .steps import ENTERS, DriverStep, entered
-from .tensors import DeviceTensor, DeviceTensors, anywhere, moving
+from .tensors import DeviceTensor, DeviceTensors, beside, moving
 from .vendor import DriverCall, Gpu, Handle, LinearCopy, MemOp, PitchedCopy
 
 LOG = logging.getLogger(__name__)
@@ -168,13 +168,15 @@ def plans_of(
     return Plans(layout_of(same.plan, device, placement, features, plan_hash, unaligned), store, key)
 
 
-TableKey: TypeAlias = tuple[Plans, int, int, int]  # set, launch, and rows of a block, 0 for all
+# set, launch, rows of a block, 0 for all, and how the tensors are aligned
+TableKey: TypeAlias = tuple[Plans, int, int, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanParts:
     """What a plan has in a workspace. `communicators`: by number in the plan, the number in the workspace. `tables`
-    that bindings share, and how many with fewer rows do; `bound`: the device plans that a binding is complete of."""
+    that bindings share, and how many with fewer rows, or with tensors that are not aligned, do; `bound`: the device
+    plans that a binding is complete of."""
 
     resources: PlanResources
     kernels: PlanKernels
@@ -270,27 +272,35 @@ class Binder:
     def _bind(self, binding: BoundPlan) -> None:
         plans, flags = binding.plans, self._flags(binding)
         streams = {s.name.number: s for s in plans.of("streams").streams if s.name.kind == "plan"}
-        move = moving(binding.memory)
+        move, aligned = moving(binding.memory), beside(binding.memory)
         for number, launch in enumerate(plans.layout.launches):
             device = self._gpus.devices.get(streams[launch.stream].device)
             if device is None or number in binding.launches:
                 continue
             with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
-                binding.launches[number] = self._launch(binding, number, device, flags, move)
+                binding.launches[number] = self._launch(binding, number, device, flags, move, aligned)
         self._body(binding, "streams")
 
     def _launch(
-        self, binding: BoundPlan, number: int, device: Gpu, flags: Mapping[int, int], move: Move
+        self,
+        binding: BoundPlan,
+        number: int,
+        device: Gpu,
+        flags: Mapping[int, int],
+        move: Move,
+        aligned: tuple[int, ...],
     ) -> BoundLaunch:
         launch, memory, parts, rows = binding.plans.layout.launches[number], binding.memory, binding.of, binding.rows
         if launch.config.matmuls:
             return self._launches.by_library(launch, device, memory, parts.kernels, rows)
-        if not movable(launch.config):
-            return self._launches.bind(self._launches.table(launch, device, memory, flags, parts.kernels, rows))
-        key = binding.plans, binding.number, number, 0 if rows is None else rows.given
+        key = binding.plans, binding.number, number, 0 if rows is None else rows.given, aligned
         if key not in parts.tables:
-            parts.tables[key] = self._launches.table(launch, device, anywhere(memory), flags, parts.kernels, rows)
-        if rows is not None:
+            shared = movable(launch.config, (work.body for work in launch.works))
+            table = self._launches.table(launch, device, memory, flags, parts.kernels, rows, shared=shared)
+            if not shared:
+                return self._launches.bind(table, move)
+            parts.tables[key] = table
+        if rows is not None or any(aligned):
             binding.tables.append(key)
             parts.users[key] += 1
         return self._launches.bind(parts.tables[key], move)

@@ -27,7 +27,7 @@ from .gemm_library import Left, LibraryCalls
 from .gpus import Gpus
 from .modules import LoadedKernel, Modules
 from .refused import Closing, Refused
-from .tensors import DeviceTensors
+from .tensors import DeviceTensors, anywhere
 from .vendor import DriverCall, Gpu, Grid, Handle, LinearCopy, PitchedCopy
 
 _ALIGNED = 256  # bytes
@@ -37,7 +37,7 @@ _Key: TypeAlias = tuple[int, int, bytes, int]  # of a table: whose plan, which l
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchTable:
     """A launch's code, and its table in device memory, at `address`. `counters` words from `zeros` on must be 0 before
-    a run, as a whole run leaves them. Bindings share a table that is `made` for memory anywhere: their runs come one
+    a run, as a whole run leaves them. Bindings share a `shared` one, made for memory anywhere: their runs come one
     after another."""
 
     device: Gpu
@@ -48,10 +48,7 @@ class LaunchTable:
     zeros: int
     partials: int
     launched: Launched
-
-    @property
-    def shared(self) -> bool:
-        return self.made.moved is not None
+    shared: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,10 +111,13 @@ class LaunchBinder:
         flags: Mapping[int, int],
         kernels: PlanKernels,
         rows: Rows | None,
+        *,
+        shared: bool,
     ) -> LaunchTable:
-        """`flags` are their addresses. `rows`: those of the run, if they are fewer than the plan's."""
+        """`flags` are their addresses. `rows`: those of the run, if they are fewer than the plan's. `shared`: by
+        bindings to any memory."""
         config = launch.config
-        works = works_of(launch, memory, flags, rows)
+        works = works_of(launch, anywhere(memory) if shared else memory, flags, rows)
         unknown = unread(config, works)
         if unknown is not None:
             raise Refused(
@@ -134,15 +134,16 @@ class LaunchBinder:
         address = self._table(key, device, f"the table of a launch of {entry.name}")
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
         found = LaunchTable(
-            device, entry, self._grid(launch), made, address, address + zeros, partials, launched
+            device, entry, self._grid(launch), made, address, address + zeros, partials, launched, shared
         )  # fmt: skip
         self._tables.add(found)
         return found
 
-    def bind(self, table: LaunchTable, move: Move | None = None) -> BoundLaunch:
-        """A launch by a table; `move` leads from the memory that it is made for to the launch's."""
+    def bind(self, table: LaunchTable, move: Move) -> BoundLaunch:
+        """A launch by a table; `move` leads from memory anywhere to the launch's."""
         made, device = table.made, table.device
-        if move is not None and made.moved is not None:
+        if table.shared:
+            assert made.moved is not None
             made = made.moved(move)
         with self._gpus.inside(device):
             arguments = made.arguments(table.address, table.zeros, table.partials, self._gpus.vendor.tensor_map)
@@ -180,7 +181,7 @@ class LaunchBinder:
         return address
 
     def _placed(self, device: Gpu, image: npt.NDArray[np.uint8], what: str) -> int:
-        """NOTE of what kernels without tensor maps read each set of tensors, and number of rows, has a table."""
+        """NOTE of many launches each number of rows has a table."""
         size = max(_ALIGNED, 1 << (image.nbytes - 1).bit_length())
         if 2 * size > self._slab:
             return self._gpus.placed(device, image, what)

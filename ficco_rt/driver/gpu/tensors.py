@@ -30,15 +30,23 @@ class DeviceTensor:
 
 DeviceTensors: TypeAlias = Mapping[tuple[str, int], DeviceTensor]  # by name and rank
 
+_UNIT = 16  # bytes: no access of a kernel is larger
 _APART = 40  # bits of an address in a tensor that may lie anywhere
 
 
 def anywhere(memory: DeviceTensors) -> DeviceTensors:
-    """The tensors at addresses that stand for any: a table for these serves all that a plan is bound to (`moving`)."""
-    return {key: replace(memory[key], address=(i + 1) << _APART) for i, key in enumerate(sorted(memory))}
+    """The tensors at addresses that stand for any of the same alignment: a table for these serves all that a plan is
+    bound to (`moving`)."""
+    places = enumerate(sorted(memory), 1)
+    return {key: replace(memory[key], address=(i << _APART) + memory[key].address % _UNIT) for i, key in places}
+
+
+def beside(memory: DeviceTensors) -> tuple[int, ...]:
+    """How the tensors' addresses are aligned."""
+    return tuple([memory[key].address % _UNIT for key in sorted(memory)])
 
 
 def moving(memory: DeviceTensors) -> Move:
     """From addresses in `anywhere(memory)` to those in the memory."""
-    bases = [0, *(memory[key].address for key in sorted(memory))]
+    bases = [0, *[memory[key].address // _UNIT * _UNIT for key in sorted(memory)]]
     return lambda address: bases[address >> _APART] + (address & (1 << _APART) - 1)

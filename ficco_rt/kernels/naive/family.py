@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -11,14 +12,14 @@ from ...machine.model import Device
 from ...types import TYPES
 from .. import target
 from ..block_fit import Footprint, resident
-from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Move, Tables
 from ..leaving import NO_ROOM, shapes
 from ..occupancy import Limits, Window, at_once, window
 from ..pace import Pace
 from ..works import Work, only
 from .cost import pace, reached
 from .plain_kernels import DEPTH, KERNELS, PLAIN, NaiveCopy, NaiveGemm, NaiveKernel, NaiveReduce
-from .tables import Packed
+from .tables import BASES, Packed
 
 GEMM, REDUCE, COPY = NaiveGemm.name, NaiveReduce.name, NaiveCopy.name
 _STAGES = (1, 4)  # fewest and most: the kernel uses one; memory for more is asked for and not used
@@ -149,13 +150,18 @@ class Naive(Family[NaiveGemm]):
         for work in works[first : first + count]:
             packed.close(kernel.pack(packed, work, config.tile))
         packed.reset(resets)
-        image, offsets = packed.image
-        counters, works_of_tiles = packed.counters, packed.tile_works
+        return _tables(packed, *packed.image, int)
 
-        def arguments(constants: int, zeros: int, partials: int, encode: Encode) -> list[bytes]:
-            return [packed.table(offsets, constants, zeros)]
+    def movable(self, bodies: Iterable[Body]) -> bool:
+        return len({(region.tensor, region.rank) for b in bodies for region in (*b.reads, *b.writes)}) <= BASES
 
-        return Tables(image, counters, 0, arguments, works_of_tiles)
+
+def _tables(packed: Packed, image: bytes, offsets: Sequence[int], move: Move) -> Tables:
+    def arguments(constants: int, zeros: int, partials: int, encode: Encode) -> list[bytes]:
+        return [packed.table(offsets, constants, zeros, move)]
+
+    again = partial(_tables, packed, image, offsets)
+    return Tables(image, packed.counters, 0, arguments, packed.tile_works, again)
 
 
 NAIVE = Naive()

@@ -110,13 +110,14 @@ class NaiveGemm(NaiveKernel[Gemm]):
         for view in addends:
             (rows, row_step), (columns, column_step) = _axes(view)
             packed.terms += ADDEND.pack(
-                view.base, row_step, column_step,
+                packed.place(view.base), row_step, column_step,
                 *packed.runs_of(rows), *packed.runs_of(columns), TYPES[view.dtype].number, 0,
             )  # fmt: skip
         maps = [number for axis, _ in axes for number in packed.runs_of(axis)]
         packed.works += GEMM.pack(
-            out.base, left.base, right.base, *(step for _, step in axes), *maps, m, n, k, int(accumulate),
-            packed.tiles, tiles, -(-n // TILE), len(packed.of_works), *packed.sync(work), first_term, len(addends),
+            *(packed.place(view.base) for view in (out, left, right)), *(step for _, step in axes), *maps, m, n, k,
+            int(accumulate), packed.tiles, tiles, -(-n // TILE), len(packed.of_works), *packed.sync(work), first_term,
+            len(addends),
         )  # fmt: skip
         return tiles
 
@@ -157,7 +158,7 @@ def _jobs(views: Sequence[View]) -> list[_SumPart]:
 
 class NaiveReduce(NaiveKernel[Reduce]):
     name, body, record = "naive_reduce", Reduce, REDUCE
-    needs = BlockNeeds(THREADS, 128, 112, 4)
+    needs = BlockNeeds(THREADS, 128, 114, 4)
 
     def cut(self, works: Sequence[WorkOf[Reduce]], sms: int) -> Tile:
         return 1, SUM_TILE
@@ -182,10 +183,10 @@ class NaiveReduce(NaiveKernel[Reduce]):
         for job in jobs:
             first = len(packed.terms) // TERM.size
             for view, (at, pitch) in zip(terms, job.sides[1:], strict=True):
-                packed.terms += TERM.pack(at, pitch, TYPES[view.dtype].number, 0)
+                packed.terms += TERM.pack(packed.place(at), pitch, TYPES[view.dtype].number, 0)
             at, pitch = job.sides[0]
             packed.works += REDUCE.pack(
-                at, pitch, job.cell.rows, job.cell.columns, first, len(terms), job.width, number,
+                packed.place(at), pitch, job.cell.rows, job.cell.columns, first, len(terms), job.width, number,
                 before, job.tiles, number, total, *sync,
             )  # fmt: skip
             before += job.tiles
@@ -267,8 +268,9 @@ class NaiveCopy(NaiveKernel[Copy]):
         blocks = blocks or [_CopyTile(0, 0, 0, 0, 0, 0)]  # it signals
         for b in blocks:
             packed.works += COPY.pack(
-                b.to, b.of, b.to_pitch, b.of_pitch, b.rows, b.width // b.unit, b.unit, number, len(blocks), 0, *sync
-            )
+                packed.place(b.to), packed.place(b.of), b.to_pitch, b.of_pitch, b.rows, b.width // b.unit, b.unit,
+                number, len(blocks), 0, *sync,
+            )  # fmt: skip
         return len(blocks)
 
 

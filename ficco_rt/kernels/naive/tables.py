@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...geometry.region import Axis
-from ..family import TileWorks
+from ..family import Move, TileWorks
 from ..works import Work
 
 # Structs of `src/works.h`; those of single kernels are in `plain_kernels`
 RUN = struct.Struct("<2q")
 FLAG = struct.Struct("<Q")
-TABLE = struct.Struct("<5Q6i")
+BASES, PLACE_BITS = 56, 40  # a place: the number of a base, and the bytes from there
+TABLE = struct.Struct(f"<5Q6i{BASES}Q")
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Packed:
     of_works: list[int] = field(default_factory=list)  # tiles of each work
     waits: bool = False
     signals: bool = False
+    bases: dict[int, int] = field(default_factory=dict)  # by the upper bits of addresses, their numbers
     resets: tuple[int, int] = (0, 0)  # the first of the flags that the launch resets, and how many
 
     @property
@@ -59,6 +61,11 @@ class Packed:
             self.flags += FLAG.pack(address)
         return first, len(flags)
 
+    def place(self, address: int) -> int:
+        """An address as the number of a base and the bytes from there."""
+        upper = address >> PLACE_BITS
+        return (self.bases.setdefault(upper, len(self.bases)) - upper << PLACE_BITS) + address
+
     def runs_of(self, axis: Axis) -> tuple[int, int]:
         """The axis's runs, appended: the first one's number and how many."""
         first, at = len(self.runs) // RUN.size, 0
@@ -82,8 +89,14 @@ class Packed:
             image += data
         return bytes(image), tuple(offsets)
 
-    def table(self, offsets: Sequence[int], constants: int, scratch: int) -> bytes:
+    def addresses(self, move: Move = int) -> Sequence[int]:
+        """Of the bases; `move` leads from the addresses of the works to those of the launch."""
+        found = [move(upper << PLACE_BITS) for upper in self.bases]
+        return [*found, *[0] * (BASES - len(found))]
+
+    def table(self, offsets: Sequence[int], constants: int, scratch: int, move: Move = int) -> bytes:
         """The kernel's argument."""
         ordered, count = int(self.waits and self.signals), len(self.works) // self.record.size
         at = (constants + o for o in offsets)
-        return TABLE.pack(*at, scratch, count, self.tiles, ordered, int(self.waits), *self.resets)
+        numbers = count, self.tiles, ordered, int(self.waits), *self.resets
+        return TABLE.pack(*at, scratch, *numbers, *self.addresses(move))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ...graph.ir import Gemm
+from ...graph.ir import Body, Gemm
 from ...machine.model import Device
 from ...types import ACCUMULATOR
 from .. import tiles
@@ -52,7 +52,6 @@ class Sm90(Family[Variant]):
     source = SOURCE.name
     variants = (*VARIANTS, *SWAPPED, *LEAN)
     instructions = "wgmma, TMA"
-    movable = True
 
     def serves(self, arch: str) -> bool:
         return arch == ARCH
@@ -170,6 +169,9 @@ class Sm90(Family[Variant]):
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
         return pace(self.variant(config.kernel), config.wave, config.tiles, config.stages, device, dtype)
+
+    def movable(self, bodies: Iterable[Body]) -> bool:
+        return True
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         gemm = gemm_of(works)

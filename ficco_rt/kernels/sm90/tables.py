@@ -17,7 +17,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +26,7 @@ from ...geometry.cells import common
 from ...geometry.region import Interval
 from ..family import Move, TensorMap
 from ..signature import Signature
-from ..tile_table import WHOLE_K, SplitK, Table, band_of, table
+from ..tile_table import WHOLE_K, SplitK, Table, band_of, by_block, shared_table
 from ..tiles import DEPTH, Matrix, MatrixWork, depths_of
 from .variants import Variant
 
@@ -267,10 +266,24 @@ def build(
     reason = refusal(works, signature)
     if reason is not None:
         raise ValueError(reason)
-    works = _by_block(works, signature)
+    works = by_block(works, signature.item, signature.out_item, lambda found: refusal(found, signature) is None)
     assert not (resets and any(w.accumulate for w in works))
     assert not (variant.swapped and (split_k != WHOLE_K or any(w.accumulate or w.addends for w in works)))
-    made = _tiled(works, variant, signature.transposed, clusters, split_k, band, tuple(resets))
+    made = shared_table(
+        works,
+        variant.tile,
+        variant.warps,
+        signature.transposed,
+        groups=clusters,
+        cluster=variant.cluster,
+        split_k=split_k,
+        shared=True,
+        band=band,
+        addend_steps=variant.addend_steps,
+        addend_gap=variant.addend_gap,
+        serpentine=True,
+        resets=tuple(resets),
+    )
     ends = _ends(works, signature)
     maps: list[TensorMap] = []
     for i, key in enumerate(made.operands):
@@ -293,94 +306,6 @@ def build(
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
         first=first,
     )
-
-
-def _tiled(
-    works: Sequence[MatrixWork],
-    variant: Variant,
-    transposed: tuple[bool, bool],
-    clusters: int,
-    split_k: SplitK,
-    band: int | None,
-    resets: tuple[int, ...],
-) -> Table:
-    """The table of works. It holds numbers of matrices: works on other matrices, cut alike, have the same."""
-    matrices: dict[Matrix, Matrix] = {}
-
-    def numbered(matrix: Matrix) -> Matrix:
-        planned, given = matrix.block or (0, 0)
-        return matrices.setdefault(matrix, Matrix(len(matrices), planned, given, 0, matrix.block))
-
-    def plain(w: MatrixWork) -> MatrixWork:
-        addends = (replace(t, operand=replace(t.operand, matrix=numbered(t.operand.matrix))) for t in w.addends)
-        left, right, out = (numbered(matrix) for matrix in (w.left, w.right, w.out))
-        return replace(w, left=left, right=right, out=out, addends=tuple(addends))
-
-    made = _tiled_alike(tuple(map(plain, works)), variant, transposed, clusters, split_k, band, resets)
-    actual = {number: matrix for matrix, number in matrices.items()}
-    operands = tuple((actual[left], actual[right], actual[out]) for left, right, out in made.operands)
-    return replace(made, operands=operands, matrices=tuple(actual[matrix] for matrix in made.matrices))
-
-
-@lru_cache(maxsize=128)
-def _tiled_alike(
-    works: tuple[MatrixWork, ...],
-    variant: Variant,
-    transposed: tuple[bool, bool],
-    clusters: int,
-    split_k: SplitK,
-    band: int | None,
-    resets: tuple[int, ...],
-) -> Table:
-    return table(
-        works,
-        variant.tile,
-        variant.warps,
-        transposed,
-        groups=clusters,
-        cluster=variant.cluster,
-        split_k=split_k,
-        shared=True,
-        band=band,
-        addend_steps=variant.addend_steps,
-        addend_gap=variant.addend_gap,
-        serpentine=True,
-        resets=resets,
-    )
-
-
-def _by_block(works: Sequence[MatrixWork], signature: Signature) -> Sequence[MatrixWork]:
-    """Works on tensors with fewer rows, on matrices that are single blocks of these. Maps and infos then tell which
-    rows are there, and the table is the same for all numbers of rows, at all addresses. Works in several blocks, or of
-    too many matrices, stay as they are: `tile_table` leaves rows out."""
-    found = []
-    for w in works:
-        left, out = (_block(matrix, rows, size) for matrix, rows, size in (
-            (w.left, w.left_rows, signature.item), (w.out, w.out_rows, signature.out_item)))  # fmt: skip
-        added = [_block(t.operand.matrix, t.operand.rows, signature.item) for t in w.addends]
-        if left is None or out is None or None in added:
-            return works
-        addends = (
-            replace(t, operand=replace(t.operand, matrix=a[0], rows=a[1]))
-            for t, a in zip(w.addends, added, strict=True)
-            if a is not None
-        )
-        found.append(replace(w, left=left[0], left_rows=left[1], out=out[0], out_rows=out[1], addends=tuple(addends)))
-    return works if refusal(found, signature) else found
-
-
-def _block(matrix: Matrix, rows: Spans, item: int) -> tuple[Matrix, Spans] | None:
-    """The block that rows lie in, as a matrix of the rows that are there, and the rows in it. None: they lie in
-    several."""
-    if matrix.block is None:
-        return matrix, rows
-    planned, given = matrix.block
-    (first, *others) = {s.start // planned for s in rows}
-    if others:
-        return None
-    address = matrix.address + first * given * matrix.pitch * item
-    moved = tuple(Interval(s.start - first * planned, s.stop - first * planned) for s in rows)
-    return Matrix(address, given, matrix.columns, matrix.pitch), moved
 
 
 def _maps(

@@ -342,7 +342,7 @@ __device__ inline void add_addends(const Parameters& p, const Tile& t, int index
         for (int k = 0; k < a.count; ++k) {   // NOTE inside: with all sums in one loop the compiler spills
             const Addend from = p.addends[a.first + k];
             const PitchedMatrix matrix = p.addend_matrices[from.matrix];
-            const u64 start = matrix.address + (from.row + r) * matrix.pitch + from.col * matrix.item;
+            const u64 start = matrix.address + ((t.rows ? from.row : 0) + r) * matrix.pitch + from.col * matrix.item;
             if (matrix.item == 4) add_addend<true>(start, t, d[m], column);
             else add_addend<false>(start, t, d[m], column);
         }
@@ -397,8 +397,10 @@ __global__ void ENTRY(const Parameters p IF_MARKS(, Mark* marks)) {
     const int row = wave % WAVES_M * BLOCKS_M * SHAPE, column = wave / WAVES_M * BLOCKS_N * SHAPE;
     const int blocks = __builtin_amdgcn_grid_size_x() / THREADS;
     for (int index = __builtin_amdgcn_workgroup_id_x(); index < p.tile_count; index += blocks) {
-        const Tile t = p.table.tiles[index];
-        const Operands o = p.operands[t.operands];
+        Tile t = p.table.tiles[index];
+        const Operands& o = p.operands[t.operands];
+        t.rows = least(t.rows, o.rows - t.out_row);
+        if (t.rows <= 0) t.rows = t.left_row = 0;   // it still signals
         IF_MARKS(const u64 came = device_time();)
         if (t.wait_count) wait_flags(p, t.wait_first, t.wait_count);
         IF_MARKS(if (__builtin_amdgcn_workitem_id_x() == 0) mark_begin(marks + index, came);)

@@ -103,6 +103,11 @@ template <int NUMBER = TYPES - 1> __device__ __forceinline__ float element(int t
     return Type<NUMBER>::widen(((const typename Type<NUMBER>::Bits *)address)[at]);
 }
 
+// The address of a place
+__device__ __forceinline__ u64 resolve(const Table &t, u64 place) {
+    return t.bases[place >> PLACE_BITS] + (place & ((1ull << PLACE_BITS) - 1));
+}
+
 // ---------------------------------------------------------------- tiles and flags
 
 // The next tile of this block, or -1. `round` counts the block's tiles.
@@ -209,7 +214,7 @@ constexpr int TILE = 128, DEPTH = 32;
 extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Mark *marks)) {
     alignas(16) extern __shared__ unsigned char dynamic[];
     In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
-    __shared__ i64 at_m[TILE], at_n[TILE];
+    __shared__ u64 at_m[TILE], at_n[TILE];  // addresses
     const Run *runs = (const Run *)t.runs;
     const Addend *all_addends = (const Addend *)t.terms;
     const int thread = threadIdx.x, tx = thread % 16, ty = thread / 16;
@@ -221,12 +226,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
         IF_MARKS(const u64 came = device_time();)
         wait_for(t, w.sync, first_awaited(t, w.sync));
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
-        const In *left = (const In *)w.left, *right = (const In *)w.right;
         __syncthreads();  // the last tile's places are not read any more
         if (thread < TILE) {
-            if (row + thread < w.m) at_m[thread] = place(runs, w.map_left_m, row + thread) * w.left_m;
+            if (row + thread < w.m) at_m[thread] = resolve(t, w.left) + place(runs, w.map_left_m, row + thread) * w.left_m * sizeof(In);
         } else if (column + thread - TILE < w.n) {
-            at_n[thread - TILE] = place(runs, w.map_right_n, column + thread - TILE) * w.right_n;
+            at_n[thread - TILE] =
+                resolve(t, w.right) + place(runs, w.map_right_n, column + thread - TILE) * w.right_n * sizeof(In);
         }
         __syncthreads();
 
@@ -238,13 +243,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
             for (int i = thread; i < TILE * DEPTH; i += THREADS) {
                 int k = left_by_k ? i % DEPTH : i / TILE, m = left_by_k ? i / DEPTH : i % TILE;
                 In v = 0;
-                if (row + m < w.m && k0 + k < w.k) v = left[at_m[m] + place(runs, w.map_left_k, k0 + k) * w.left_k];
+                if (row + m < w.m && k0 + k < w.k)
+                    v = ((const In *)at_m[m])[place(runs, w.map_left_k, k0 + k) * w.left_k];
                 left_tile[k * TILE + (m ^ k)] = v;
                 k = right_by_k ? i % DEPTH : i / TILE;
                 int n = right_by_k ? i / DEPTH : i % TILE;
                 v = 0;
                 if (column + n < w.n && k0 + k < w.k)
-                    v = right[at_n[n] + place(runs, w.map_right_k, k0 + k) * w.right_k];
+                    v = ((const In *)at_n[n])[place(runs, w.map_right_k, k0 + k) * w.right_k];
                 right_tile[k * TILE + (n ^ k)] = v;
             }
             __syncthreads();
@@ -264,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
             __syncthreads();
         }
 
-        Out *out = (Out *)w.out;
+        Out *out = (Out *)resolve(t, w.out);
         for (int i = 0; i < 8; i++) {
             const int m = row + ty + 16 * i;
             if (m >= w.m) break;
@@ -283,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
                 for (int s = 0; s < w.addends; s++) {
                     const Addend &a = all_addends[w.first_addend + s];
                     const i64 at = place(runs, a.map_m, m) * a.m + place(runs, a.map_n, n) * a.n;
-                    value += element(a.type, a.address, at);
+                    value += element(a.type, resolve(t, a.place), at);
                 }
                 *to = Type<OUT>::narrow(value);
             }
@@ -326,7 +332,7 @@ struct SumTile {
         raised = first_flag(t, w.sync), awaited = first_awaited(t, w.sync);
 #pragma unroll
         for (int s = 0; s < TERMS; s++) {
-            from[s] = terms[s < w.terms ? s : 0].address;
+            from[s] = resolve(t, terms[s < w.terms ? s : 0].place);
             pitch[s] = terms[s < w.terms ? s : 0].pitch;
         }
     }
@@ -354,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         // in the block's last tile nothing is left to be waited for: the count comes back while terms are read
         if (!t.ordered && tile + (i64)gridDim.x >= t.tiles) before = count_end(t);
-        Out *out = (Out *)w.out;
+        Out *out = (Out *)resolve(t, w.out);
         const i64 begin = (i64)(tile - w.first_tile) * THREADS * EACH + threadIdx.x;
         if (w.vector > 1) {
             const i64 width = w.columns / WIDE, count = w.rows * width;
@@ -373,7 +379,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
                 for (int s = 0; s < TERMS; s++) {
                     const bool there = first + s < w.terms;
                     if (there && first) {
-                        from[s] = terms[first + s].address;
+                        from[s] = resolve(t, terms[first + s].place);
                         pitch[s] = terms[first + s].pitch;
                     }
 #pragma unroll
@@ -406,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
                 const i64 row = i / w.columns, column = i % w.columns;
                 float sum = 0;
                 for (int s = 0; s < w.terms; s++)
-                    sum += element(terms[s].type, terms[s].address, row * terms[s].pitch + column);
+                    sum += element(terms[s].type, resolve(t, terms[s].place), row * terms[s].pitch + column);
                 out[row * w.out_pitch + column] = Type<OUT>::narrow(sum);
             }
         }
@@ -444,7 +450,8 @@ template <class Unit> __device__ __forceinline__ void move(const Copy &w) {
 extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t IF_MARKS(, Mark *marks)) {
     begin(t);
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
-        const Copy w = ((const Copy *)t.works)[tile];
+        Copy w = ((const Copy *)t.works)[tile];
+        w.to = resolve(t, w.to), w.from = resolve(t, w.from);
         const u64 flag = first_flag(t, w.sync);
         IF_MARKS(const u64 came = device_time();)
         wait_for(t, w.sync, first_awaited(t, w.sync));

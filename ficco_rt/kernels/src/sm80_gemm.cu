@@ -160,12 +160,13 @@ struct Loader {
         const Quad place = load_quad(t), size = load_quad(&t->rows), rest = load_quad(&t->operands);
         piece = next_piece ? piece + 1 : size.z;
         const Quad at = load_quad(p.table.depths + piece);
-        const PitchedOperands* o = p.operands + rest.x;
-        left.start(__ldg(&o->left), __ldg(&o->left_pitch), place.x, at.x, size.x);
-        right.start(__ldg(&o->right), __ldg(&o->right_pitch), place.y, at.y, size.y);
+        const PitchedOperands& o = p.operands[rest.x];
+        const int rows = min(size.x, o.rows - place.z);
+        left.start(o.left, o.left_pitch, place.x, at.x, rows);
+        right.start(o.right, o.right_pitch, place.y, at.y, size.y);
         depth = at.w;
         if (next_piece) return;
-        full = size.x == TILE_M && size.y == TILE_N;
+        full = rows == TILE_M && size.y == TILE_N;
         steps = size.w;
         if (rest.w > 0) {   // the block's tile before this one may have waited for the same
             const Quad before = load_quad(&p.table.tiles[max(0, index - (int)gridDim.x)].operands);
@@ -273,10 +274,10 @@ __device__ __forceinline__ void add_addends(const Parameters& p, int index, Sums
 #pragma unroll 1
     for (int i = 0; i < added.y; ++i) {
         const Quad addend = load_quad(p.addends + added.x + i);
-        const PitchedMatrix* m = p.addend_matrices + addend.x;
-        const i64 pitch = __ldg(&m->pitch);
-        const u64 item = __ldg(&m->item);
-        const u8* corner = (const u8*)__ldg(&m->address) + (addend.y + warp_m) * pitch + (addend.z + warp_n) * (i64)item;
+        const PitchedMatrix& m = p.addend_matrices[addend.x];
+        const i64 pitch = m.pitch;
+        const u64 item = m.item;
+        const u8* corner = (const u8*)m.address + (addend.y + warp_m) * pitch + (addend.z + warp_n) * (i64)item;
         if (item == 4) add_part<true>(d, corner, pitch, rows, cols);
         else add_part<false>(d, corner, pitch, rows, cols);
     }
@@ -396,7 +397,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
         const Quad place = load_quad(tile), size = load_quad(&tile->rows);
         const Quad rest = load_quad(&tile->operands), last = load_quad(&tile->signal);
         const int splits = last.y, split = last.z;
-        const int rows = size.x - warp_m, cols = size.y - warp_n;   // of this warp's part
+        const PitchedOperands& o = p.operands[rest.x];
+        const int rows = min(size.x, o.rows - place.z) - warp_m, cols = size.y - warp_n;   // of this warp's part
         if (splits > 1) {
             // every split leaves its part; the warp that comes last adds them in order and goes on
             constexpr int vectors = FRAGMENTS_M * FRAGMENTS_N;   // of a thread
@@ -443,9 +445,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
                 }
             }
         }
-        const PitchedOperands* o = p.operands + rest.x;
-        const i64 pitch = __ldg(&o->out_pitch);
-        u8* const corner = (u8*)__ldg(&o->out) + (place.z + warp_m) * pitch
+        const i64 pitch = o.out_pitch;
+        u8* const corner = (u8*)o.out + (place.z + warp_m) * pitch
                            + (i64)(place.w + warp_n) * (OUT_FP32 ? 4 : 2);
         if (rest.y) add_part<bool(OUT_FP32)>(d, corner, pitch, rows, cols);   // the block has waited for it, too
         if constexpr (ADDENDS) add_addends(p, index, d, warp_m, warp_n, rows, cols IF_MARKS(, marks + index));

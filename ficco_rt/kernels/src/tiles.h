@@ -67,18 +67,19 @@ typedef struct Table {
 typedef struct PitchedOperands {
     u64 left, right, out;                     // addresses
     i64 left_pitch, right_pitch, out_pitch;   // bytes from a stored row to the next
-    u64 unused[2];
+    int rows;                                 // of the output: what a tile has behind them is not there, nor in the left
+    int unused[3];
 } PitchedOperands;
 
 typedef struct PitchedMatrix { u64 address; i64 pitch; u64 item, unused; } PitchedMatrix;   // bytes; item: an element's
 
 typedef struct PitchedParameters {
     Table table;
-    const PitchedOperands* operands;
     int tile_count, stages;                   // stages of the pipeline; mfma: unused
     const TileAddends* tile_addends;          // one for each tile
     const Addend* addends;
-    const PitchedMatrix* addend_matrices;
+    PitchedOperands operands[40];
+    PitchedMatrix addend_matrices[32];
 } PitchedParameters;
 
 // ---------------------------------------------------------------- sm90: operands by tensor map

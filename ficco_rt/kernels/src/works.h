@@ -6,6 +6,9 @@
 #include "integers.h"
 #include "marks.h"
 
+// A place in a tensor's memory: the number of one of Table.bases in the bits from PLACE_BITS on, and the bytes from there.
+enum { PLACE_BITS = 40 };
+
 // A logical axis as runs of a tensor's: logical index i < end lies at i + shift.
 typedef struct Run { i64 end, shift; } Run;
 typedef struct Map { int first, count; } Map;   // its runs
@@ -14,7 +17,7 @@ typedef struct Sync { int first_wait, waits, first_signal, signals; } Sync;   //
 
 // out (+)= left · right, or out = left · right + addends.
 typedef struct Gemm {
-    u64 out, left, right;                                   // addresses of element [0, 0]
+    u64 out, left, right;                                   // places of element [0, 0]
     i64 out_m, out_n, left_m, left_k, right_k, right_n;     // strides, elements
     Map map_out_m, map_out_n, map_left_m, map_left_k, map_right_k, map_right_n;
     int m, n, k, accumulate;
@@ -25,7 +28,7 @@ typedef struct Gemm {
 
 // A matrix that is added to a product, by the result's rows and columns.
 typedef struct Addend {
-    u64 address;                                            // of element [0, 0]
+    u64 place;                                              // of element [0, 0]
     i64 m, n;                                               // strides, elements
     Map map_m, map_n;
     int type, unused;                                       // 0 bf16, 1 fp16, 2 fp32
@@ -33,17 +36,17 @@ typedef struct Addend {
 
 // out = the sum of terms.
 typedef struct Reduce {
-    u64 out;
+    u64 out;                                                // a place
     i64 out_pitch, rows, columns;                           // elements
     int first_term, terms, vector, counter;                 // vector: elements of one 16-byte access, or 1
     int first_tile, tiles, work, work_tiles;                // jobs of one work share a counter
     Sync sync;
 } Reduce;
-typedef struct Term { u64 address; i64 pitch; int type, unused; } Term;   // type: as an addend's
+typedef struct Term { u64 place; i64 pitch; int type, unused; } Term;   // type: as an addend's
 
 // One tile of a copy.
 typedef struct Copy {
-    u64 to, from;                                           // addresses
+    u64 to, from;                                           // places
     i64 to_pitch, from_pitch;                               // bytes
     int rows, units, unit;                                  // units: accesses a row, of 16, 8, 4 or 2 bytes
     int work, work_tiles, unused;                           // tiles of one work share a counter
@@ -55,4 +58,5 @@ typedef struct Table {
     u64 works, terms, runs, flags, counters;                // counters: [0] tickets, [1] blocks that ended, then works'
     int count, tiles, ordered, waits;                       // waits: 1 if a work waits for flags
     int reset_first, reset_count;                           // flags that are reset when no block waits any more
+    u64 bases[56];                                          // addresses
 } Table;

@@ -51,6 +51,11 @@ static int tile_of(Launch *l, int block, int round) {
     return -1;
 }
 
+static uint64_t resolve(const Table *t, uint64_t place) {
+    if (place >> PLACE_BITS >= sizeof t->bases / sizeof *t->bases) return violation("naive kernel: no base of number %d", (int)(place >> PLACE_BITS)), 0;
+    return t->bases[place >> PLACE_BITS] + (place & ((1ull << PLACE_BITS) - 1));
+}
+
 static const Gemm *gemm_of(const Table *t, int tile) {
     const Gemm *w = (const Gemm *)t->works;
     int i = t->count - 1;
@@ -119,7 +124,7 @@ static int gemm_run(Launch *l, int tile) {
     for (int i = 0; i < rows && !code; i++) {
         int64_t at = place(t, w->map_left_m, row + i) * w->left_m;
         for (int k = 0; k < w->k; k++) {
-            uint64_t from = w->left + (uint64_t)((at + place(t, w->map_left_k, k) * w->left_k) * in);
+            uint64_t from = resolve(t, w->left) + (uint64_t)((at + place(t, w->map_left_k, k) * w->left_k) * in);
             if ((code = memory_reach(l->device, from, (uint64_t)in))) break;
             left[(size_t)i * (size_t)w->k + (size_t)k] = number_load(types->in, (void *)from);
         }
@@ -127,7 +132,7 @@ static int gemm_run(Launch *l, int tile) {
     for (int j = 0; j < columns && !code; j++) {
         int64_t at = place(t, w->map_right_n, column + j) * w->right_n;
         for (int k = 0; k < w->k; k++) {
-            uint64_t from = w->right + (uint64_t)((at + place(t, w->map_right_k, k) * w->right_k) * in);
+            uint64_t from = resolve(t, w->right) + (uint64_t)((at + place(t, w->map_right_k, k) * w->right_k) * in);
             if ((code = memory_reach(l->device, from, (uint64_t)in))) break;
             right[(size_t)k * TILE + (size_t)j] = number_load(types->in, (void *)from);
         }
@@ -139,7 +144,7 @@ static int gemm_run(Launch *l, int tile) {
         for (int j = 0; j < columns; j++) {
             float sum = sums[j];
             int64_t element = place(t, w->map_out_m, row + i) * w->out_m + place(t, w->map_out_n, column + j) * w->out_n;
-            uint64_t to = w->out + (uint64_t)(element * out);
+            uint64_t to = resolve(t, w->out) + (uint64_t)(element * out);
             if ((code = memory_reach(l->device, to, (uint64_t)out))) break;
             if (w->accumulate || w->addends) memory_settle();   // its own writes
             if (w->accumulate) sum += number_load(types->out, (void *)to);
@@ -147,7 +152,7 @@ static int gemm_run(Launch *l, int tile) {
             for (int s = 0; s < w->addends && !code; s++, a++) {
                 Type type = (Type)a->type;
                 int64_t at = place(t, a->map_m, row + i) * a->m + place(t, a->map_n, column + j) * a->n;
-                uint64_t from = a->address + (uint64_t)(at * type_bytes(type));
+                uint64_t from = resolve(t, a->place) + (uint64_t)(at * type_bytes(type));
                 if (!(code = memory_reach(l->device, from, (uint64_t)type_bytes(type))))
                     sum += number_load(type, (void *)from);
             }
@@ -173,11 +178,11 @@ static int reduce_run(Launch *l, int tile) {
         float sum = 0;
         for (int s = 0; s < w->terms; s++) {
             Type type = (Type)terms[s].type;
-            uint64_t from = terms[s].address + (uint64_t)((row * terms[s].pitch + column) * type_bytes(type));
+            uint64_t from = resolve(t, terms[s].place) + (uint64_t)((row * terms[s].pitch + column) * type_bytes(type));
             if (memory_reach(l->device, from, (uint64_t)type_bytes(type))) return ILLEGAL_ADDRESS;
             sum += number_load(type, (void *)from);
         }
-        uint64_t to = w->out + (uint64_t)((row * w->out_pitch + column) * item);
+        uint64_t to = resolve(t, w->out) + (uint64_t)((row * w->out_pitch + column) * item);
         if (memory_reach(l->device, to, (uint64_t)item)) return ILLEGAL_ADDRESS;
         kernel_store(l, types->out, to, sum);
     }
@@ -185,11 +190,12 @@ static int reduce_run(Launch *l, int tile) {
 }
 
 static int copy_run(Launch *l, int tile) {
-    const Copy *w = (const Copy *)((const Table *)l->arguments)->works + tile;
+    const Table *t = (const Table *)l->arguments;
+    const Copy *w = (const Copy *)t->works + tile;
     if (flags_reached(l, &w->sync)) return ILLEGAL_ADDRESS;
     uint64_t bytes = (uint64_t)w->units * (uint64_t)w->unit;
     for (int row = 0; row < w->rows; row++) {
-        uint64_t to = w->to + (uint64_t)(row * w->to_pitch), from = w->from + (uint64_t)(row * w->from_pitch);
+        uint64_t to = resolve(t, w->to) + (uint64_t)(row * w->to_pitch), from = resolve(t, w->from) + (uint64_t)(row * w->from_pitch);
         if (to % (uint64_t)w->unit || from % (uint64_t)w->unit) return ILLEGAL_ADDRESS;  // a misaligned access faults
         if (memory_reach(l->device, to, bytes) || memory_reach(l->device, from, bytes)) return ILLEGAL_ADDRESS;
         memory_write(l->device, to, (void *)from, bytes);

@@ -137,6 +137,12 @@ static int load(const Launch *l, const Matrix *m, Type type, int64_t row, int64_
     return OK;
 }
 
+// Rows of a tile that are there; of one whose operands are tensor maps these tell.
+static int rows_of(const State *s, const Tile *t) {
+    if (s->mapped || t->out_row + t->rows <= s->pitched[t->operands].rows) return t->rows;
+    return s->pitched[t->operands].rows > t->out_row ? s->pitched[t->operands].rows - t->out_row : 0;
+}
+
 enum { LEFT = 2, RIGHT = 1 };   // as in OperandInfo.read_only
 static size_t left_floats(const State *s, const Tile *t) { return (size_t)s->tile_m * (size_t)t->k_blocks * STEP; }
 static size_t right_floats(const State *s, const Tile *t) { return (size_t)s->tile_n * (size_t)t->k_blocks * STEP; }
@@ -158,7 +164,7 @@ static int read_operands(const Launch *l, const Tile *t, int sides, float *a, fl
             int from = piece->size < 0 ? -block * STEP : block * STEP;   // below 0: backwards
             int steps = s->mapped || piece->size - from > STEP ? STEP : piece->size - from;
             int64_t ka = piece->left + from, kb = piece->right + from;
-            for (int r = 0; sides & LEFT && !s->left_t && r < t->rows && !code; r++)
+            for (int r = 0; sides & LEFT && !s->left_t && r < rows_of(s, t) && !code; r++)
                 code = load(l, &left, s->in, t->left_row + r, ka, steps, &a[r * depth + k], 1);
             for (int i = 0; sides & LEFT && s->left_t && i < steps && !code; i++)
                 code = load(l, &left, s->in, ka + i, t->left_row, t->rows, &a[k + i], depth);
@@ -213,7 +219,7 @@ static int add_addends(const Launch *l, int tile, float *sums) {
         const PitchedMatrix *m = s->mapped ? NULL : s->matrices + a->matrix;
         Matrix from = m ? (Matrix){m->address, (uint64_t)m->pitch, UINT64_MAX, UINT64_MAX} : of_map(&s->maps[a->matrix]);
         Type type = m && m->item == 4 ? FP32 : s->in;
-        for (int r = 0; r < t->rows && !code; r++) {
+        for (int r = 0; r < rows_of(s, t) && !code; r++) {
             float values[MAX_COLUMNS] = {0}, *row = sums + r * s->tile_n;
             code = load(l, &from, type, a->row + r, a->col, t->cols, values, 1);
             for (int c = 0; c < t->cols; c++) row[c] += values[c];
@@ -227,7 +233,7 @@ static int store(const Launch *l, const Tile *t, const float *sums) {
     uint64_t item = (uint64_t)type_bytes(s->out);
     uint64_t out = s->mapped ? (uint64_t)s->infos[t->operands].out : s->pitched[t->operands].out;
     uint64_t pitch = s->mapped ? (uint64_t)s->infos[t->operands].out_pitch * item : (uint64_t)s->pitched[t->operands].out_pitch;
-    for (int r = 0; r < t->rows && (!s->mapped || t->out_row + r < s->infos[t->operands].rows); r++) {
+    for (int r = 0; r < rows_of(s, t) && (!s->mapped || t->out_row + r < s->infos[t->operands].rows); r++) {
         uint64_t row = out + (uint64_t)(t->out_row + r) * pitch + (uint64_t)t->out_col * item;
         if (t->cols && memory_reach(l->device, row, (uint64_t)t->cols * item)) return ILLEGAL_ADDRESS;
         for (int c = 0; c < t->cols; c++) {
