@@ -16,7 +16,9 @@ from .nodes import (
     Binding,
     Call,
     ClaimCollective,
+    ClaimFunction,
     ClaimProduct,
+    ClaimSum,
     Comprehension,
     Computes,
     Expr,
@@ -49,7 +51,8 @@ from .nodes import (
     Unary,
     Word,
 )
-from .verbs import NODE_OF, Collective, Gemm, Launch, Reduce
+from .verbs import COLLECTIVES, NODE_OF, Collective, Gemm, Launch, Reduce
+from .vocabulary import OF_SUMS
 
 if TYPE_CHECKING:
     from lark import Token
@@ -169,6 +172,18 @@ class Builder(threading.local):
         left, right = c
         return ClaimProduct(left, right, self.span(left, right))
 
+    def claim_sum(self, c: list[Any]) -> ClaimSum:
+        left, right = c
+        return ClaimSum(left, right, self.span(left, right))
+
+    def claim_function(self, c: list[Any]) -> ClaimFunction:
+        function, *arguments, end = c
+        if function not in OF_SUMS:
+            self.mistakes.append(not_in_a_claim(function, self.span(function)))
+        else:
+            self._arguments(function, len(arguments))
+        return ClaimFunction(str(function), tuple(arguments), self.span(function, end))
+
     def claim_collective(self, c: list[Any]) -> ClaimCollective:
         kind, operand, axis, shares, end = c
         if kind == "all_reduce":
@@ -246,19 +261,43 @@ class Builder(threading.local):
         return node(*kind, *regions, attributes or (), span)
 
     def gemm(self, c: list[Any]) -> Gemm:
-        keyword, out, sign, left, right, terms, attributes = c
-        last = right if terms is None else terms[-1]
+        keyword, out, sign, *applied, attributes = c
+        (left, right, terms), function, factor, end = self._applied(applied)
+        last = end or (right if terms is None else terms[-1])
         span = self.span(keyword, attributes[-1] if attributes else last)
         regions = () if terms is None else self._terms(terms, "+", "a gemm adds a sum")
-        if regions and sign == "+=":
+        if sign == "+=" and (regions or function):
             help = "write '=' and make the result a term, as in gemm Y = X * W + sum(Y, ...), or add with reduce"
-            self.mistake(sign, "a gemm with '+=' takes no sum(...)", help)
-        return Gemm(out, left, right, sign == "+=", regions, attributes or (), span)
+            what = "sum(...)" if regions else f"{function}(...)"
+            self.mistake(sign, f"a gemm with '+=' takes no {what}", help)
+        return Gemm(out, left, right, sign == "+=", regions, attributes or (), span, function, factor)
+
+    def matmul(self, c: list[Any]) -> list[Any]:
+        return c
 
     def reduce(self, c: list[Any]) -> Reduce:
-        keyword, out, terms, attributes = c
-        span = self.span(keyword, attributes[-1] if attributes else terms[-1])
-        return Reduce(out, self._terms(terms, "=", "reduce only sums"), attributes or (), span)
+        keyword, out, *applied, attributes = c
+        terms, function, factor, end = self._applied(applied)
+        span = self.span(keyword, attributes[-1] if attributes else end or terms[-1])
+        sign = "=" if function is None else "("
+        return Reduce(out, self._terms(terms, sign, "reduce only sums"), attributes or (), span, function, factor)
+
+    def _applied(self, c: list[Any]) -> tuple[list[Any], str | None, RegionRef | None, Any]:
+        """A sum; the function that is applied to it, what that is multiplied by, and its closing bracket, if any."""
+        if len(c) == 1:
+            return c[0], None, None, None
+        function, total, *factors, end = c
+        if function not in OF_SUMS:
+            near = difflib.get_close_matches(str(function)[:30], OF_SUMS, 1, 0.5)
+            help = f"did you mean '{near[0]}'?" if near else None
+            self.mistake(function, f"'{function}' is no function of a sum; there are {', '.join(OF_SUMS)}", help)
+        else:
+            self._arguments(function, 1 + len(factors))
+        return total, str(function), factors[0] if factors else None, end
+
+    def _arguments(self, function: Token, count: int) -> None:
+        if count != OF_SUMS[function].count(",") + 1:
+            self.mistake(function, f"{function} has {count} argument{'' if count == 1 else 's'}", OF_SUMS[function])
 
     def terms(self, c: list[Any]) -> list[Any]:
         return c
@@ -266,6 +305,7 @@ class Builder(threading.local):
     def _terms(self, c: list[Any], sign: str, help: str) -> tuple[RegionRef, ...]:
         function, *regions, _ = c
         if function != "sum":  # not a keyword: a stage may well be called sum
+            help = f"write {function}(sum(...))" if function in OF_SUMS else help
             self.mistake(function, f"expected sum(...) after '{sign}', found '{function}'", help)
         return tuple(regions)
 
@@ -442,6 +482,14 @@ class _Transposed:
 def _present(children: Iterable[Any]) -> tuple[Any, ...]:
     """Children without lark's placeholder for an absent option."""
     return tuple(x for x in children if x is not None)
+
+
+def not_in_a_claim(name: str, span: Span) -> Diagnostic:
+    near = difflib.get_close_matches(name[:30], (*COLLECTIVES, *OF_SUMS), 1, 0.5)
+    shown = str(name) if len(name) <= 30 else f"{name[:27]}..."
+    may = f"a claim may have {', '.join(COLLECTIVES)}, and the functions {', '.join(OF_SUMS)}"
+    help = f"did you mean '{near[0]}'?" if near else None
+    return Diagnostic(span, f"'{shown}' is no collective; {may}", help=help)
 
 
 def not_an_accessor(name: str, span: Span) -> Diagnostic:

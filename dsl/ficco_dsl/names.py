@@ -9,7 +9,9 @@ from .nodes import (
     Attribute,
     ClaimCollective,
     ClaimExpr,
+    ClaimFunction,
     ClaimProduct,
+    ClaimSum,
     Computes,
     For,
     If,
@@ -220,9 +222,12 @@ class _Checker(Uses):
                 self.mistake(spot(tensor.name, tensor.span), f"output '{tensor.name}' has no computes line", help=help)
 
     def _claim(self, value: ClaimExpr) -> None:
-        if isinstance(value, ClaimProduct):
+        if isinstance(value, (ClaimProduct, ClaimSum)):
             self._claim(value.left)
             self._claim(value.right)
+        elif isinstance(value, ClaimFunction):
+            for argument in value.arguments:
+                self._claim(argument)
         elif isinstance(value, ClaimCollective):
             self._claim(value.operand)
             if value.shares is not None:
@@ -385,7 +390,7 @@ class _Checker(Uses):
 
         for part in verb.parts:
             held = getattr(s, part.field)
-            for region in held if isinstance(held, tuple) else (held,):
+            for region in held if isinstance(held, tuple) else (held,) if held is not None else ():
                 called = part.called.format(word)
                 self.region(region, called, at=part.at, transposed=part.transposed, writes=part.writes)
         if isinstance(s, Copy) and s.dst.at is not None and s.src.at is not None:

@@ -295,6 +295,24 @@ class ClaimProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimSum:
+    """`LEFT + RIGHT` in a `computes` line; a right side of one dimension is added to every row."""
+
+    left: ClaimExpr
+    right: ClaimExpr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFunction:
+    """`gelu(X)`, `silu_mul(X, Y)` in a `computes` line: elementwise."""
+
+    function: str
+    arguments: tuple[ClaimExpr, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimCollective:
     """`all_gather(X, rows)`, `reduce_scatter(X, rows)`, `all_reduce(X)`, `all_to_all(X, rows of counts)`."""
 
@@ -305,7 +323,7 @@ class ClaimCollective:
     span: Span = field(compare=False)
 
 
-ClaimExpr: TypeAlias = RegionRef | ClaimProduct | ClaimCollective
+ClaimExpr: TypeAlias = RegionRef | ClaimProduct | ClaimSum | ClaimFunction | ClaimCollective
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from .nodes import (
     Binary,
     Call,
     ClaimCollective,
+    ClaimFunction,
     ClaimProduct,
+    ClaimSum,
     Comprehension,
     Computes,
     Expr,
@@ -243,5 +245,7 @@ def _too_deep(items: Sequence[Any]) -> Diagnostic | None:
     return None
 
 
-_EXPRESSIONS = frozenset({Unary, Binary, Range, ListOf, Comprehension, Item, Call, ClaimProduct, ClaimCollective})
+_EXPRESSIONS = frozenset({
+    Unary, Binary, Range, ListOf, Comprehension, Item, Call, ClaimProduct, ClaimSum, ClaimFunction, ClaimCollective,
+})  # fmt: skip
 _LEAVES = frozenset({str, int, bool, type(None), Span})

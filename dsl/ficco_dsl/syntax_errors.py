@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from .builder import builder, not_an_accessor
+from .builder import builder, not_an_accessor, not_in_a_claim
 from .diagnostics import Diagnostic, Note, Span
 from .grammar import ITEM_WORDS, SCAN, terminal_texts
-from .verbs import COLLECTIVES, TERMINALS, VERBS
+from .verbs import TERMINALS, VERBS
 
 if TYPE_CHECKING:
     from lark import Token
@@ -121,11 +122,8 @@ def explain(error: UnexpectedInput, text: str, at: int, path: str, before: int) 
         return Diagnostic(builder.token_span(stack[-1]), f"unknown unit '{_shown(stack[-1])}'", help=_UNITS_HELP)
 
     begun = text[text.rfind("\n", 0, at) + 1 : at]
-    if token.type in ("PLUS", "MINUS") and {"PARAM", "STAGE"} <= accepted and begun.lstrip().startswith("computes"):
-        help = (
-            "nothing is added in a claim: claim what is gathered, multiplied and reduced, or mark the output unproven"
-        )
-        return Diagnostic(span, f"a claim has no sum, found '{token}'", help=help)
+    if token.type == "MINUS" and {"PARAM", "STAGE"} <= accepted and begun.lstrip().startswith("computes"):
+        return Diagnostic(span, "a claim has no difference, found '-'", help="claim a sum, or mark the output unproven")
     meant = _meant(token, span, stack, accepted)
     if meant is not None:
         return meant
@@ -175,15 +173,10 @@ def _meant(token: Token, span: Span, stack: list[Any], accepted: set[str]) -> Di
     if token.type in ("STREAMED", "AFTER") and kind == "STAGE" and token.type not in accepted:
         option = "streamed" if token.type == "STREAMED" else "after OTHER"
         return Diagnostic(span, f"'{token}' stands before 'with'", help=f"stage NAME on QUEUE {option} with ...")
-    called = token.type == "LPAR" and getattr(top, "type", "") == "NAME"
-    if called and any(getattr(x, "type", "") == "COMPUTES" for x in stack):
-        near = difflib.get_close_matches(str(top)[:30], COLLECTIVES, 1, 0.5)
-        return Diagnostic(
-            builder.token_span(cast("Token", top)),
-            f"'{_shown(cast('Token', top))}' is no collective; a claim may have {', '.join(COLLECTIVES[:-1])} and "
-            f"{COLLECTIVES[-1]}",
-            help=f"did you mean '{near[0]}'?" if near else None,
-        )
+    if token.type in ("ROWS", "COLS") and any(getattr(x, "type", "") == "COMPUTES" for x in stack):
+        opened = [a for a, b in itertools.pairwise(stack) if b == "(" and getattr(a, "type", "") == "NAME"]
+        if opened:  # a collective by a wrong name reads as a function
+            return not_in_a_claim(opened[-1], builder.token_span(opened[-1]))
     if token.type == "NAME" and {"PARAM", "STAGE"} <= accepted:
         near = difflib.get_close_matches(token[:30], map(str.lower, TERMINALS), 1, 0.7)
         if near:

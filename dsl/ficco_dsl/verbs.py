@@ -26,7 +26,8 @@ class Copy(Operation):
 @dataclass(frozen=True, slots=True)
 class Gemm(Operation):
     """`gemm OUT = LEFT * RIGHT + sum(R, ...)`, the sum as in `reduce` or left out; with `+=` the product is added to
-    OUT, and the first `+=` on an element starts from zero."""
+    OUT, and the first `+=` on an element starts from zero. `gemm OUT = FUNCTION(LEFT * RIGHT + sum(R, ...), FACTOR)`:
+    a function of the finished sum (`vocabulary.OF_SUMS`)."""
 
     out: RegionRef
     left: RegionRef
@@ -35,16 +36,21 @@ class Gemm(Operation):
     terms: tuple[RegionRef, ...]
     attributes: tuple[Attribute, ...]
     span: Span = field(compare=False)
+    function: str | None = None
+    factor: RegionRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Operation):
-    """`reduce OUT = sum(R, ...)`: elementwise; a set-valued R gives one term for each member."""
+    """`reduce OUT = sum(R, ...)`: elementwise; a set-valued R gives one term for each member. A function of the sum as
+    in `gemm`."""
 
     out: RegionRef
     terms: tuple[RegionRef, ...]
     attributes: tuple[Attribute, ...]
     span: Span = field(compare=False)
+    function: str | None = None
+    factor: RegionRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ VERBS = (
             Part("left", "an operand of gemm", transposed=True),
             Part("right", "an operand of gemm", transposed=True),
             Part("terms", "a term of gemm", at=True),
+            Part("factor", "a factor of gemm", at=True),
         ),
         signs=(
             ("EQUAL", "'=' or '+=' after the result of gemm"),
@@ -118,7 +125,11 @@ VERBS = (
         Reduce,
         {"reduce": "reduce Y = sum(X, …): an elementwise sum of terms, here or on other ranks"},
         ("sm",),
-        (Part("out", "the result of reduce", writes=True), Part("terms", "a term of reduce", at=True)),
+        (
+            Part("out", "the result of reduce", writes=True),
+            Part("terms", "a term of reduce", at=True),
+            Part("factor", "a factor of reduce", at=True),
+        ),
         signs=(("EQUAL", "'=' after the result of reduce"), ("LPAR", "sum(...) after '='")),
     ),
     Verb(

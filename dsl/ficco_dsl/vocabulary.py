@@ -21,6 +21,12 @@ FUNCTIONS: Mapping[str, tuple[int, int | None, str]] = {
     "cols": (1, 1, "cols(tensor)"),
 }
 
+# Functions of a finished sum -> how a statement or a claim applies them. The first argument is the sum, another one is
+# what its function is multiplied by.
+OF_SUMS: Mapping[str, str] = {
+    "gelu": "gelu(sum)", "gelu_tanh": "gelu_tanh(sum)", "silu": "silu(sum)", "silu_mul": "silu_mul(sum, factor)",
+}  # fmt: skip
+
 # What stands after an attribute's `=`: one of these words, a string, or (all others) a number.
 WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto"), "kernel": ("vendor",)}
 STRINGS = ("host",)

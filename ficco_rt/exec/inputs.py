@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, isqrt, log, log2
+from math import isqrt, log, prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from ..driver.api import Array
-from ..graph.claim_values import operands
-from ..graph.ir import ClaimValue, Operand
+from ..graph.claim_values import functions, operands, walk
+from ..graph.functions import FUNCTIONS
+from ..graph.ir import Added, Applied, ClaimValue, Combined, Operand, Product
 from ..plan.ir import Plan
 from ..types import TYPES, numpy_dtype
 from .reference import extent
@@ -56,30 +57,46 @@ def integers(plan: Plan) -> Integers:
         return Integers(min(8, isqrt(limit // terms)), 1.0, frozenset())
     elements = sum(region.elements for claim in plan.claims for region in claim.targets)
     variance = max(1.0, limit**2 / deviation(elements) ** 2 - limit / 3)
-    sparse = frozenset(max(operands(c.value), key=_size).regions[0].tensor for c in plan.claims)
+    products = [part for c in plan.claims for part in walk(c.value) if isinstance(part, Product)]
+    whole: list[ClaimValue] = [*products] or [c.value for c in plan.claims]
+    sparse = frozenset(max(operands(value), key=_size).regions[0].tensor for value in whole)
     return Integers(1, min(1.0, variance / terms), sparse)
 
 
 def exact_limit(plan: Plan) -> int:
-    """The integers up to here are stored without rounding in all of the plan's tensors."""
-    return min((TYPES[t.dtype].exact for t in plan.tensors), default=1)
+    """The integers up to here are stored without rounding in all of the plan's tensors, and so are products of two if
+    claims have a function with a factor."""
+    types = [TYPES[t.dtype] for t in plan.tensors]
+    limit = min((t.exact for t in types), default=1)
+    if any(FUNCTIONS[f.function].factor for c in plan.claims for f in functions(c.value)):
+        limit = min(limit, isqrt(int(min(t.largest for t in types))))
+    return limit
 
 
 def largest_one_signed(plan: Plan) -> float:
     """The largest of one-signed inputs: 1, or where a claimed result would pass the end of its type, the power of two
     that keeps it below."""
     types = {t.name: TYPES[t.dtype] for t in plan.tensors}
-    beyond = [
-        log2(extent(c.value).terms / types[c.targets[0].tensor].largest) / factors(c.value)
-        for c in plan.claims
-        if extent(c.value).terms
-    ]
-    return 2.0 ** -ceil(max(0.0, *beyond)) if beyond else 1.0
+    most = 1.0
+    while any(largest(c.value, most) > types[c.targets[0].tensor].largest for c in plan.claims):
+        most /= 2
+    return most
 
 
-def factors(value: ClaimValue) -> int:
-    """Number of inputs that are multiplied in a term."""
-    return sum(1 for _ in operands(value))
+def largest(value: ClaimValue, most: float) -> float:
+    """What a value is, at most, where all inputs are `most` and positive."""
+    match value:
+        case Operand():
+            return most
+        case Product(left=left, right=right):
+            return largest(left, most) * largest(right, most) * max(x[-1] for x in extent(left).shapes)
+        case Added(left=left, right=right):
+            return largest(left, most) + largest(right, most)
+        case Applied(arguments=arguments):
+            return prod(largest(a, most) for a in arguments)
+        case Combined(kind=kind, operand=operand):
+            inside = largest(operand, most)
+            return inside * len(extent(operand).shapes) if kind in ("all_reduce", "reduce_scatter") else inside
 
 
 def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> dict[str, list[Array]]:

@@ -23,8 +23,8 @@ from math import prod
 from typing import TypeAlias
 
 from ..errors import UsageError
-from ..graph.claim_values import Shapes, axis_of, operands, shapes_of
-from ..graph.ir import Claim, ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
+from ..graph.claim_values import Shapes, axis_of, operands, parts, shapes_of
+from ..graph.ir import Added, Applied, Claim, ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
 from ..plan.ir import Plan
 from ..plan.prove import unproven
 from ..types import TYPES, Dtype
@@ -260,6 +260,9 @@ class _Reader:
                 yield from self._usual(left)
                 yield from self._usual(right)
                 yield value, self._product(left, [(*a, b[1]) for a, b in zip(*self._of(left, right), strict=True)])
+            case Added() | Applied():  # sums and functions do not count
+                for part in parts(value):
+                    yield from self._usual(part)
             case Combined(operand=operand):
                 yield from self._usual(operand)
                 yield _untransposed(value), self._exchange(value.kind, _parts(value, self.shapes(operand)), operand)

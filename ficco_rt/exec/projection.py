@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..driver.api import Array
-from ..graph.ir import ClaimValue, Combined, Operand, Product
+from ..graph.ir import Added, Applied, ClaimValue, Combined, Operand, Product
 from .reference import Inputs, cuts, extent, take
 
 LARGEST = 2**15  # of a vector's elements; sums of 2³² products of such with integers up to 8 are exact in float64
@@ -30,10 +30,14 @@ def project(value: ClaimValue, by: Sequence[Array], inputs: Inputs) -> list[Arra
     """Each rank's value, a matrix, times the rank's matrix in `by`, in float64."""
     match value:
         case Operand(regions=regions, transposed=transposed):
-            parts = [take(inputs[r.tensor][r.rank], r) for r in regions]
+            parts = [np.atleast_2d(take(inputs[r.tensor][r.rank], r)) for r in regions]
             return [times(p.T if transposed else p, x) for p, x in zip(parts, by, strict=True)]
         case Product(left=left, right=right):
             return project(left, project(right, by, inputs), inputs)
+        case Added(left=left, right=right):
+            return [a + b for a, b in zip(project(left, by, inputs), project(right, by, inputs), strict=True)]
+        case Applied():
+            raise ValueError(f"a product with {value.function} is no product of its arguments")
         case Combined():
             return _combined(value, by, inputs)
 

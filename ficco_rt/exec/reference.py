@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..geometry.region import Interval, Region
-from ..graph.claim_values import Shapes, axis_of, combined_shapes, product_shapes
-from ..graph.ir import ClaimValue, Combined, Operand, Product
+from ..graph.claim_values import Shapes, applied_shapes, axis_of, combined_shapes, product_shapes, sum_shapes
+from ..graph.functions import FUNCTIONS
+from ..graph.ir import Added, Applied, ClaimValue, Combined, Operand, Product
 
 Inputs: TypeAlias = Mapping[str, Sequence[Any]]  # by tensor: one array a rank
 
@@ -65,6 +66,13 @@ def extent(value: ClaimValue) -> Extent:
             products, inner = product_shapes(a.shapes, b.shapes), [x[-1] for x in a.shapes]
             work = sum(2 * prod(s) * k for s, k in zip(products, inner, strict=True))
             return Extent(products, a.terms * b.terms * max(inner), a.operations + b.operations + work)
+        case Added(left=left, right=right):
+            a, b = extent(left), extent(right)
+            return Extent(sum_shapes(a.shapes, b.shapes), a.terms + b.terms, a.operations + b.operations)
+        case Applied(function=function, arguments=arguments):
+            found = [extent(a) for a in arguments]
+            shapes = applied_shapes(function, [e.shapes for e in found])
+            return Extent(shapes, max(e.terms for e in found), sum(e.operations for e in found))
         case Combined():
             inside = extent(value.operand)
             summed = len(inside.shapes) if value.kind in ("all_reduce", "reduce_scatter") else 1
@@ -93,6 +101,14 @@ def _evaluate(value: ClaimValue, inputs: Inputs, to: Arithmetic, ranks: range, w
             operands = (_evaluate(operand, inputs, to, ranks, wanted) for operand in (left, right))
             for a, b in zip(*operands, strict=True):
                 yield None if a is None else a @ b
+        case Added(left=left, right=right):
+            operands = (_evaluate(operand, inputs, to, ranks, wanted) for operand in (left, right))
+            for a, b in zip(*operands, strict=True):
+                yield None if a is None else a + b
+        case Applied(function=function, arguments=arguments):
+            operands = (_evaluate(operand, inputs, to, ranks, wanted) for operand in arguments)
+            for total, *factors in zip(*operands, strict=True):
+                yield None if total is None else prod(factors, start=FUNCTIONS[function].of(total))
         case Combined():
             found = _combine(value, _evaluate(value.operand, inputs, to, ranks, ranks), to)
             yield from (part if rank in wanted else None for rank, part in zip(ranks, found, strict=True))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..graph.claim_values import functions
+from ..graph.functions import FUNCTIONS
 from ..graph.ir import Claim
 from ..graph.noise import ACCUMULATED, UNIT, Noises, claimed
 from ..plan.check import walk
@@ -33,5 +35,8 @@ def _allowance(noises: Noises, claim: Claim) -> Allowance:
     found = claimed(noises, claim)
     elements = sum(target.elements for target in claim.targets)
     error = found.error + (extent(claim.value).terms - 1) * ACCUMULATED * found.value
+    spread = deviation(elements)
+    if any(FUNCTIONS[f.function].factor for f in functions(claim.value)):
+        spread *= spread / 2  # the product of two normal values has an exponential tail
     narrow = noises.types[claim.targets[0].tensor].unit_roundoff > UNIT  # the result's own store is one
-    return Allowance(float(deviation(elements) * error**0.5), found.lost, found.stores > narrow)
+    return Allowance(float(spread * error**0.5), found.lost, found.stores > narrow)

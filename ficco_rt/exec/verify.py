@@ -22,11 +22,14 @@ import numpy as np
 from ..driver.api import Array, OnProgress
 from ..errors import NumbersError
 from ..geometry.region import Box, Region, describe
+from ..graph.claim_values import functions
+from ..graph.functions import OWN
 from ..graph.ir import Claim
 from ..graph.noise import USEFUL
 from ..plan.ir import Plan
+from ..types import TYPES
 from .executor import Executor
-from .inputs import InputValues, exact_limit, factors, fresh_inputs, largest_one_signed
+from .inputs import InputValues, exact_limit, fresh_inputs, largest, largest_one_signed
 from .projection import project, times, vectors
 from .reference import DOUBLE_OPERATIONS, Inputs, evaluate, extent, take
 from .rounding import Allowance, allowances
@@ -245,7 +248,7 @@ def verdict(
 def _all_largest(plan: Plan, claim: Claim) -> float:
     """The result where every one-signed input is as large as may be. No partial sum of others passes its part of it, so
     that no rounding is larger than the one there."""
-    return float(extent(claim.value).terms * largest_one_signed(plan) ** factors(claim.value))
+    return largest(claim.value, largest_one_signed(plan))
 
 
 def _judged(parts: Sequence[Compared], limit: float, most: float) -> Verification:
@@ -261,12 +264,20 @@ def _judged(parts: Sequence[Compared], limit: float, most: float) -> Verificatio
 
 
 def _compared(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs, values: InputValues) -> Compared:
+    if functions(claim.value):  # no product with vectors comes through a function
+        return _furthest(claim, _elements(claim, inputs, outputs), _stored(plan) if values == "exact" else 0.0)
     if extent(claim.value).operations > DOUBLE_OPERATIONS:
         if values == "exact" and _same_projected(plan, claim, inputs, outputs):
             return Compared(0.0, 0.0, None)
         if values == "one-signed":
             return _furthest(claim, _means(claim, inputs, outputs))
     return _furthest(claim, _elements(claim, inputs, outputs))
+
+
+def _stored(plan: Plan) -> float:
+    """The share that storing a function of a whole number may change, with the function's own error: outside of
+    products only two stores round."""
+    return 2 * max(TYPES[t.dtype].unit_roundoff for t in plan.tensors) + OWN
 
 
 def _means(claim: Claim, inputs: Inputs, outputs: Outputs) -> Iterator[tuple[Region, Array, Array]]:
@@ -320,8 +331,9 @@ def _elements(claim: Claim, inputs: Inputs, outputs: Outputs) -> Iterator[tuple[
             yield target, take(outputs[target.tensor][target.rank], target), wanted
 
 
-def _furthest(claim: Claim, found: Iterable[tuple[Region, Array, Array]]) -> Compared:
-    """The largest |C − R|, its place, and max|R|, of what was found and what is wanted in these regions."""
+def _furthest(claim: Claim, found: Iterable[tuple[Region, Array, Array]], share: float = 0.0) -> Compared:
+    """The largest |C − R|, its place, and max|R|, of what was found and what is wanted in these regions. With a `share`
+    what is up to this share of |R| is no difference."""
     error, largest = -1.0, 0.0
     worst = Worst(claim.targets[0].tensor, 0, (), 0.0, 0.0)  # of a claim on nothing
     for target, got, wanted in found:
@@ -329,6 +341,8 @@ def _furthest(claim: Claim, found: Iterable[tuple[Region, Array, Array]]) -> Com
             continue
         off = np.subtract(got, wanted, dtype=wanted.dtype)
         np.abs(off, out=off)
+        if share:
+            off = np.maximum(off - share * np.abs(wanted) - OWN, 0)
         at = np.unravel_index(int(off.argmax()), off.shape)
         largest = max(largest, float(wanted.max()), -float(wanted.min()))
         if float(off[at]) > error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
 from ..geometry.region import Region, shape_words
-from .ir import Claim, ClaimValue, Combined, Operand, Product
+from .functions import FUNCTIONS
+from .ir import Added, Applied, Claim, ClaimValue, Combined, Operand, Product
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]  # one a rank
 
@@ -17,16 +18,45 @@ class Misfit(Exception):
     """What does not fit."""
 
 
-def operands(value: ClaimValue) -> Iterator[Operand]:
-    """All operands that the value is made of."""
+def parts(value: ClaimValue) -> tuple[ClaimValue, ...]:
+    """The values that a value is made of."""
     match value:
         case Operand():
-            yield value
-        case Product():
-            yield from operands(value.left)
-            yield from operands(value.right)
+            return ()
+        case Product() | Added():
+            return value.left, value.right
+        case Applied():
+            return value.arguments
         case Combined():
-            yield from operands(value.operand)
+            return (value.operand,)
+
+
+def walk(value: ClaimValue) -> Iterator[ClaimValue]:
+    """A value and all that it is made of."""
+    yield value
+    for part in parts(value):
+        yield from walk(part)
+
+
+def operands(value: ClaimValue) -> Iterator[Operand]:
+    """All operands that the value is made of."""
+    return (part for part in walk(value) if isinstance(part, Operand))
+
+
+def functions(value: ClaimValue) -> list[Applied]:
+    """The functions that are applied in a value."""
+    return [part for part in walk(value) if isinstance(part, Applied)]
+
+
+def check_functions(value: ClaimValue) -> None:
+    """Raises Misfit unless functions are applied last, but for what moves their values."""
+    while isinstance(value, Combined) and value.kind in ("all_gather", "all_to_all"):
+        value = value.operand
+    for part in parts(value):
+        if found := functions(part):
+            raise Misfit(
+                f"{found[0].function} is applied to a finished sum; its value is not added, multiplied or reduced"
+            )
 
 
 def regions_of(claim: Claim) -> Iterator[Region]:
@@ -35,12 +65,18 @@ def regions_of(claim: Claim) -> Iterator[Region]:
 
 
 def transposed(value: ClaimValue) -> ClaimValue:
-    """The value's transpose, for values that are matrices."""
+    """The value's transpose, for values that are matrices. Raises Misfit."""
     match value:
+        case Operand(regions=regions) if len(regions[0].shape) == 1:
+            raise Misfit(f"{regions[0].tensor} is added to every row of what is stored transposed")
         case Operand():
             return replace(value, transposed=not value.transposed)
         case Product(left=left, right=right):
             return Product(transposed(right), transposed(left))
+        case Added(left=left, right=right):
+            return Added(transposed(left), transposed(right))
+        case Applied(arguments=arguments):
+            return replace(value, arguments=tuple(map(transposed, arguments)))
         case Combined():
             return replace(value, operand=transposed(value.operand), axis=1 - value.axis)
 
@@ -48,6 +84,7 @@ def transposed(value: ClaimValue) -> ClaimValue:
 def misfit(claim: Claim, kinds: Mapping[str, str]) -> str | None:
     """What does not fit in a claim whose targets do, or None. `kinds` are those of the tensors."""
     try:
+        check_functions(claim.value)
         shapes = shapes_of(claim.value, len(claim.targets), kinds)
     except Misfit as error:
         return str(error)
@@ -72,6 +109,10 @@ def shapes_of(value: ClaimValue, ranks: int, kinds: Mapping[str, str]) -> Shapes
             return tuple(r.shape[::-1] if transposed else r.shape for r in regions)
         case Product(left=left, right=right):
             return product_shapes(shapes_of(left, ranks, kinds), shapes_of(right, ranks, kinds))
+        case Added(left=left, right=right):
+            return sum_shapes(shapes_of(left, ranks, kinds), shapes_of(right, ranks, kinds))
+        case Applied(function=function, arguments=arguments):
+            return applied_shapes(function, [shapes_of(a, ranks, kinds) for a in arguments])
         case Combined():
             return combined_shapes(value, shapes_of(value.operand, ranks, kinds))
 
@@ -82,6 +123,24 @@ def product_shapes(left: Shapes, right: Shapes) -> Shapes:
         if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
             raise Misfit(f"{shape_words(a)} times {shape_words(b)} on rank {rank} is no matrix product")
     return tuple((a[0], b[1]) for a, b in zip(left, right, strict=True))
+
+
+def sum_shapes(left: Shapes, right: Shapes) -> Shapes:
+    """The shape of a sum on each rank. Raises Misfit."""
+    for rank, (a, b) in enumerate(zip(left, right, strict=True)):
+        if b != (a[-1:] if len(b) == 1 else a):
+            raise Misfit(f"{shape_words(a)} plus {shape_words(b)} on rank {rank}: neither of one shape, nor one row")
+    return left
+
+
+def applied_shapes(function: str, arguments: Sequence[Shapes]) -> Shapes:
+    """The shape of a function's value on each rank. Raises Misfit."""
+    if len(arguments) != 1 + FUNCTIONS[function].factor:
+        raise Misfit(f"{function} has {len(arguments)} arguments")
+    for rank, shapes in enumerate(zip(*arguments, strict=True)):
+        if len(set(shapes)) > 1:
+            raise Misfit(f"{function} of {' and '.join(map(shape_words, shapes))} on rank {rank}: the shapes differ")
+    return arguments[0]
 
 
 def combined_shapes(value: Combined, shapes: Shapes) -> Shapes:

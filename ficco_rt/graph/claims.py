@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import cast
+from typing import TypeVar, cast
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic
@@ -14,9 +14,22 @@ from ..geometry.region import Box, BoxMap, Region, describe, shape_words
 from ..types import Dtype
 from . import evaluate, ir
 from .budget import Budget
-from .claim_values import Misfit, Shapes, combined_shapes, product_shapes, regions_of, transposed
+from .claim_values import (
+    Misfit,
+    Shapes,
+    applied_shapes,
+    check_functions,
+    combined_shapes,
+    product_shapes,
+    regions_of,
+    sum_shapes,
+    transposed,
+)
 from .evaluate import shares as checked_shares
+from .functions import FunctionName
 from .ops.kind import Names
+
+T = TypeVar("T")
 
 
 def build_claims(
@@ -78,6 +91,7 @@ def _claim(line: n.Computes, scopes: Sequence[evaluate.Scope], names: Names) -> 
     turned = names.turned(line.target)
     targets, target_shapes = _regions(line.target, scopes, names, turned)
     value, shapes = _value(line.value, scopes, names)
+    _fitting(line.value, check_functions, value)
     for rank, (target, shape) in enumerate(zip(target_shapes, shapes, strict=True)):
         if target != shape:
             raise evaluate.Mistake(
@@ -86,7 +100,7 @@ def _claim(line: n.Computes, scopes: Sequence[evaluate.Scope], names: Names) -> 
                 f"but {text_of(line.target)} is {shape_words(target)}",
             )
     if turned:
-        value = transposed(value)
+        value = _fitting(line.value, transposed, value)
     return ir.Claim(targets, value, f"{text_of(line.target, names)} = {text_of(line.value, names)}", line.span)
 
 
@@ -120,6 +134,15 @@ def _value(e: n.ClaimExpr, scopes: Sequence[evaluate.Scope], names: Names) -> tu
             left, a = _value(e.left, scopes, names)
             right, b = _value(e.right, scopes, names)
             return ir.Product(left, right), _fitting(e, product_shapes, a, b)
+        case n.ClaimSum():
+            left, a = _value(e.left, scopes, names)
+            right, b = _value(e.right, scopes, names)
+            return ir.Added(left, right), _fitting(e, sum_shapes, a, b)
+        case n.ClaimFunction():
+            found = [_value(a, scopes, names) for a in e.arguments]
+            function = cast(FunctionName, e.function)
+            shapes = _fitting(e, applied_shapes, function, [s for _, s in found])
+            return ir.Applied(function, tuple(value for value, _ in found)), shapes
         case n.ClaimCollective():
             return _collective(e, scopes, names)
 
@@ -138,7 +161,7 @@ def _collective(e: n.ClaimCollective, scopes: Sequence[evaluate.Scope], names: N
     return combined, _fitting(e, combined_shapes, combined, shapes)
 
 
-def _fitting(e: n.ClaimExpr, shapes: Callable[..., Shapes], *of: object) -> Shapes:
+def _fitting(e: n.ClaimExpr, shapes: Callable[..., T], *of: object) -> T:
     """The shapes of what the text claims. Raises Mistake where parts do not fit."""
     try:
         return shapes(*of)
@@ -191,7 +214,15 @@ def text_of(e: n.ClaimExpr, stored: Names | None = None) -> str:
             turned = e.transposed != (stored is not None and stored.turned(e))
             return f"{e.tensor}{cut}{'.T' if turned else ''}"
         case n.ClaimProduct():
-            return f"{text_of(e.left, stored)} * {text_of(e.right, stored)}"
+            sides = (
+                f"({text_of(x, stored)})" if isinstance(x, n.ClaimSum) else text_of(x, stored)
+                for x in (e.left, e.right)
+            )
+            return " * ".join(sides)
+        case n.ClaimSum():
+            return f"{text_of(e.left, stored)} + {text_of(e.right, stored)}"
+        case n.ClaimFunction():
+            return f"{e.function}({', '.join(text_of(a, stored) for a in e.arguments)})"
         case n.ClaimCollective():
             of = f", {e.axis}" if e.axis else ""
             return f"{e.kind}({text_of(e.operand, stored)}{of}{' of …' if e.shares is not None else ''})"

@@ -17,10 +17,28 @@ class Terms:
 
     inputs: tuple[tuple[Element, int], ...]
     products: tuple[tuple[Term, tuple[Interval, ...]], ...]
+    functions: tuple[tuple[str, tuple[Terms, ...]], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.products or self.functions)
 
 
 def terms(algebra: Algebra, value: Sum) -> Terms:
-    return Terms(tuple(algebra.inputs_of(value)), tuple(algebra.products_of(value)))
+    functions = ((name, tuple(terms(algebra, a) for a in arguments)) for name, arguments in value.functions)
+    return Terms(tuple(algebra.inputs_of(value)), tuple(algebra.products_of(value)), tuple(functions))
+
+
+def inside(due: Terms, there: Terms) -> tuple[str, Terms, Terms]:
+    """Where values are one function each, of different arguments: which argument, in words, and both of it."""
+    words = ""
+    while len(due.functions) == len(there.functions) == 1 and not any(x.inputs or x.products for x in (due, there)):
+        ((name, wanted),), ((other, given),) = due.functions, there.functions
+        if name != other:
+            break
+        number = next((i for i, (a, b) in enumerate(zip(wanted, given, strict=True)) if a != b), 0)
+        words += f"{name} of a {'factor' if number else 'sum'} that "
+        due, there = wanted[number], given[number]
+    return words, due, there
 
 
 def difference(a: Terms, b: Terms) -> Terms:
@@ -29,13 +47,18 @@ def difference(a: Terms, b: Terms) -> Terms:
     inputs = tuple((e, n - times.get(e, 0)) for e, n in a.inputs if n > times.get(e, 0))
     known = dict(b.products)
     products = ((term, joined(intervals, known.get(term, ()))) for term, intervals in a.products)
-    return Terms(inputs, tuple((term, left) for term, left in products if left))
+    functions = list(a.functions)
+    for f in b.functions:
+        if f in functions:
+            functions.remove(f)
+    return Terms(inputs, tuple((term, left) for term, left in products if left), tuple(functions))
 
 
 def elements(value: Terms) -> set[Element]:
     """The elements of inputs that occur in the terms, factors among them."""
     factors = {e for term, _ in value.products for e in term}
-    return factors | {e for e, _ in value.inputs}
+    inner = {e for _, arguments in value.functions for a in arguments for e in elements(a)}
+    return factors | inner | {e for e, _ in value.inputs}
 
 
 def twice(value: Terms) -> Terms:
@@ -76,7 +99,9 @@ def show(value: Terms, box: Box) -> str:
     for term, intervals in value.products[:3]:
         for k in intervals[:3]:
             texts.append(f"{_source(term.left, box, k, summed_last=True)} × {_source(term.right, box, k)}")
-    count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products)
+    for name, arguments in value.functions[:3]:
+        texts.append(f"{name}({', '.join(show(a, box) for a in arguments)})")
+    count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products) + len(value.functions)
     return " + ".join(texts[:3]) + (f" and {count - 3} more" if count > 3 else "")
 
 

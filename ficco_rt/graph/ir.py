@@ -18,6 +18,7 @@ from ficco_dsl.diagnostics import Span
 from ..files.records import Count, Positive
 from ..geometry.region import Region
 from ..types import Dtype, holds
+from .functions import FunctionName
 
 T = TypeVar("T")
 Engine: TypeAlias = Literal["copy", "sm", "nccl"]
@@ -136,9 +137,10 @@ class Copy(Body):
 @dataclass(frozen=True, slots=True)
 class Gemm(Body):
     """out = left · right + the sum of `addends` (or out += left · right), logical [m, k] · [k, n]; a transposed operand
-    is stored the other way. All is added in fp32 and rounded once. An addend has the shape of `out`, and its type or
-    fp32. `out` may be on another rank, and so may an addend, which may be `out` itself. With `+=` there are no addends,
-    and `out` is the rank's own."""
+    is stored the other way. All is added in fp32, `function` is applied to the sum and multiplied by `factor`, and the
+    result is rounded once. An addend has the shape of `out`, or is one row, which is added to every row; its type is
+    that of `out` or fp32, and so for the factor. `out` may be on another rank, and so may an addend, which may be `out`
+    itself. With `+=` there are no addends and no function, and `out` is the rank's own."""
 
     out: Region
     left: Region
@@ -147,11 +149,13 @@ class Gemm(Body):
     right_transposed: bool
     accumulate: bool
     addends: tuple[Region, ...] = ()
+    function: FunctionName | None = None
+    factor: Region | None = None
 
     @property
     def reads(self) -> tuple[Region, ...]:
         added = (self.out,) if self.accumulate else self.addends
-        return (self.left, self.right, *added)
+        return (self.left, self.right, *added, *((self.factor,) if self.factor else ()))
 
     @property
     def writes(self) -> tuple[Region, ...]:
@@ -179,14 +183,16 @@ class Gemm(Body):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Body):
-    """out = the sum of `terms`, elementwise, accumulated in fp32."""
+    """out = the sum of `terms`, elementwise, accumulated in fp32; or `function` of it, times `factor`, as in Gemm."""
 
     out: Region
     terms: tuple[Region, ...]
+    function: FunctionName | None = None
+    factor: Region | None = None
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        return self.terms
+        return (*self.terms, *((self.factor,) if self.factor else ()))
 
     @property
     def writes(self) -> tuple[Region, ...]:
@@ -336,6 +342,23 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """left + right on every rank; a right side of one dimension is added to every row."""
+
+    left: ClaimValue
+    right: ClaimValue
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A function of a finished sum; a second argument is what its value is multiplied by. Nothing is added to it, and
+    nothing multiplied by it."""
+
+    function: FunctionName
+    arguments: tuple[ClaimValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Combined:
     """A collective of the ranks' values. `axis` counts from the last two logical dimensions: 0 rows, 1 columns.
 
@@ -348,7 +371,7 @@ class Combined:
     shares: tuple[tuple[int, ...], ...] | None
 
 
-ClaimValue: TypeAlias = Operand | Product | Combined
+ClaimValue: TypeAlias = Operand | Product | Added | Applied | Combined
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import BoxMap, Region
 from ..types import ACCUMULATOR, TYPES
-from .ir import Claim, Collective, Gemm, Tensor, by_call
+from .functions import GROWTH, OWN, SLOPE
+from .ir import Claim, Collective, Gemm, Reduce, Tensor, by_call
 from .kinds import kind_of
 from .trail import Step
 
@@ -98,9 +99,11 @@ class Noises:
         """Nothing is claimed of what is written."""
         self.write(region, NOTHING)
 
-    def store(self, region: Region, terms: list[Noise], origin: Span) -> None:
-        """Add up in an accumulator, and round to the region's type."""
-        total = _sum(terms)
+    def store(self, body: Gemm | Reduce, terms: list[Noise], origin: Span) -> None:
+        """Add up in an accumulator, apply the function, and round to the type of the result."""
+        region, total = body.out, _sum(terms)
+        if body.function is not None:
+            terms = [total := _applied(total, None if body.factor is None else self.read(body.factor))]
         unit = self.types[region.tensor].unit_roundoff
         place = self._place(region.tensor, origin, total.value)
         stores = self.stores[place]
@@ -144,7 +147,7 @@ class Noises:
         lost = left.lost + right.lost + adds / 2 * UNIT  # partial sums are half of the final one on average
         added = (gemm.out,) if gemm.accumulate else gemm.addends
         product = Noise(value, error, lost, max(left.stores, right.stores), worse.place, worse.taken)
-        self.store(gemm.out, [product, *(self.read(a) for a in added)], origin)
+        self.store(gemm, [product, *(self.read(a) for a in added)], origin)
 
     def _collective(self, calls: list[Collective], origin: Span) -> None:
         """A vendor's sum may be stored at every rank that it comes past, where it has grown evenly."""
@@ -186,6 +189,23 @@ def _sum(terms: list[Noise]) -> Noise:
     lost = sum(n.value * n.lost for n in terms) / value + len(terms) * UNIT
     place, taken = max(((n.place, n.value * n.taken / value) for n in terms), key=lambda found: found[1])
     return Noise(value, error, lost, max(n.stores for n in terms), place, taken)
+
+
+def _applied(total: Noise, factor: Noise | None) -> Noise:
+    """A function of a sum, whose values are no larger than its argument."""
+    error = SLOPE**2 * total.error + OWN**2 * total.value
+    found = total._replace(error=error, lost=GROWTH * total.lost + OWN, taken=GROWTH * total.taken)
+    if factor is None or not total.value:
+        return found
+    worse = max(found, factor, key=attrgetter("taken"))
+    return Noise(
+        total.value * factor.value,
+        error * factor.value + total.value * factor.error + error * factor.error,
+        found.lost + factor.lost,
+        max(found.stores, factor.stores),
+        worse.place,
+        worse.taken,
+    )
 
 
 def claimed(noises: Noises, claim: Claim) -> Noise:

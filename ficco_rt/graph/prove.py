@@ -17,7 +17,7 @@ from ..trace.model import base_name
 from ..types import loss
 from . import ir, symbolic
 from .combine import Array, combine, equal_shares
-from .difference import Terms, difference, elements, same, show, terms, twice
+from .difference import Terms, difference, elements, inside, same, show, terms, twice
 from .evaluate import MOST_MISTAKES, first_of, refuse
 from .kinds import kind_of
 from .op_rules import broken, misplaced, pairs_fit
@@ -222,6 +222,18 @@ class Proof:
                     (symbolic.multiply(algebra, left, right, (a[0], b[1])), (a[0], b[1]))
                     for (left, a), (right, b) in pairs
                 ]
+            case ir.Added():
+                sides = zip(self._claimed(value.left), self._claimed(value.right), strict=True)
+                return [
+                    (symbolic.added(algebra, [left, symbolic.repeated(algebra, right, shape)], shape), shape)
+                    for (left, shape), (right, _) in sides
+                ]
+            case ir.Applied():
+                applied = []
+                for found in zip(*map(self._claimed, value.arguments), strict=True):
+                    shape = found[0][1]
+                    applied.append((symbolic.applied(algebra, value.function, [p for p, _ in found], shape), shape))
+                return applied
             case ir.Combined():
                 operands = self._claimed(value.operand)
                 dims = len(operands[0][1])
@@ -284,17 +296,20 @@ class Proof:
             message = f"{place}: the proof does not see into {has.opaque[0]}"
             help = f"mark the output: 'output {target.tensor}[…] : … unproven', without its computes line"
         else:
-            due, there = terms(self.algebra, wanted), terms(self.algebra, has)
+            words, due, there = inside(terms(self.algebra, wanted), terms(self.algebra, has))
             lacks, extra = difference(due, there), difference(there, due)
             alien = difference(extra, due)
             again = difference(extra, alien)
             parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
-            told = [f"{words} {show(part, box)}" for words, part in parts if part.inputs or part.products]
-            message = f"{place}: {'; '.join(told)}"
+            told = [f"{how} {show(part, box)}" for how, part in parts if part]
+            message = f"{place}: {words}{'; '.join(told)}"
             part = Part(target.tensor, target.rank, box)
             twice_there = again.inputs or again.products
-            guilty = self._doubled(again, box, last) if twice_there and not (lacks.inputs or lacks.products) else None
+            guilty = self._doubled(again, box, last) if twice_there and not lacks else None
             notes += self._brought(last, part, extra, lacks) if guilty is None else guilty
+            if lacks.functions or extra.functions:
+                name = (lacks.functions or extra.functions)[0][0]
+                help = f"{name} is applied once, to the finished sum"
         self.mistakes[origin] = Diagnostic(origin, message, notes, help)
 
     def _brought(self, writer: int, part: Part, extra: Terms, lacks: Terms) -> tuple[Note, ...]:

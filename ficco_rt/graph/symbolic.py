@@ -4,6 +4,7 @@ A value describes all elements of a box at once. An element at coordinates x hol
 
     Σ inputs   I@r[f(x)]                      a copy of an input element, once or several times
   + Σ products Σ_{k in intervals} L@p[g(x,k)] · R@q[h(x,k)]
+  + Σ functions of such sums, which are terms of their own: equal if their arguments are equal
 
 where f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset.
 Coordinates are those of the tensor that holds the value, so cutting a box never changes its value.
@@ -17,7 +18,7 @@ Values are interned: equal values are one object within an `Algebra`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -88,6 +89,7 @@ class Factors(NamedTuple):
 
 Index: TypeAlias = tuple[Coordinate, ...]
 Groups: TypeAlias = tuple[tuple[Index, Bag], ...]
+Functions: TypeAlias = "tuple[tuple[str, tuple[Sum, ...]], ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Sum:
     products: Groups  # numbers of factors, with intervals of k: joined where they touch, apart where they overlap
     opaque: tuple[str, ...]  # what the proof does not see into, as text
     rounded: tuple[Rounding, ...] = ()  # types that it has been stored in on its way: the first place of each
+    functions: Functions = ()  # names and arguments, which are exact
 
 
 class Unwritten:
@@ -127,6 +130,7 @@ class Algebra:
         self._numbers: dict[Source | Factors, int] = {}
         self._sources: list[Source | Factors] = []
         self._sums: dict[Sum, Sum] = {}
+        self._functions: dict[tuple[str | int, ...], int] = {}  # by name and arguments, which are interned
         self._moved: dict[tuple[int, tuple[tuple[int, int], ...]], Sum] = {}
         self._added: dict[tuple[int, ...], Sum] = {}
         self._products: dict[tuple[int, int, Interval, int, int], Sum] = {}
@@ -148,6 +152,9 @@ class Algebra:
 
     def _intern(self, value: Sum) -> Sum:
         return self._sums.setdefault(value, value)
+
+    def _order(self, function: tuple[str, tuple[Sum, ...]]) -> int:
+        return self._functions.setdefault((function[0], *map(id, function[1])), len(self._functions))
 
     def _number(self, source: Source | Factors) -> int:
         number = self._numbers.setdefault(source, len(self._sources))
@@ -208,12 +215,13 @@ class Algebra:
     def _at(self, value: Sum, place: Callable[[Index], Index]) -> Sum:
         """`value`, each group at another index."""
         inputs, products = ([(place(index), bag) for index, bag in groups] for groups in (value.inputs, value.products))
-        return self._make(inputs, products, value.opaque, value.rounded)
+        functions = tuple((name, tuple(self._at(a, place) for a in arguments)) for name, arguments in value.functions)
+        return self._make(inputs, products, value.opaque, value.rounded, functions)
 
     def unfixed(self, value: Sum, box: Box) -> Sum:
         """`value`, whose box is one element wide somewhere, with fixed coordinates written as x[axis] + offset over
         such dimensions: so rows copied one by one hold the same value as rows copied at once."""
-        if not any(c.axis == FIXED for index, _ in (*value.inputs, *value.products) for c in index):
+        if not any(c.axis == FIXED for index in _indices(value) for c in index):
             return value
         wide = [d for d in reversed(range(len(box.start))) if box.stop[d] - box.start[d] == 1]
 
@@ -234,13 +242,14 @@ class Algebra:
     def stored(self, value: Sum, rounding: Rounding) -> Sum:
         """`value` after it was stored in the rounding's type. An input's own element may fit as it is, and what has
         been rounded to a type is not rounded again."""
-        if any(r.dtype == rounding.dtype for r in value.rounded) or not (value.inputs or value.products):
+        terms = value.inputs or value.products or value.functions
+        if any(r.dtype == rounding.dtype for r in value.rounded) or not terms:
             return value
-        if not value.products and sum(bag.size for _, bag in value.inputs) == 1:
+        if not (value.products or value.functions) and sum(bag.size for _, bag in value.inputs) == 1:
             ((element, times),) = self.inputs_of(value)
             if times == 1 and holds(rounding.dtype, self.inputs[element.tensor]):
                 return value
-        return self._make(value.inputs, value.products, value.opaque, (*value.rounded, rounding))
+        return self._make(value.inputs, value.products, value.opaque, (*value.rounded, rounding), value.functions)
 
     def exact(self, value: Sum) -> Sum:
         """`value`, as if nothing had been rounded."""
@@ -248,7 +257,8 @@ class Algebra:
             return value
         found = self._exact.get(id(value))
         if found is None:
-            found = self._exact[id(value)] = self._make(value.inputs, value.products, value.opaque)
+            found = self._make(value.inputs, value.products, value.opaque, (), value.functions)
+            self._exact[id(value)] = found
         return found
 
     # -- sums and products
@@ -262,8 +272,17 @@ class Algebra:
                 [group for v in values for group in v.products],
                 tuple(o for v in values for o in v.opaque),
                 tuple(r for v in values for r in v.rounded),
+                tuple(f for v in values for f in v.functions),
             )
         return found
+
+    def applied(self, function: str, *arguments: Sum) -> Sum:
+        """A function of values, which the proof does not see into."""
+        opaque = tuple(o for a in arguments for o in a.opaque)
+        if opaque:
+            return self.opaque(opaque[0])
+        rounded = tuple(r for a in arguments for r in a.rounded)
+        return self._make((), (), (), rounded, ((function, tuple(map(self.exact, arguments))),))
 
     def product(self, left: Sum, right: Sum, k: Interval, left_axis: int, right_axis: int) -> Sum:
         """Σ over k of left · right, where k is coordinate `left_axis` of the left and `right_axis` of the right
@@ -272,8 +291,9 @@ class Algebra:
         found = self._products.get(key)
         if found is None:
             for side in (left, right):
-                if side.opaque or side.products:
-                    found = self.opaque(side.opaque[0] if side.opaque else "a product of products")
+                if side.opaque or side.products or side.functions:
+                    what = side.functions[0][0] if side.functions else "products"
+                    found = self.opaque(side.opaque[0] if side.opaque else f"a product of {what}")
                     break
             else:
                 found = self._multiply(left, right, k, left_axis, right_axis)
@@ -302,14 +322,16 @@ class Algebra:
         products: Sequence[tuple[Index, Bag]],
         opaque: tuple[str, ...],
         rounded: tuple[Rounding, ...] = (),
+        functions: Functions = (),
     ) -> Sum:
-        self._terms.spend(len(inputs) + len(products) + len(opaque), self.origin)
+        self._terms.spend(len(inputs) + len(products) + len(opaque) + len(functions), self.origin)
         return self._intern(
             Sum(
                 self._groups(inputs),
                 self._groups(products),
                 tuple(sorted(set(opaque))) if len(opaque) > 1 else opaque,
                 _first(rounded) if len(rounded) > 1 else rounded,
+                tuple(sorted(functions, key=self._order)) if len(functions) > 1 else functions,
             )
         )
 
@@ -321,6 +343,14 @@ class Algebra:
         for index, bag in given:
             bags.setdefault(index, []).append(bag)
         return tuple((index, self._bags.union(bags[index])) for index in sorted(bags))
+
+
+def _indices(value: Sum) -> Iterator[Index]:
+    """The coordinates of all terms, those inside functions among them."""
+    yield from (index for index, _ in (*value.inputs, *value.products))
+    for _, arguments in value.functions:
+        for argument in arguments:
+            yield from _indices(argument)
 
 
 def _first(rounded: tuple[Rounding, ...]) -> tuple[Rounding, ...]:
@@ -382,6 +412,30 @@ def added(algebra: Algebra, parts: list[Pieces], shape: tuple[int, ...]) -> Piec
         for box, value in pieces:
             algebra.look_at(total.update(box, lambda old, value=value: algebra.add(old, value)))  # type: ignore[misc]
     return list(total.items(Box((0,) * len(shape), shape)))
+
+
+def repeated(algebra: Algebra, pieces: Pieces, shape: tuple[int, ...]) -> Pieces:
+    """An array, or one row of it given by pieces in one dimension, as an array of the shape."""
+    above = len(shape) - 1
+    return [
+        (box, value)
+        if len(box.start) > above
+        else (Box((*(0,) * above, *box.start), (*shape[:-1], *box.stop)), algebra.moved(value, ((above, 0),)))
+        for box, value in pieces
+    ]
+
+
+def applied(algebra: Algebra, function: str | None, arguments: list[Pieces], shape: tuple[int, ...]) -> Pieces:
+    """The function of logical arrays of one shape; the first of them if there is no function."""
+    if function is None or not all(shape):
+        return arguments[0]
+    if len(arguments) == 1:
+        return [(box, algebra.applied(function, value)) for box, value in arguments[0]]
+    found: BoxMap[tuple[Sum, ...]] = BoxMap(shape, ())
+    for pieces in arguments:
+        for box, value in pieces:
+            algebra.look_at(found.update(box, lambda old, value=value: (*old, value)))  # type: ignore[misc]
+    return [(box, algebra.applied(function, *values)) for box, values in found.items(Box((0,) * len(shape), shape))]
 
 
 def to_logical(algebra: Algebra, region: Region, tensor_box: Box, logical_box: Box, value: Sum) -> Sum:

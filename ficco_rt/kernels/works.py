@@ -9,7 +9,8 @@ from typing import Generic, TypeAlias, TypeVar, cast
 from ..geometry.cells import strides
 from ..geometry.region import Region
 from ..geometry.rows import Block, Rows, fewer
-from ..graph.ir import Body, Gemm, Tensor
+from ..graph.ir import Body, Gemm, Reduce, Tensor
+from ..graph.ops.reduce import is_row
 from ..types import TYPES, Dtype
 
 B = TypeVar("B", bound=Body)
@@ -82,7 +83,12 @@ def with_rows(body: Body, sides: Sequence[T]) -> Sequence[T]:
     result's, or of a product over rows its operands."""
     if over_rows(body):
         return sides[1:3]
-    return (*sides[:2], *sides[3:]) if isinstance(body, Gemm) else sides
+    if not isinstance(body, Gemm | Reduce):
+        return sides
+    rows = [not is_row(region, body.out) for region in (*body.writes, *body.reads)]
+    if isinstance(body, Gemm):
+        rows[2] = False
+    return tuple(side for side, has_rows in zip(sides, rows, strict=True) if has_rows)
 
 
 def over_rows(body: Body) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,10 @@ from ...geometry.region import Box, Region, overlap, shape_words
 from ...types import TYPES
 from .. import ir
 from ..evaluate import Scope
+from ..functions import FunctionName
 from ..symbolic import Algebra, Pieces, added, multiply, transposed
 from .kind import Make, Memory, Names, Noises, OpKind, Read, Resolve, Tensors, Twin
-from .reduce import term_fits
+from .reduce import function_fits, part_of, term_fits, text_of, twin_of, value_of
 
 
 class GemmKind(OpKind[ir.Gemm]):
@@ -32,6 +34,8 @@ class GemmKind(OpKind[ir.Gemm]):
         operands, added = [names.one(r) for r in (s.out, s.left, s.right)], names.each(s.terms)
         left_turned, right_turned = (ref.transposed != names.turned(ref) for ref in (s.left, s.right))
         out_turned = names.turned(s.out)
+        factor = (lambda _: None) if s.factor is None else names.one(s.factor)
+        function = cast("FunctionName | None", s.function)
 
         def gemm(scope: Scope, where: ir.Where) -> ir.Op:
             out, left, right = (operand(scope) for operand in operands)
@@ -39,12 +43,12 @@ class GemmKind(OpKind[ir.Gemm]):
                 product = (out, right, left, not right_turned, not left_turned)
             else:
                 product = (out, left, right, left_turned, right_turned)
-            return ir.Op(where, ir.Gemm(*product, s.accumulate, added(scope)))
+            return ir.Op(where, ir.Gemm(*product, s.accumulate, added(scope), function, factor(scope)))
 
         return gemm
 
     def check_layout(self, s: verbs.Gemm, names: Names) -> None:
-        names.alike(self.word, (s.out, *s.terms))
+        names.alike(self.word, (s.out, *s.terms, *((s.factor,) if s.factor else ())))
 
     def fits(self, gemm: ir.Gemm, rank: int, tensors: Tensors) -> str | None:
         """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands. The
@@ -80,18 +84,18 @@ class GemmKind(OpKind[ir.Gemm]):
                 f"'+=' adds to {out.tensor} on rank {out.rank}; a gemm adds in its own rank's memory: store there "
                 "with '=', each product in its own place, and sum those"
             )
-        if gemm.accumulate and gemm.addends:
-            return "'+=' takes no sum"
+        if gemm.accumulate and (gemm.addends or gemm.function):
+            return f"'+=' takes no {'sum' if gemm.addends else gemm.function}"
         for addend in gemm.addends:
             message = term_fits("gemm", out, addend, tensors, (c, wide))
             if message is not None:
                 return message
-        return None
+        return function_fits("gemm", gemm, tensors, (c, wide))
 
     def text(self, gemm: ir.Gemm) -> str:
         left, right = (f"{r}{'.T' if t else ''}" for r, t in _operands(gemm))
         addends = "".join(f" + {a}" for a in gemm.addends)
-        return f"gemm {gemm.out} {'+=' if gemm.accumulate else '='} {left} · {right}{addends}"
+        return f"gemm {gemm.out} {'+=' if gemm.accumulate else '='} {text_of(gemm, f'{left} · {right}{addends}')}"
 
     def values(self, gemm: ir.Gemm, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         left, right = read(gemm.left), read(gemm.right)
@@ -102,17 +106,15 @@ class GemmKind(OpKind[ir.Gemm]):
         m, n = gemm.out.shape
         result = multiply(algebra, left, right, (m, n))
         if gemm.accumulate:
-            result = added(algebra, [read(gemm.out), result], (m, n))
-        elif gemm.addends:
-            result = added(algebra, [result, *map(read, gemm.addends)], (m, n))
-        return (result,)
+            return (added(algebra, [read(gemm.out), result], (m, n)),)
+        return value_of(gemm, algebra, [result, *map(read, gemm.addends)], read)
 
     def sources(self, gemm: ir.Gemm, box: Box) -> Iterator[tuple[Region, Box]]:
         for axis, (region, turned) in enumerate(_operands(gemm)):
             edge = [[0, n] for n in region.shape]
             edge[1 - axis if turned else axis] = [box.start[axis], box.stop[axis]]
             yield region, Box(tuple(a for a, _ in edge), tuple(b for _, b in edge))
-        yield from ((region, box) for region in gemm.reads[2:])
+        yield from ((region, part_of(region, gemm.out, box)) for region in gemm.reads[2:])
 
     def noise(self, gemm: ir.Gemm, noises: Noises, origin: Span) -> None:
         noises.multiply(gemm, origin)
@@ -124,17 +126,18 @@ class GemmKind(OpKind[ir.Gemm]):
         if inner != inner2 or out.shape[-2:] != (rows, columns):
             raise malformed(place, f"shapes do not fit: {gemm.out} = {gemm.left} · {gemm.right}")
         addends = [resolve(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
-        if any(t.shape != out.shape for t in addends):
+        if any(t.shape not in (out.shape, out.shape[-1:]) for t in addends):
             raise malformed(place, f"what is added to a product must have the shape of {gemm.out}")
         a, b = _operand(left, gemm.left_transposed), _operand(right, gemm.right_transposed)
         target = out.one
-        if addends:
+        if addends or gemm.function:
+            store = twin_of(gemm, place, resolve)
 
             def add() -> None:
                 total = np.matmul(a(), b())
                 for addend in addends:
                     total += addend.load32()
-                out.store(total)
+                store(total)
 
             return add
         if target is not None and target.dtype == np.float32:
