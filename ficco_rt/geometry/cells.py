@@ -72,10 +72,14 @@ def aligned(regions: Sequence[Region]) -> Iterator[tuple[Box, ...]]:
         yield tuple(boxes)
 
 
-def cells(regions: Sequence[Region], shapes: Sequence[Sequence[int]]) -> Iterator[Cell]:
-    """Regions of one logical shape, cut at the segments of all of them; `shapes` are their tensors'."""
+def cells(
+    regions: Sequence[Region], shapes: Sequence[Sequence[int]], steps: Sequence[Sequence[int]] = ()
+) -> Iterator[Cell]:
+    """Regions of one logical shape, cut at the segments of all of them; `shapes` are their tensors', which are dense
+    unless `steps` has the elements from one index to the next."""
+    steps = steps or [strides(shape) for shape in shapes]
     for boxes in aligned(regions):
-        yield from _of_boxes(boxes, shapes)
+        yield from _of_boxes(boxes, steps)
 
 
 def part(region: Region, start: int, stop: int) -> Region:
@@ -92,8 +96,7 @@ def part(region: Region, start: int, stop: int) -> Region:
     return Region(region.tensor, region.rank, tuple(axes))
 
 
-def _of_boxes(boxes: Sequence[Box], shapes: Sequence[Sequence[int]]) -> Iterator[Cell]:
-    steps = [strides(shape) for shape in shapes]
+def _of_boxes(boxes: Sequence[Box], steps: Sequence[Sequence[int]]) -> Iterator[Cell]:
     offsets = [sum(a * s for a, s in zip(box.start, step, strict=True)) for box, step in zip(boxes, steps, strict=True)]
     # dimensions of one element hold nothing together; what is left has the same sizes on every side
     long = [

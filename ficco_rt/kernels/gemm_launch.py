@@ -52,12 +52,15 @@ def gemm_of(works: Sequence[Work]) -> MatrixGemm | str:
     if len(kinds) > 1:
         return "works differ in types or layout"
     ((dtype, out_dtype, transposed),) = kinds
+    functions = {w.body.function for w in products}
+    if len(functions) > 1:
+        return f"works apply {' and '.join(sorted(f or 'no function' for f in functions))}"
     if TYPES[dtype].half is None:
         return f"operands are {dtype}"
     found = [tiles.work_of(w) for w in products]
     made = tuple(w for w in found if w is not None)
     if len(made) < len(products):
         return "an operand's columns are not side by side"
-    signature = Signature(dtype, out_dtype, *transposed, addends=any(w.addends for w in made))
+    signature = Signature(dtype, out_dtype, *transposed, addends=any(w.addends for w in made), function=functions.pop())
     left_written, right_written = (any(w.views[side].written for w in products) for side in (1, 2))
     return MatrixGemm(made, signature, (not left_written, not right_written))

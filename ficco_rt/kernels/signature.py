@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..graph.functions import FUNCTIONS, FunctionName
 from ..types import ACCUMULATOR, TYPES
 from . import target
 
@@ -18,6 +19,12 @@ class Signature:
     left_transposed: bool
     right_transposed: bool
     addends: bool = False  # kernels with addends are compiled apart from others
+    function: FunctionName | None = None  # and so are those with a function of the sum
+
+    @property
+    def factor(self) -> bool:
+        """Whether the last addend is what the function's value is multiplied by."""
+        return self.function is not None and FUNCTIONS[self.function].factor
 
     @property
     def transposed(self) -> tuple[bool, bool]:
@@ -35,6 +42,7 @@ class Signature:
     def entry(self, variant: str) -> str:
         """The kernel's name: of the entry point, the trace and the cache alike."""
         layout = "".join("nt"[transposed] for transposed in self.transposed)
+        variant = variant if self.function is None else f"{variant}_{self.function}"
         return f"{variant}{'_sum' if self.addends else ''}_{self.dtype}_{self.out_dtype}_{layout}"
 
     def options(self, variant: str, arch: str, defines: Mapping[str, object]) -> tuple[str, ...]:
@@ -48,4 +56,11 @@ class Signature:
             "ADDENDS": int(self.addends),
             **defines,
         }
-        return (*target.options(arch), *(f"-D{key}={value}" for key, value in values.items()))
+        return (*target.options(arch), *(f"-D{key}={value}" for key, value in values.items()), *applied(self.function))
+
+
+def applied(function: FunctionName | None) -> tuple[str, ...]:
+    """What a source is compiled with that applies a function to its sums (`src/functions.cuh`)."""
+    if function is None:
+        return ()
+    return f"-DFUNCTION={FUNCTIONS[function].number}", f"-DFACTOR={int(FUNCTIONS[function].factor)}"

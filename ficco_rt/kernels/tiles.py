@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..geometry.cells import common, strides
+from ..geometry.cells import common
 from ..geometry.region import Interval
 from ..geometry.rows import Block
 from ..graph.ir import Gemm
@@ -39,7 +39,8 @@ class MatrixOperand:
 
 @dataclass(frozen=True, slots=True)
 class Addend:
-    """What is added to a product: an operand of the output's shape."""
+    """What is added to a product: an operand of the output's shape. The last may be a factor of the function of the
+    sum (`Signature.factor`)."""
 
     operand: MatrixOperand
     dtype: str
@@ -91,14 +92,14 @@ def operand(view: View) -> MatrixOperand | None:
     if len(kept) != 2 or kept[1] != len(shape) - 1:
         return None
     row, column = kept
-    matrix = Matrix(view.base, shape[row], shape[column], strides(shape)[row], view.block)
+    matrix = Matrix(view.base, shape[row], shape[column], view.steps[row], view.block)
     return MatrixOperand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 
 def work_of(product: WorkOf[Gemm]) -> MatrixWork | None:
     """The product on matrices; None if an operand's columns are not side by side."""
-    operands, added = [], product.body.addends
-    views = product.views[: 3 + len(added)]
+    operands = []
+    views = product.views[:3] if product.body.accumulate else product.views
     for view in views:
         found = operand(view)
         if found is None:

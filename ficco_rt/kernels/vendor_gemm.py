@@ -150,6 +150,8 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
         return f"it has no code for {unknown}; take tensors of another type"
     if product.body.addends:
         return "terms are added to the product; add them by a reduce, or by gemm … += into what holds them"
+    if product.body.function is not None:
+        return f"{product.body.function} is applied to the sum; apply it by a reduce"
     if product.body.stored_afar:
         return "its result lies on another rank; take a tensor of this rank, and a copy"
     work = tiles.work_of(product)

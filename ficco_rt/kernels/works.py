@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar, cast
 
 from ..geometry.cells import strides
-from ..geometry.region import Region
+from ..geometry.region import Axis, Interval, Region
 from ..geometry.rows import Block, Rows, fewer
 from ..graph.ir import Body, Gemm, Reduce, Tensor
 from ..graph.ops.reduce import is_row
@@ -29,20 +29,28 @@ class View:
     dtype: Dtype
     written: bool = True  # by the plan's commands; inputs never are: outputs share no memory with them (exec/bindings)
     block: Block | None = None
+    repeated: bool = False  # one row of a tensor as a matrix, whose first dimensions the tensor has not
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements from one index to the next, by dimension."""
+        if not self.repeated:
+            return strides(self.shape)
+        above = len(self.region.kept) - 1
+        return (*(0,) * above, *strides(self.shape[above:]))
 
     @property
     def base(self) -> int:
         """The address of element [0, …] of what the fixed dimensions leave of the tensor."""
         if len(self.region.kept) == len(self.region.axes):
             return self.address
-        fixed = zip(self.region.axes, strides(self.shape), strict=True)
+        fixed = zip(self.region.axes, self.steps, strict=True)
         return self.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * TYPES[self.dtype].bytes
 
     @property
     def first(self) -> int:
         """The address of the region's first element."""
-        steps = strides(self.shape)
-        offset = sum(at * step for at, step in zip(self.region.boxes[0].start, steps, strict=True))
+        offset = sum(at * step for at, step in zip(self.region.boxes[0].start, self.steps, strict=True))
         return self.address + offset * TYPES[self.dtype].bytes
 
 
@@ -75,7 +83,18 @@ def kernel_work(
         alike = with_rows(body, views)
         blocks = dict(zip(map(id, alike), rows.of([view.region for view in alike]), strict=True))
         views = tuple(replace(view, block=blocks.get(id(view))) for view in views)
+    if isinstance(body, Gemm | Reduce):
+        views = tuple(_repeated(view, body.out.shape) if is_row(view.region, body.out) else view for view in views)
     return WorkOf(body, views, waits, signals)
+
+
+def _repeated(view: View, shape: tuple[int, ...]) -> View:
+    """One row of a tensor, or a matrix made of one, as an array of the shape."""
+    tensor, rank, axes = view.region.tensor, view.region.rank, view.region.axes
+    above = len(shape) - 1
+    own, columns = (axes[above:], view.shape[above:]) if view.repeated else (axes, view.shape)
+    region = Region(tensor, rank, (*(Axis((Interval(0, n),)) for n in shape[:-1]), *own))
+    return replace(view, region=region, shape=(*shape[:-1], *columns), repeated=True)
 
 
 def with_rows(body: Body, sides: Sequence[T]) -> Sequence[T]:
@@ -103,6 +122,9 @@ def given(work: WorkOf[B]) -> WorkOf[B]:
     alike = with_rows(work.body, work.views)
     regions = fewer([view.region for view in alike], [view.block for view in alike])
     made = {id(view): replace(view, region=r, block=None) for view, r in zip(alike, regions, strict=True)}
+    out = work.views[0]
+    shape = made.get(id(out), out).region.shape
+    made |= {id(view): _repeated(view, shape) for view in work.views if view.repeated}
     return replace(work, views=tuple(made.get(id(view), view) for view in work.views))
 
 

@@ -139,6 +139,7 @@ static const SimtIndex gridDim{{[] { return simt::grid; }}};
 #define __builtin_amdgcn_s_barrier() simt::meet(simt::everyone, simt::count)
 #define __builtin_amdgcn_fence(order, scope)
 #define __builtin_amdgcn_sched_barrier(mask)
+#define __builtin_amdgcn_rcpf(x) (1.0f / (x))
 #define __builtin_amdgcn_s_sleep(n) simt::yield()
 #define __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, d, x, y, z) simt::mfma<32>(a, b, d)
 #define __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a, b, d, x, y, z) simt::mfma<32>(a, b, d)

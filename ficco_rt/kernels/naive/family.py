@@ -16,6 +16,7 @@ from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRe
 from ..leaving import NO_ROOM, shapes
 from ..occupancy import Limits, Window, at_once, window
 from ..pace import Pace
+from ..signature import applied
 from ..works import Work, only
 from .cost import pace, reached
 from .plain_kernels import DEPTH, KERNELS, PLAIN, NaiveCopy, NaiveGemm, NaiveKernel, NaiveReduce
@@ -41,7 +42,8 @@ def block_of(kernel: NaiveKernel[Any], limits: Limits, dynamic_smem: int = 0) ->
 def _entry(work: Work) -> str:
     """The name of the kernel that makes it, compiled for its types."""
     kernel = kernel_of([work.body])
-    return "_".join((kernel.name, *kernel.types(work)))
+    function = kernel.function(work)
+    return "_".join((kernel.name, *kernel.types(work), *((function,) if function else ())))
 
 
 class Naive(Family[NaiveGemm]):
@@ -118,6 +120,7 @@ class Naive(Family[NaiveGemm]):
             defines = [f"-D{kernel.name.removeprefix('naive_').upper()}={entry}"]
             if types:
                 defines += (f"-DIN={TYPES[types[0]].number}", f"-DOUT={TYPES[types[-1]].number}")
+            defines += applied(kernel.function(works[0]))
             yield KernelConfig(
                 family=self.name,
                 kernel=kernel.name,

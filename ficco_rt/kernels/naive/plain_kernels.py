@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from ...geometry.cells import Cell, Side, cells, strides
+from ...geometry.cells import Cell, Side, cells
 from ...geometry.region import Axis
+from ...graph.functions import FunctionName
 from ...graph.ir import Body, Copy, Gemm, Reduce
 from ...types import TYPES
 from ..works import View, WorkOf, given
@@ -55,6 +56,10 @@ class NaiveKernel(ABC, Generic[B]):
         """The types of operands and result for which it is compiled."""
         return (work.views[0].dtype,)
 
+    def function(self, work: WorkOf[B]) -> FunctionName | None:
+        """The function of sums for which it is compiled."""
+        return None
+
     def smem(self, stages: int, dtype: str = "bf16") -> int:
         """Dynamic shared memory of a block, bytes."""
         return 0
@@ -87,6 +92,9 @@ class NaiveGemm(NaiveKernel[Gemm]):
     def types(self, work: WorkOf[Gemm]) -> tuple[str, ...]:
         out, left, *_ = work.views
         return left.dtype, out.dtype
+
+    def function(self, work: WorkOf[Gemm]) -> FunctionName | None:
+        return work.body.function
 
     def smem(self, stages: int, dtype: str = "bf16") -> int:
         return stages * sum(self.tile) * DEPTH * TYPES[dtype].bytes
@@ -124,7 +132,7 @@ class NaiveGemm(NaiveKernel[Gemm]):
 
 def _axes(view: View) -> tuple[tuple[Axis, int], ...]:
     """The two dimensions of a matrix, each with the elements from one index to the next."""
-    return tuple((a, s) for a, s in zip(view.region.axes, strides(view.shape), strict=True) if not a.dropped)
+    return tuple((a, s) for a, s in zip(view.region.axes, view.steps, strict=True) if not a.dropped)
 
 
 # ---------------------------------------------------------------- sums
@@ -145,7 +153,7 @@ def _jobs(views: Sequence[View]) -> list[_SumPart]:
     wide = 16 // TYPES[dtype].bytes
     alike = all(v.dtype == dtype for v in views)
     jobs = []
-    for cell in cells([v.region for v in views], [v.shape for v in views]):
+    for cell in cells([v.region for v in views], [v.shape for v in views], [v.steps for v in views]):
         sides = tuple(
             (v.address + s.offset * TYPES[v.dtype].bytes, s.pitch) for v, s in zip(views, cell.sides, strict=True)
         )
@@ -159,6 +167,9 @@ def _jobs(views: Sequence[View]) -> list[_SumPart]:
 class NaiveReduce(NaiveKernel[Reduce]):
     name, body, record = "naive_reduce", Reduce, REDUCE
     needs = BlockNeeds(THREADS, 128, 114, 4)
+
+    def function(self, work: WorkOf[Reduce]) -> FunctionName | None:
+        return work.body.function
 
     def cut(self, works: Sequence[WorkOf[Reduce]], sms: int) -> Tile:
         return 1, SUM_TILE

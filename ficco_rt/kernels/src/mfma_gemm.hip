@@ -17,12 +17,14 @@
 //   OUT_FP32         1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T  1: the operand is stored transposed, left [K, M], right [N, K]
 //   ADDENDS          1: works may have addends, of the operands' type or fp32
+//   FUNCTION, FACTOR of the sums (functions.cuh); left out: none
 //   MARKS            1: it tells when its tiles waited, began and ended (marks.h)
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the dimension
 // that lies together in memory. They end anywhere. No header of HIP is included: hipRTC knows __global__, __device__ and
 // __shared__ without one, and the rest are the compiler's own names.
 
+#include "functions.cuh"
 #include "memory_order.h"
 #include "tiles.h"
 
@@ -309,7 +311,9 @@ __device__ inline void store_tile(const Operands& o, const Tile& t, Sums (&d)[BL
 
 // An addend, fp32 if WIDE, to the sums of some of the rows that the wave is to store. What is past the tile is read again
 // from its end, or lies in the last 16 bytes of a row that the tile has a part of: it is added to what is not stored.
-template <bool WIDE> __device__ inline void add_addend(u64 row, const Tile& t, Sums (&d)[BLOCKS_N], int column) {
+// MULTIPLY: it multiplies the function of the sums.
+template <bool WIDE, bool MULTIPLY = false>
+__device__ inline void add_addend(u64 row, const Tile& t, Sums (&d)[BLOCKS_N], int column) {
     const int lane = __builtin_amdgcn_workitem_id_x() % 64;
 #pragma unroll
     for (int n = 0; n < BLOCKS_N; ++n)
@@ -324,7 +328,7 @@ template <bool WIDE> __device__ inline void add_addend(u64 row, const Tile& t, S
                 v = (Floats){widen(w[0] & 0xffffu), widen(w[0] >> 16), widen(w[1] & 0xffffu), widen(w[1] >> 16)};
             }
 #pragma unroll
-            for (int j = 0; j < 4; ++j) d[n][i + j] += v[j];
+            for (int j = 0; j < 4; ++j) d[n][i + j] = MULTIPLY ? apply(d[n][i + j]) * v[j] : d[n][i + j] + v[j];
         }
 }
 
@@ -343,7 +347,10 @@ __device__ inline void add_addends(const Parameters& p, const Tile& t, int index
             const Addend from = p.addends[a.first + k];
             const PitchedMatrix matrix = p.addend_matrices[from.matrix];
             const u64 start = matrix.address + ((t.rows ? from.row : 0) + r) * matrix.pitch + from.col * matrix.item;
-            if (matrix.item == 4) add_addend<true>(start, t, d[m], column);
+            if (FACTOR && k == a.count - 1) {
+                if (matrix.item == 4) add_addend<true, true>(start, t, d[m], column);
+                else add_addend<false, true>(start, t, d[m], column);
+            } else if (matrix.item == 4) add_addend<true>(start, t, d[m], column);
             else add_addend<false>(start, t, d[m], column);
         }
     }
@@ -434,6 +441,14 @@ __global__ void ENTRY(const Parameters p IF_MARKS(, Mark* marks)) {
         IF_MARKS(if (__builtin_amdgcn_workitem_id_x() % 64 == 0) mark_end(marks + index);)
         if (t.splits > 1 && !last_of_splits(p, t, d, wave)) continue;
         if constexpr (ADDENDS) add_addends(p, t, index, d, row, column IF_MARKS(, marks + index));
+        if constexpr (FUNCTION && !FACTOR) {
+#pragma unroll
+            for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+                for (int n = 0; n < BLOCKS_N; ++n)
+#pragma unroll
+                    for (int i = 0; i < SHAPE * SHAPE / 64; ++i) d[m][n][i] = apply(d[m][n][i]);
+        }
         store_tile(o, t, d, row, column);
         IF_MARKS(if (__builtin_amdgcn_workitem_id_x() % 64 == 0) mark_end(marks + index);)
         if (t.signal >= 0) raise(p, t.signal);

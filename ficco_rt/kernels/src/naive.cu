@@ -1,13 +1,15 @@
 // The kernels that any GPU runs: the plain twin of the GEMMs, a sum, and a copy.
 //
 // Compiled by NVRTC or hipRTC with -DGEMM=…, -DREDUCE=… or -DCOPY=…, the name of the one kernel wanted, the first two also
-// with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type). No vendor's header is included, so
+// with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type), and with the function of their sums,
+// if there is one (functions.cuh). No vendor's header is included, so
 // the compiler alone suffices. With -DMARKS=1 they tell when their tiles waited, began and ended (marks.h).
 //
 // All take a table of works and walk their tiles in order, giving them out by block number. In a launch that both waits
 // for flags and raises some a counter in memory gives them out, so that whatever comes earlier in the order has been
 // taken by a block that runs: a block that waits for a flag never keeps out the block that raises it.
 
+#include "functions.cuh"
 #include "memory_order.h"
 #include "works.h"
 
@@ -203,7 +205,7 @@ __device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
     return index + r->shift;
 }
 
-// ---------------------------------------------------------------- out (+)= left · right (+ addends)
+// ---------------------------------------------------------------- out (+)= left · right (+ addends), or a function of it
 //
 // 256 threads make a tile of 128 × 128, 32 deep, 8 × 8 outputs each, summed in fp32. Any strides, any runs of
 // rows, columns and depth on every operand and addend. Dynamic shared memory: 256 · 32 elements of In.
@@ -289,9 +291,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
                 for (int s = 0; s < w.addends; s++) {
                     const Addend &a = all_addends[w.first_addend + s];
                     const i64 at = place(runs, a.map_m, m) * a.m + place(runs, a.map_n, n) * a.n;
-                    value += element(a.type, resolve(t, a.place), at);
+                    const float added = element(a.type, resolve(t, a.place), at);
+                    value = FACTOR && s == w.addends - 1 ? apply(value) * added : value + added;
                 }
-                *to = Type<OUT>::narrow(value);
+                *to = Type<OUT>::narrow(FACTOR ? value : apply(value));
             }
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
@@ -311,11 +314,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
 // Elements in a word of 32 bits
 constexpr int PACKED = 4 / sizeof(Out);
 
-__device__ __forceinline__ void add(const Vector &v, float *sum) {
+__device__ __forceinline__ void add(const Vector &v, float *sum, bool last) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 4 * PACKED; i++)
-        sum[i] += Type<OUT>::widen((Out)(words[i / PACKED] >> i % PACKED * 8 * sizeof(Out)));
+    for (int i = 0; i < 4 * PACKED; i++) {
+        const float term = Type<OUT>::widen((Out)(words[i / PACKED] >> i % PACKED * 8 * sizeof(Out)));
+        sum[i] = FACTOR && last ? apply(sum[i]) * term : sum[i] + term;
+    }
 }
 
 // What a tile needs of the table: its work, the first terms' places, and the first flags' addresses.
@@ -391,7 +396,8 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
                 for (int s = 0; s < TERMS; s++) {
 #pragma unroll
                     for (int e = 0; e < EACH; e++)
-                        if (first + s < w.terms && begin + e * THREADS < count) add(v[s][e], sum[e]);
+                        if (first + s < w.terms && begin + e * THREADS < count)
+                            add(v[s][e], sum[e], first + s == w.terms - 1);
                 }
             }
 #pragma unroll
@@ -400,7 +406,8 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
                 u32 words[4] = {};
 #pragma unroll
                 for (int i = 0; i < WIDE; i++)
-                    words[i / PACKED] |= (u32)Type<OUT>::narrow(sum[e][i]) << i % PACKED * 8 * sizeof(Out);
+                    words[i / PACKED] |= (u32)Type<OUT>::narrow(FACTOR ? sum[e][i] : apply(sum[e][i]))
+                                         << i % PACKED * 8 * sizeof(Out);
                 const Vector v = {words[0], words[1], words[2], words[3]};
                 *(Vector *)(out + r[e] * w.out_pitch + c[e]) = v;
             }
@@ -411,9 +418,11 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
                 if (i >= count) break;
                 const i64 row = i / w.columns, column = i % w.columns;
                 float sum = 0;
-                for (int s = 0; s < w.terms; s++)
-                    sum += element(terms[s].type, resolve(t, terms[s].place), row * terms[s].pitch + column);
-                out[row * w.out_pitch + column] = Type<OUT>::narrow(sum);
+                for (int s = 0; s < w.terms; s++) {
+                    const float term = element(terms[s].type, resolve(t, terms[s].place), row * terms[s].pitch + column);
+                    sum = FACTOR && s == w.terms - 1 ? apply(sum) * term : sum + term;
+                }
+                out[row * w.out_pitch + column] = Type<OUT>::narrow(FACTOR ? sum : apply(sum));
             }
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)

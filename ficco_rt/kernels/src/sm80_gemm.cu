@@ -14,11 +14,13 @@
 //   OUT_FP32              1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T       1: the operand is stored transposed, left [K, M], right [N, K]
 //   ADDENDS               1: works may have addends, of the operands' type or fp32
+//   FUNCTION, FACTOR      of the sums (functions.cuh); left out: none
 //   MARKS                 1: it tells when its tiles waited, began and ended (marks.h)
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the
 // dimension that lies together in memory. They end anywhere: what a load finds beyond is zero.
 
+#include "functions.cuh"
 #include "half_floats.cuh"
 #include "memory_order.h"
 #include "tiles.h"
@@ -238,7 +240,9 @@ __device__ __forceinline__ void load_right(RightFragments& f, const Reader<bool(
 // ---------------------------------------------------------------- storing
 
 // A part of a matrix, fp32 if WIDE, to a warp's sums: of a lane two neighbours of rows r and r + 8 in each 16 × 8 fragment.
-template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8* corner, i64 pitch, int rows, int cols) {
+// MULTIPLY: it multiplies the sums.
+template <bool WIDE, bool MULTIPLY = false>
+__device__ __forceinline__ void add_part(Sums& d, const u8* corner, i64 pitch, int rows, int cols) {
     const int thread = this_thread(), r = (thread & 31) >> 2, c = (thread & 3) * 2;
     constexpr int item = WIDE ? 4 : 2;
 #pragma unroll
@@ -251,7 +255,17 @@ template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8*
                 if (row >= rows || col >= cols) continue;
                 const u8* at = corner + row * pitch + col * item;
                 const bool both = col + 1 < cols;
-                if (WIDE) {
+                if (MULTIPLY) {
+                    float v[2] = {};
+                    if (WIDE) {
+                        v[0] = __ldcg((const float*)at);
+                        if (both) v[1] = __ldcg((const float*)at + 1);
+                    } else {
+                        add_packed(v[0], v[1], both ? __ldcg((const u32*)at) : (u32)__ldcg((const unsigned short*)at));
+                    }
+                    d[m][n][2 * h] *= v[0];
+                    d[m][n][2 * h + 1] *= v[1];
+                } else if (WIDE) {
                     d[m][n][2 * h] += __ldcg((const float*)at);
                     if (both) d[m][n][2 * h + 1] += __ldcg((const float*)at + 1);
                 } else {
@@ -260,6 +274,16 @@ template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8*
                                both ? __ldcg((const u32*)at) : (u32)__ldcg((const unsigned short*)at));
                 }
             }
+}
+
+// The function of the sums
+__device__ __forceinline__ void apply_all(Sums& d) {
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS_M; ++m)
+#pragma unroll
+        for (int n = 0; n < FRAGMENTS_N; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d[m][n][i] = apply(d[m][n][i]);
 }
 
 __device__ __forceinline__ void add_addends(const Parameters& p, int index, Sums& d, int warp_m, int warp_n, int rows,
@@ -278,7 +302,11 @@ __device__ __forceinline__ void add_addends(const Parameters& p, int index, Sums
         const i64 pitch = m.pitch;
         const u64 item = m.item;
         const u8* corner = (const u8*)m.address + (addend.y + warp_m) * pitch + (addend.z + warp_n) * (i64)item;
-        if (item == 4) add_part<true>(d, corner, pitch, rows, cols);
+        if (FACTOR && i == added.y - 1) {
+            apply_all(d);
+            if (item == 4) add_part<true, true>(d, corner, pitch, rows, cols);
+            else add_part<false, true>(d, corner, pitch, rows, cols);
+        } else if (item == 4) add_part<true>(d, corner, pitch, rows, cols);
         else add_part<false>(d, corner, pitch, rows, cols);
     }
 }
@@ -450,6 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
                            + (i64)(place.w + warp_n) * (OUT_FP32 ? 4 : 2);
         if (rest.y) add_part<bool(OUT_FP32)>(d, corner, pitch, rows, cols);   // the block has waited for it, too
         if constexpr (ADDENDS) add_addends(p, index, d, warp_m, warp_n, rows, cols IF_MARKS(, marks + index));
+        if constexpr (FUNCTION && !FACTOR) apply_all(d);
         store_sums(d, corner, pitch, rows, cols);
         IF_MARKS(if (lane == 0) mark_end(marks + index);)
         if (last.x >= 0) {

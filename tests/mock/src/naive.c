@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { TILE = 128, REDUCE_TILE = 512 };
-typedef struct { Type in, out; } State;
+typedef struct { Type in, out; Applied function; } State;
 
 static const char *const type_names[] = {"bf16", "fp16", "fp32"};
 
@@ -23,11 +23,12 @@ static int open_table(Launch *l) {
     return memory_reach(l->device, t->works, 1) || memory_reach(l->device, t->counters, 8) ? ILLEGAL_ADDRESS : OK;
 }
 
-// The types stand in the entry's name: naive_gemm_<in>_<out>, naive_reduce_<out>.
+// The types stand in the entry's name, and the function of sums: naive_gemm_<in>_<out>[_gelu], naive_reduce_<out>[_gelu].
 static int open_types(Launch *l, const char *rest, bool two) {
     State *s = l->state = malloc(sizeof *s);
     int in = type_at(rest, &rest), out = two && *rest == '_' ? type_at(rest + 1, &rest) : in;
-    if (in < 0 || out < 0 || *rest) {
+    s->function = function_named(kernel_name(l));
+    if (in < 0 || out < 0 || !*rest == !!s->function) {
         violation("kernel %s: its name tells no types", l->function->name);
         return LAUNCH_FAILED;
     }
@@ -112,6 +113,12 @@ static int64_t place(const Table *t, Map map, int64_t index) {
     return index + r->shift;
 }
 
+// A sum with one more term; the last one may be the function's factor.
+static float with_term(Applied function, float sum, float term, bool last) {
+    return function == SILU_MUL && last ? number_applied(function, sum) * term : sum + term;
+}
+static float stored(Applied function, float sum) { return function == SILU_MUL ? sum : number_applied(function, sum); }
+
 static int gemm_run(Launch *l, int tile) {
     const Table *t = (const Table *)l->arguments;
     const State *types = l->state;
@@ -154,10 +161,10 @@ static int gemm_run(Launch *l, int tile) {
                 int64_t at = place(t, a->map_m, row + i) * a->m + place(t, a->map_n, column + j) * a->n;
                 uint64_t from = resolve(t, a->place) + (uint64_t)(at * type_bytes(type));
                 if (!(code = memory_reach(l->device, from, (uint64_t)type_bytes(type))))
-                    sum += number_load(type, (void *)from);
+                    sum = with_term(types->function, sum, number_load(type, (void *)from), s == w->addends - 1);
             }
             if (code) break;
-            kernel_store(l, types->out, to, sum);
+            kernel_store(l, types->out, to, stored(types->function, sum));
         }
     }
     free(left);
@@ -180,11 +187,11 @@ static int reduce_run(Launch *l, int tile) {
             Type type = (Type)terms[s].type;
             uint64_t from = resolve(t, terms[s].place) + (uint64_t)((row * terms[s].pitch + column) * type_bytes(type));
             if (memory_reach(l->device, from, (uint64_t)type_bytes(type))) return ILLEGAL_ADDRESS;
-            sum += number_load(type, (void *)from);
+            sum = with_term(types->function, sum, number_load(type, (void *)from), s == w->terms - 1);
         }
         uint64_t to = resolve(t, w->out) + (uint64_t)((row * w->out_pitch + column) * item);
         if (memory_reach(l->device, to, (uint64_t)item)) return ILLEGAL_ADDRESS;
-        kernel_store(l, types->out, to, sum);
+        kernel_store(l, types->out, to, stored(types->function, sum));
     }
     return tile_done(l, &w->sync, w->counter, w->work_tiles);
 }

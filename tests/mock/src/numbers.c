@@ -1,6 +1,7 @@
 // bf16 and fp16 to and from float: nearest, ties to even.
 #include "standin.h"
 
+#include <math.h>
 #include <string.h>
 
 static float of_bits(uint32_t bits) {
@@ -52,4 +53,19 @@ void number_store(Type t, void *at, float value) {
     uint32_t bits = bits_of(value);
     if ((bits & 0x7FFFFFFF) > 0x7F800000) *(uint16_t *)at = (uint16_t)(bits >> 16 | 0x40);
     else *(uint16_t *)at = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+Applied function_named(const char *entry) {
+    static const char *const names[] = {"", "_gelu", "_gelu_tanh", "_silu", "_silu_mul"};
+    Applied found = NO_FUNCTION;
+    for (int f = GELU; f <= SILU_MUL; f++)   // a name that goes on stands behind the shorter one
+        if (strstr(entry, names[f])) found = (Applied)f;
+    return found;
+}
+
+float number_applied(Applied function, float sum) {
+    double x = sum;
+    if (function == GELU) return (float)(0.5 * x * erfc(-x * M_SQRT1_2));
+    if (function == GELU_TANH) return (float)(0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))));
+    return function ? (float)(x / (1 + exp(-x))) : sum;
 }

@@ -21,6 +21,7 @@ typedef struct {
     const PitchedMatrix *matrices;
     int tile_count, tile_m, tile_n, warps;
     Type in, out;
+    Applied function;
     bool left_t, right_t;
 } State;
 typedef struct { uint64_t address, pitch, rows, columns; } Matrix;   // as it is stored; pitch: bytes
@@ -29,7 +30,7 @@ static int type_of(const char *name) {
     return !strncmp(name, "bf16", 4) ? BF16 : !strncmp(name, "fp16", 4) ? FP16 : !strncmp(name, "fp32", 4) ? FP32 : -1;
 }
 
-// <family>_<rows>x<columns>…[_sum]_<in>_<out>_<layout>
+// <family>_<rows>x<columns>…[_gelu][_sum]_<in>_<out>_<layout>
 static int open_tiles(Launch *l, int warps) {
     State *s = l->state = calloc(1, sizeof *s);
     const char *name = l->function->name, *end = name + strlen(name), *digits = strpbrk(strstr(name, "_gemm_"), "123456789");
@@ -40,6 +41,7 @@ static int open_tiles(Launch *l, int warps) {
     }
     s->in = (Type)type_of(end - 12), s->out = (Type)type_of(end - 7);
     s->left_t = end[-2] == 't', s->right_t = end[-1] == 't';
+    s->function = function_named(name);
     s->warps = warps;
     return OK;
 }
@@ -222,7 +224,9 @@ static int add_addends(const Launch *l, int tile, float *sums) {
         for (int r = 0; r < rows_of(s, t) && !code; r++) {
             float values[MAX_COLUMNS] = {0}, *row = sums + r * s->tile_n;
             code = load(l, &from, type, a->row + r, a->col, t->cols, values, 1);
-            for (int c = 0; c < t->cols; c++) row[c] += values[c];
+            bool factor = s->function == SILU_MUL && a == first + added->count - 1;
+            for (int c = 0; c < t->cols; c++)
+                row[c] = factor ? number_applied(s->function, row[c]) * values[c] : row[c] + values[c];
         }
     }
     return code;
@@ -240,7 +244,7 @@ static int store(const Launch *l, const Tile *t, const float *sums) {
             void *to = (void *)(row + (uint64_t)c * item);
             if (t->accumulate) memory_settle();   // its own writes
             float value = sums[r * s->tile_n + c] + (t->accumulate ? number_load(s->out, to) : 0);
-            kernel_store(l, s->out, (uint64_t)to, value);
+            kernel_store(l, s->out, (uint64_t)to, s->function == SILU_MUL ? value : number_applied(s->function, value));
         }
     }
     return OK;

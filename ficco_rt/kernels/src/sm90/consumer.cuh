@@ -1,5 +1,6 @@
 // The consumers: groups of four warps that multiply what the producer loads, and store the tiles.
 #pragma once
+#include "../functions.cuh"
 #include "addends.cuh"
 #include "epilogue.cuh"
 #include "flags.cuh"
@@ -174,6 +175,12 @@ struct Consumer {
 
     // The warp's part of a tile, or the lanes of it that are this split's to store.
     __device__ __forceinline__ void store_part(const Tile& t, Sums& d, u32 lanes) {
+        if constexpr (FUNCTION) {
+#pragma unroll
+            for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+                for (int i = 0; i < ACC; ++i) d[m][i] = apply(d[m][i]);
+        }
         if constexpr (THROTTLED) {
             if (lane == 0) wait_stores_read<0>();
             __syncwarp();
