@@ -73,13 +73,11 @@ def right(library: StandIn, plan: Plan) -> None:
     ("function", "driver", "arch", "kernel"),
     [
         pytest.param(function, *served, id=f"{function}-{served[1]}")
-        for turn, function in enumerate(("gelu", "gelu_tanh", "silu"))
-        for served in cases.few(SERVED, 2, turn)
+        for turn, served in enumerate(SERVED)
+        for function in cases.few(("gelu", "gelu_tanh", "silu"), 1, turn)
     ],
 )
-def test_in_tuned_products(
-    request: pytest.FixtureRequest, function: str, driver: str, arch: str, kernel: str
-) -> None:
+def test_in_tuned_products(request: pytest.FixtureRequest, function: str, driver: str, arch: str, kernel: str) -> None:
     library = request.getfixturevalue(driver)
     library.reset(f"devices 2; arch {arch}; sms 12")
     plan = compiled(library, 2, function, "bf16")

@@ -7,6 +7,8 @@
 
 namespace simt {
 
+inline float power_of_2(float x) { return __builtin_exp2f(x); }
+
 // ---------------------------------------------------------------- TMA
 
 static u32 item_of(const EncodedMap* m) { return m->type == 7 ? 4 : 2; }

@@ -76,7 +76,7 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"atom\.(relaxed|acquire)\.cta\.shared::cta\.or\.b32 %0, \[%1\], 0;", "%0 = look_shared<{0}>(%1)"),
     (r"red\.(relaxed|release)\.cta\.shared::cta\.add\.u32 \[%0\], 1;", "add_shared<{0}>(%0, 1)"),
     # functions
-    (r"ex2\.approx\.ftz\.f32 %0, %1;", "%0 = __builtin_exp2f(%1)"),
+    (r"ex2\.approx\.ftz\.f32 %0, %1;", "%0 = power_of_2(%1)"),
     (r"rcp\.approx\.ftz\.f32 %0, %1;", "%0 = 1.0f / (%1)"),
     # loads and stores
     (r"ld\.global\.nc\.v2\.s32 \{%0, %1\}, \[%2\];", "load_ints((const int*)(%2), %0, %1)"),

@@ -17,6 +17,7 @@ import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.geometry.rows import Block
+from ficco_rt.graph.functions import FUNCTIONS, FunctionName
 from ficco_rt.kernels import by_address, families
 from ficco_rt.kernels.family import LaunchRequest, TensorMap
 from ficco_rt.kernels.kernel_compiler import KERNELS
@@ -70,6 +71,8 @@ class Shape:
     stale: bool = False  # flags are up when the launch begins, until the launch before ends
     out: str = "bf16"
     turned: bool = False  # B is stored [N, K]
+    function: FunctionName | None = None
+    repeated: bool = False  # the addend is the first row of D, for all rows
 
 
 class Run:
@@ -139,7 +142,8 @@ class Run:
             addends: tuple[Addend, ...] = ()
             behind: tuple[int, ...] = ()
             if s.addends:
-                addends = (Addend(MatrixOperand(self.d.matrix, (rows,), (n,)), "bf16"),)
+                added = replace(self.d.matrix, pitch=0) if s.repeated else self.d.matrix
+                addends = (Addend(MatrixOperand(added, (rows,), (n,)), "bf16"),)
                 behind = (self._given(self.d, rows, n), *([self.flag(31 + number)] if s.chained and number else []))
             pieces = ((rows,), tuple(along), (b_rows,), (b_columns,), (rows,), (n,))
             flags = (waits, signals, addends, behind, tuple(depths))
@@ -154,7 +158,13 @@ class Run:
     def wanted(self, twice: bool) -> np.ndarray:
         """The result, behind the work that makes the first rows twice as large, or before it."""
         a, b, d = (self.held[id(memory)].astype(float) for memory in (self.a, self.b, self.d))
-        made = a @ (b.T if self.shape.turned else b) + (d if self.shape.addends else 0)
+        made = a @ (b.T if self.shape.turned else b)
+        if self.shape.function is not None:
+            function = FUNCTIONS[self.shape.function]
+            added = d[:1] if self.shape.repeated else d if self.shape.addends else 0
+            made = function.of(made) * added if function.factor else function.of(made + added)
+        elif self.shape.addends:
+            made += d
         if twice:
             made[: self.shape.rows[0]] *= 2
         return made.astype(DTYPES[self.shape.out])
@@ -208,7 +218,8 @@ def assert_right(
     for seed in SEEDS:
         run.begin(kernel, table, scratch)
         assert launch(seed) == "", f"seed {seed}"
-        off = np.argwhere(run.c.values != wanted)
+        close = 0 if run.shape.function is None else 2.0**-7  # of bf16, one step
+        off = np.argwhere(~np.isclose(run.c.values.astype(float), wanted.astype(float), close, close / 100))
         assert not len(off), f"seed {seed}: {len(off)} elements, from {off[0]} to {off[-1]}; {kernel.hint()}"
         raised = {n for n, _ in run.promises} | {n for _, n in run.raises if not run.shape.resets}
         assert set(np.flatnonzero(run.flags[:63]).tolist()) == raised, f"seed {seed}"
@@ -292,9 +303,10 @@ def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nv
 
 
 def hopper_kernel(
-    variant: sm90.Variant, addends: bool, out: str, folder: Path, source: Path = sm90.SOURCE, turned: bool = False
-) -> tuple[nvidia.Kernel, Signature]:
-    signature = Signature("bf16", out, False, turned, addends)
+    variant: sm90.Variant, addends: bool, out: str, folder: Path, source: Path = sm90.SOURCE, turned: bool = False,
+    function: FunctionName | None = None,
+) -> tuple[nvidia.Kernel, Signature]:  # fmt: skip
+    signature = Signature("bf16", out, False, turned, addends, function)
     options, entry = variant.options(signature), signature.entry(variant.name)
     return nvidia.Kernel(folder, source, options, entry, "Parameters", IMPATIENT), signature
 
@@ -308,6 +320,29 @@ def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
             kernel, signature = hopper_kernel(variant, addends, first.out, tmp_path, turned=first.turned)
             for number, shape in enumerate(shapes.values()):
                 hopper(variant, signature, shape, kernel, number)
+
+
+FUNCTIONAL = {
+    "sm90_gemm_64x64_c1": Shape((64, 64), 64, 512, 4, splits=4, function="gelu", signals=False),
+    "sm90_gemm_128x128_c2": Shape((200,), 128, 136, 1, addends=True, repeated=True, function="silu", signals=False),
+    "sm80_gemm_64x64": Shape((100,), 64, 136, 2, addends=True, repeated=True, function="gelu_tanh", signals=False),
+    "sm80_gemm_128x64": Shape((100, 64), 64, 136, 2, addends=True, function="silu_mul", signals=False),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_functions_of_sums(name: str, tmp_path: Path) -> None:
+    shape = FUNCTIONAL[name]
+    if name.startswith("sm90"):
+        variant = next(v for v in sm90.VARIANTS if v.name == name)
+        kernel, signature = hopper_kernel(variant, shape.addends, shape.out, tmp_path, function=shape.function)
+        hopper(variant, signature, shape, kernel, 0)
+        return
+    small = next(v for v in sm80.VARIANTS if v.name == name)
+    signature = Signature("bf16", shape.out, False, False, shape.addends, shape.function)
+    entry = signature.entry(name)
+    kernel = nvidia.Kernel(tmp_path, sm80.SOURCE, small.options(signature, "sm_80"), entry, "Parameters")
+    ampere(small, signature, shape, kernel, 0)
 
 
 AMPERE = {

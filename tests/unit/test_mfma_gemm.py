@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.geometry.region import Interval
+from ficco_rt.graph.functions import FUNCTIONS, FunctionName
 from ficco_rt.kernels import by_address
 from ficco_rt.kernels.by_address import Way
 from ficco_rt.kernels.family import GemmRequest
@@ -215,6 +216,7 @@ class Case:
     sizes: tuple[int, int, int]
     cut: tuple[Spans, Spans, Spans]  # of rows, columns, depth in the left, right, left operand's logical axes
     terms: tuple[str, ...] = ()  # their types; "out": what the output held
+    function: FunctionName | None = None
 
     def __str__(self) -> str:
         return f"{self.variant.name}-{self.dtype}-{self.out}-{self.turned}-{self.sizes}"
@@ -264,7 +266,7 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
         whole_m, case.cut[1], case.accumulate, (places[0],), (places[1], places[2]), tuple(terms),
         (places[3],) if terms else (),
     )  # fmt: skip
-    signature = Signature(case.dtype, case.out, *case.turned, bool(terms))
+    signature = Signature(case.dtype, case.out, *case.turned, bool(terms), case.function)
     assert by_address.refusal([work], signature, mfma.LONGEST) is None
     made = by_address.build(
         [work], case.variant, signature, blocks=case.units, stages=mfma.STAGES, tail_splits=case.splits
@@ -280,9 +282,14 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
     for again in range(2):
         flags[1:3] = 0
         kernel(parameters, min(case.units, len(table.tiles)), 64 * mfma.WAVES, seed + again)
-        wanted = (logical[0] @ logical[1] + before + sum(added)).astype(DTYPES[case.out])
+        sums = logical[0] @ logical[1] + before + sum(added)
+        if case.function is not None:
+            of = FUNCTIONS[case.function]
+            sums = of.of(1.0 * (sums - added[-1])) * added[-1] if of.factor else of.of(1.0 * sums)
+        wanted = sums.astype(DTYPES[case.out])
         got = c.values[:, columns]
-        off = np.argwhere(got != wanted)
+        close = 0 if case.function is None else 2.0**-7  # of bf16, one step
+        off = np.argwhere(~np.isclose(got.astype(float), wanted.astype(float), close, close / 100))
         assert not len(off), f"run {again}: {len(off)} elements, from {off[0]} to {off[-1]}: {got[tuple(off[0])]}"
         assert flags.tolist() == [1, 1, 1, 1]
         assert not scratch[: table.counter_bytes].any()
@@ -324,6 +331,16 @@ def cases() -> list[Case]:
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_numbers_are_exact(case: Case, tmp_path: Path) -> None:
     run(case, tmp_path, seed=len(str(case)))
+
+
+@pytest.mark.parametrize(("function", "terms"), [("gelu", ()), ("silu_mul", ("bf16", "fp32"))])
+def test_functions(function: FunctionName, terms: tuple[str, ...], tmp_path: Path) -> None:
+    v = next(v for v in mfma.VARIANTS if v.name == "mfma_gemm_32x64x64")
+    run(
+        Case(v, "bf16", "bf16", (False, True), 2, 2, False, (40, 75, 72), whole(40, 75, 72), terms, function),
+        tmp_path,
+        3,
+    )
 
 
 def whole(*sizes: int) -> tuple[Spans, Spans, Spans]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
+from ficco_rt.graph.functions import FUNCTIONS, FunctionName
 from ficco_rt.graph.ir import Copy, Gemm, Reduce
 from ficco_rt.kernels import families
 from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
@@ -221,6 +222,37 @@ def test_sums(dtype: Dtype, tmp_path: Path) -> None:
     run(launch(works, flags, False), 3, 5, tmp_path)
     assert np.array_equal(tensors.arrays["C"], wanted.astype(numpy_dtype(dtype)))
     assert flags.tolist() == [1, 1]
+
+
+FUNCTIONAL: list[tuple[Dtype, FunctionName]] = [
+    ("bf16", "gelu"), ("fp16", "gelu_tanh"), ("fp32", "silu"), ("bf16", "silu_mul"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "function"), FUNCTIONAL)
+def test_functions(dtype: Dtype, function: FunctionName, tmp_path: Path) -> None:
+    """Of products and of sums, in which one row is added to every row; of elements of 16 bytes and alone."""
+    shape = (40, 96)
+    shapes = {"A": (40, 24), "B": (24, 96), "bias": (1, 96), "D": shape, "C": shape, "F": shape, "G": shape}
+    tensors = Tensors(6, **{name: (dtype, of) for name, of in shapes.items()})
+    view = {name: tensors.view(region(name, ((0, m),), ((0, n),))) for name, (m, n) in shapes.items()}
+    bias = replace(view["bias"], region=view["D"].region, shape=shape, repeated=True)
+    inner = [tensors.view(region(name, ((0, 40),), ((1, 94),))) for name in "GFD"]
+    a, b, d, row = (tensors.arrays[name].astype(float) for name in ("A", "B", "D", "bias"))
+
+    def assert_made(work: Work, total: np.ndarray, last: np.ndarray, columns: slice) -> None:
+        run(launch([work], np.zeros(1, np.uint32), False), 3, 5, tmp_path)
+        of = FUNCTIONS[function]
+        wanted = of.of(total) * last if of.factor else of.of(total + last)
+        got = tensors.arrays[work.views[0].region.tensor].astype(float)[:, columns]
+        assert np.allclose(got, wanted, 2.0**-7 if dtype == "bf16" else 2.0**-10, 1e-5)
+
+    terms = (bias, view["D"])
+    product = hand_made.product(view["C"], view["A"], view["B"], addends=terms, function=function)
+    assert_made(product, a @ b + row, d, slice(None))
+    assert_made(hand_made.total(view["F"], (view["D"], *terms), function=function), d + row, d, slice(None))
+    f = tensors.arrays["F"].astype(float)[:, 1:94]
+    assert_made(hand_made.total(inner[0], tuple(inner[1:]), function=function), f, d[:, 1:94], slice(1, 94))
 
 
 def copies(tensors: Tensors, flags: np.ndarray, streamed: bool = True) -> tuple[Made, np.ndarray]:

@@ -600,6 +600,14 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
         assert variant.smem(variant.stages(231424, right_t), right_t) + variants.STATIC_BYTES <= 232448
 
 
+@pytest.mark.parametrize(("name", "added"), [("sm90_gemm_256x160_c2", False), ("sm90_gemm_128x160_c2_pp", True)])
+def test_functions_of_sums_do_not_spill(name: str, added: bool) -> None:
+    signature = Signature("bf16", "bf16", False, True, added, "gelu")
+    found = resources(compiled(variants.SOURCE, named(name).options(signature)))
+    assert found["registers"] <= named(name).registers
+    assert found["stack"] == 0
+
+
 def test_the_price_of_a_tile_knows_where_its_addends_stand() -> None:
     pace = Pace(1, 1.0, addend_steps=2, addend_gap=4)
     assert pace.behind_addends(1, 4096) == 8 / 64
