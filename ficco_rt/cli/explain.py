@@ -100,6 +100,7 @@ def _doing(does: OperationFacts) -> str:
         shapes = _some(" × ".join(map(str, s)) for s in does.shapes)
         adding = ", adding up" if does.accumulates else ""
         adding += f", with a sum of {_terms(does)}" if any(does.terms) else ""
+        adding += f", then {join_words(does.functions)}" if does.functions else ""
         library = does.by_library
         of_them = "" if library == a_rank else f"{_spread_of(library, str)} of them "
         by = f", {of_them}by the vendor's library" if library[1] else ""
@@ -114,7 +115,8 @@ def _doing(does: OperationFacts) -> str:
         return f"{_spread(a_rank, 'launch')} of {join_words(does.kernels)} (not seen by the proof){between}"
     shapes = f"{_terms(does)} of " if does.terms else ""
     shapes += _some(" × ".join(map(str, s)) for s in does.shapes)
-    return f"{_spread(a_rank, _NOUNS[kind])} of {shapes}{between}"
+    then = f", then {join_words(does.functions)}" if does.functions else ""
+    return f"{_spread(a_rank, _NOUNS[kind])} of {shapes}{then}{between}"
 
 
 def _terms(does: OperationFacts) -> str:

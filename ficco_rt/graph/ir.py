@@ -138,9 +138,9 @@ class Copy(Body):
 class Gemm(Body):
     """out = left · right + the sum of `addends` (or out += left · right), logical [m, k] · [k, n]; a transposed operand
     is stored the other way. All is added in fp32, `function` is applied to the sum and multiplied by `factor`, and the
-    result is rounded once. An addend has the shape of `out`, or is one row, which is added to every row; its type is
-    that of `out` or fp32, and so for the factor. `out` may be on another rank, and so may an addend, which may be `out`
-    itself. With `+=` there are no addends and no function, and `out` is the rank's own."""
+    result is rounded once. An addend has the shape of `out`, or is one row, which is added to every row. It is of the
+    operands' type or of fp32, and so is the factor. `out` may be on another rank, and so may an addend, which may be
+    `out` itself. With `+=` there are no addends and no function, and `out` is the rank's own."""
 
     out: Region
     left: Region

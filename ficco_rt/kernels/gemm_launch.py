@@ -54,7 +54,9 @@ def gemm_of(works: Sequence[Work]) -> MatrixGemm | str:
     ((dtype, out_dtype, transposed),) = kinds
     functions = {w.body.function for w in products}
     if len(functions) > 1:
-        return f"works apply {' and '.join(sorted(f or 'no function' for f in functions))}"
+        return (
+            f"works apply {' and '.join(sorted(f or 'no function' for f in functions))}; give each a stage of its own"
+        )
     if TYPES[dtype].half is None:
         return f"operands are {dtype}"
     found = [tiles.work_of(w) for w in products]

@@ -213,7 +213,8 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
         said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
         said = said or "the attribute leave" * bool(request.leave)
         return _Slow(plain, share, reason, f"leave out {said}" if said else "give the launch more multiprocessors")
-    way_out = "let pieces of K and of columns start at multiples of 8, better of 64"
+    reason, _, change = reason.partition("; ")
+    way_out = change or "let pieces of K and of columns start at multiples of 8, better of 64"
     if TYPES[dtype].half is None:
         taken = " or ".join(t.name for t in ELEMENT_TYPES if t.half is not None)
         way_out = f"take {taken} operands: kernels for tensor cores multiply these"

@@ -44,6 +44,7 @@ class OperationFacts:
     bytes_from_others: What launches read in other ranks' memory, a rank. Absent: nothing.
     bytes_to_others: What launches write in other ranks' memory, a rank. Absent: nothing.
     shapes: Different ones; of GEMMs [M, N, K].
+    functions: What is applied to the sums.
     """
 
     kind: str
@@ -59,6 +60,7 @@ class OperationFacts:
     flops_a_rank: Spread = LEFT_OUT
     accumulates: bool = LEFT_OUT
     terms: tuple[Count, ...] = LEFT_OUT
+    functions: tuple[str, ...] = LEFT_OUT
     collectives: tuple[str, ...] = LEFT_OUT
     kernels: tuple[str, ...] = LEFT_OUT
 
@@ -352,6 +354,9 @@ def _does(graph: ir.Graph, kind: OpKind[Any], ops: Sequence[ir.Op]) -> Operation
             facts["terms"] = _distinct(len(total.terms) for total in bodies)
         facts["shapes"] = _distinct(region.shape for body in bodies for region in body.writes)
         facts["bytes_a_rank"] = a_rank(lambda op: sum(map(size, (*op.reads, *op.writes))))
+    functions = sorted({body.function for body in bodies if isinstance(body, ir.Gemm | ir.Reduce) and body.function})
+    if functions:
+        facts["functions"] = tuple(functions)
     if kind.side != "moves":
         for name, own in (("bytes_from_others", 1), ("bytes_to_others", 0)):
             moved = a_rank(lambda op, own=own: sum(b[2] for b in _between(graph, op) if b[own] == op.where.rank))  # type: ignore[misc]

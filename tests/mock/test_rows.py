@@ -88,8 +88,11 @@ def opened(
         yield made
 
 
-def right(library: StandIn, executor: Executor, name: str, planned: int, drawn: Sequence[int]) -> None:
-    """Runs with these rows, each on fresh tensors, in some orders, on streams and as graphs."""
+def right(
+    library: StandIn, executor: Executor, name: str, planned: int, drawn: Sequence[int], biased: bool = False
+) -> None:
+    """Runs with these rows, each on fresh tensors, in some orders, on streams and as graphs. `biased`: the first row of
+    B is added to every row."""
     operation, plan = name.split("/")[0], executor.plan
     tensors: dict[str, Tensor] = {t.name: t for t in plan.tensors}
     n, k = (dict(plan.params)[size] for size in ("N", "K"))
@@ -102,6 +105,8 @@ def right(library: StandIn, executor: Executor, name: str, planned: int, drawn: 
         dtype = plan.tensors[0].dtype
         kind = np.dtype(np.float32 if dtype == "fp32" else bfloat16)
         values, wanted = cases.numbers(operation, plan.ranks, m, n, k, m, most=1)
+        if biased:
+            wanted["C"] = [made + b[0] for made, b in zip(wanted["C"], values["B"], strict=True)]
         given = {
             (tensor, rank): memory.give(tensor, rank, array.astype(kind), dtype)
             for tensor, arrays in values.items()
@@ -199,6 +204,25 @@ def test_the_librarys_products(gemms: StandIn, name: str) -> None:
     gemms.reset("devices 3")
     with opened(gemms, name, 3, 42, "fp32", cases.by_library(name)) as executor:
         right(gemms, executor, name, 42, (1, 9, 30, 41))
+
+
+BIASED = (
+    "input A[M / ranks, K] : T; input B[K, N / ranks] : T; output C[M, N / ranks] : T; "
+    "scratch G[M, K] : T; scratch P[M, N / ranks] : T; computes C = all_gather(A, rows) * B + B[0]",
+    "stage share on compute { for p in all { copy G.rows(rank of ranks) @ p <- A } }; "
+    "stage mm on compute { gemm C.cols(0 of 2) = G * B.cols(0 of 2) + sum(B[0].rows(0 of 2)); gemm P = G * B; "
+    "reduce C.cols(1 of 2) = sum(P.cols(1 of 2), B[0].rows(1 of 2)) }",
+)
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_75", "fp32"), ("sm_90", "bf16"), ("sm_80", "bf16")])
+def test_a_row_that_is_added_to_every_row(cuda: StandIn, arch: str, dtype: str) -> None:
+    cuda.reset(f"devices 3; arch {arch}")
+    text = ficco_dsl.parse(BY_LIBRARY.format(*BIASED).replace("; ", "\n"), "biased.ficco")
+    with opened(cuda, "ag_gemm", 3, 128, dtype, text) as executor:
+        right(cuda, executor, "ag_gemm", 128, (1, 33, 127), biased=True)
+    assert not cuda.violations()
+    assert not cuda.live()
 
 
 SWAPPED = (

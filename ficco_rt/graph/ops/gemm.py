@@ -52,8 +52,8 @@ class GemmKind(OpKind[ir.Gemm]):
 
     def fits(self, gemm: ir.Gemm, rank: int, tensors: Tensors) -> str | None:
         """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands. The
-        operands are the rank's own, the result may lie on a peer. Terms are those of a reduce, but of the result's type
-        or fp32; `+=` has none, and adds on the own rank."""
+        operands are the rank's own, the result may lie on a peer. Terms are those of a reduce, but of the operands'
+        type or fp32; `+=` has none, and adds on the own rank."""
         out, left, right = gemm.out, gemm.left, gemm.right
         for region in (out, left, right):
             if len(region.shape) != 2:
@@ -87,10 +87,10 @@ class GemmKind(OpKind[ir.Gemm]):
         if gemm.accumulate and (gemm.addends or gemm.function):
             return f"'+=' takes no {'sum' if gemm.addends else gemm.function}"
         for addend in gemm.addends:
-            message = term_fits("gemm", out, addend, tensors, (c, wide))
+            message = term_fits("gemm", out, addend, tensors, (a, wide))
             if message is not None:
                 return message
-        return function_fits("gemm", gemm, tensors, (c, wide))
+        return function_fits("gemm", gemm, tensors, (a, wide))
 
     def text(self, gemm: ir.Gemm) -> str:
         left, right = (f"{r}{'.T' if t else ''}" for r, t in _operands(gemm))

@@ -201,7 +201,7 @@ def refusal(works: Sequence[MatrixWork], signature: Signature) -> str | None:
     if len({(w.left, w.right, w.out) for w in works}) > MAX_OPERANDS:
         return f"more than {MAX_OPERANDS} different triples of operands in one launch"
     if signature.factor:
-        return f"{signature.function} has a factor, which it would take for an addend"
+        return f"{signature.function} has a factor; apply it by a reduce to what the gemm stores"
     addends = [t for w in works for t in w.addends]
     if addends and out_dtype != dtype:
         return f"addends are added, and the output is {out_dtype}"

@@ -1,0 +1,75 @@
+"""Functions of finished sums, biases and residuals, in products and in sums: right numbers on streams and as graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+import ficco_dsl
+from ficco_rt import Executor
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.api import GpuName
+from ficco_rt.driver.registry import discover
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.plan.ir import Plan
+from tests.gpu.apart import apart
+
+LIMIT = 120  # seconds
+TEXT = """
+schedule functions
+param M = 96
+type T = bf16
+input   A[M / ranks, 128] : T
+input   B[128, 160] : T
+input   bias[160] : T
+input   R[M / ranks, 160] : T
+output  C[M, 160] : T
+output  D[M, 160] : T
+output  H[M / ranks, 160] : T
+output  S[M / ranks, 160] : T
+scratch G[M, 128] : T
+scratch P[M / ranks, 160] : fp32
+computes C = FUNCTION(all_gather(A, rows) * B + bias)
+computes D = all_gather(A, rows) * B + bias + bias
+computes H = silu_mul(A * B + bias, R)
+computes S = FUNCTION(A * B + R + bias)
+queue dma { engine = copy }
+queue compute { engine = sm }
+stage gather on dma { for c in 0..2, p in all { copy G.rows(rank of ranks, c of 2) @ p <- A.rows(c of 2) } }
+stage mm on compute streamed { for c in 0..2 {
+  gemm C.rows(all of ranks, c of 2) = FUNCTION(G.rows(all of ranks, c of 2) * B + sum(bias))
+} }
+stage added on compute streamed { for c in 0..2 {
+  gemm D.cols(c of 2) = G * B.cols(c of 2) + sum(bias.rows(c of 2), bias.rows(c of 2))
+} }
+stage local on compute {
+  gemm H = silu_mul(A * B + sum(bias), R)
+  gemm P = A * B
+  reduce S = FUNCTION(sum(P, R, bias))
+}
+stage apart on compute {
+  for c in 0..2 { reduce S.cols(c of 2) = sum(P.cols(c of 2), bias.rows(c of 2), R.cols(c of 2)) }
+  reduce S = FUNCTION(sum(S))
+}
+"""
+
+
+def compiled(backend: GpuName, ranks: int, each: int, function: str, dtype: str, m: int) -> Plan:
+    schedule = ficco_dsl.parse(TEXT.replace("FUNCTION", function), "functions.ficco")
+    return plan_of(build(schedule, ranks, {"T": dtype, "M": m}), discover(backend, ranks, each))
+
+
+def right(backend: GpuName, ranks: int, each: int, function: str, dtype: str, m: int = 2048) -> bool:
+    plan = compiled(backend, ranks, each, function, dtype, m)
+    with Executor(plan, backend, ranks_per_gpu=each, timeout=30) as executor:
+        for executor.graph in (False, True):
+            found = verified_run(executor)
+            print(f"{function} of {dtype}, graph {executor.graph}: {found}")
+            if not found.ok:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("function", ["gelu", "gelu_tanh", "silu"])
+def test_functions(function: str, dtype: str, backend: str, ranks: int, each: int) -> None:
+    apart(right, backend, ranks, each, function, dtype, limit=LIMIT)
