@@ -23,7 +23,7 @@ from math import prod
 from typing import TypeAlias
 
 from ..errors import UsageError
-from ..graph.claim_values import Shapes, axis_of, operands, parts, shapes_of
+from ..graph.claim_values import Shapes, axis_of, operands, parts, shapes_of, walk
 from ..graph.ir import Added, Applied, Claim, ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
 from ..plan.ir import Plan
 from ..plan.prove import unproven
@@ -174,13 +174,20 @@ def require_operation(plan: Plan | Graph, name: str, baseline: Plan | Graph) -> 
         if _bare(ours) != _bare(theirs):
             raise UsageError(f"this is no schedule of {name}: it has {_words(ours)}; {name} has {_words(theirs)}")
     for own, usual in zip(plan.claims, baseline.claims, strict=False):
-        if layout(own) != layout(usual):
+        if (layout(own), _epilogue(own)) != (layout(usual), _epilogue(usual)):
             raise UsageError(f"this is no schedule of {name}: it takes {own.text}; {name} takes {usual.text}")
 
 
 def layout(claim: Claim) -> tuple[bool, ...]:
-    """Which operands of a claim are stored transposed, in the order of its text."""
-    return tuple(operand.transposed for operand in operands(claim.value))
+    """Which operands of a claim's product are stored transposed, in the order of its text."""
+    product = next((part for part in walk(claim.value) if isinstance(part, Product)), claim.value)
+    return tuple(operand.transposed for operand in operands(product))
+
+
+def _epilogue(claim: Claim) -> tuple[str, ...]:
+    """The sums and functions of a claim."""
+    parts = (part for part in walk(claim.value) if isinstance(part, Added | Applied))
+    return tuple(part.function if isinstance(part, Applied) else "+" for part in parts)
 
 
 def _bare(step: Multiplication | Exchange | None) -> object:

@@ -281,6 +281,26 @@ def term_changed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     return Mutant(f"terms changed: {_line(op)}", _replaced(graph.ops, i, _changed(op, **{field: terms})))
 
 
+def function_changed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """Another function, or none, or its factor and a term exchanged; or a function of a sum that had none."""
+    found = _all_of(graph, ir.Gemm, ir.Reduce)
+    if not any(getattr(graph.ops[i].body, "function", None) for i in found):
+        return None
+    i = rng.choice(found)
+    body = graph.ops[i].body
+    assert isinstance(body, ir.Gemm | ir.Reduce)
+    name, terms = _summed(body)
+    if body.factor is not None and terms and rng.random() < 0.5:
+        changes: dict[str, Any] = {name: (body.factor, *terms[1:]), "factor": terms[0]}
+    elif body.factor is not None:
+        changes = {"function": rng.choice([None, "silu"]), "factor": None}
+    else:
+        changes = {"function": rng.choice([f for f in (None, "gelu", "silu") if f != body.function])}
+    return Mutant(
+        f"function changed: {_line(graph.ops[i])}", _replaced(graph.ops, i, _changed(graph.ops[i], **changes))
+    )
+
+
 KINDS: tuple[Maker, ...] = (
     dropped,
     doubled,
@@ -294,4 +314,5 @@ KINDS: tuple[Maker, ...] = (
     elsewhere,
     transposed,
     term_changed,
+    function_changed,
 )

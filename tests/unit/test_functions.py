@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.errors import ScheduleError
+from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import exact_limit
+from ficco_rt.exec.operation import require_operation
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph.functions import FUNCTIONS, GROWTH, OWN, SLOPE
 from ficco_rt.machine.profiles import profile
@@ -215,3 +218,12 @@ def test_the_bounds_of_functions_hold(name: str) -> None:
 def test_integers_keep_a_product_of_two_in_its_type() -> None:
     plan = compiled(text(*RIGHT["a factor"]), T="fp16")
     assert exact_limit(plan) == 255
+
+
+def test_a_schedule_with_a_function_is_another_operation() -> None:
+    claim, total = "reduce_scatter(A * B, rows)", f"sum({PULL})"
+    plain = compiled(text(claim, "gemm P = A * B", f"reduce C = {total}"))
+    applied = compiled(text(f"gelu({claim})", "gemm P = A * B", f"reduce C = gelu({total})"))
+    require_operation(plain, "gemm_rs", plain)
+    with pytest.raises(UsageError, match=re.escape(f"it takes C = gelu({claim}); gemm_rs takes C = {claim}")):
+        require_operation(applied, "gemm_rs", plain)

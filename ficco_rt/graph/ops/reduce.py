@@ -142,6 +142,6 @@ class ReduceKind(OpKind[ir.Reduce]):
         return run
 
     def time(self, total: ir.Reduce, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
-        far = [(t.rank, size(t)) for t in total.terms if t.rank != rank]
+        far = [(t.rank, size(t)) for t in total.reads if t.rank != rank]
         alone = super().time(total, machine, rank, size, sms)
         return max(alone, durations.read_time(machine, rank, far)) + durations.until_read(machine.device, len(far))
