@@ -265,9 +265,14 @@ def short_sums(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequen
     if not any(_short(t.dtype) for t in tensors):
         return ()
     noises = Noises(tensors, steps)
-    whole = max((claimed(noises, claim).value for claim in claims), default=0.0)
-    partial = [s.tensor for s in noises.stores if s.smallest < whole and _short(noises.types[s.tensor].name)]
+    results = [claimed(noises, claim).value for claim in claims]
+    partial = [s.tensor for s in noises.stores if _partial(s, results) and _short(noises.types[s.tensor].name)]
     return tuple(dict.fromkeys(partial))
+
+
+def _partial(stores: Stores, results: Sequence[float]) -> bool:
+    """Whether what is stored becomes a larger result, the least of those that it can become."""
+    return stores.smallest < min((value for value in results if value >= stores.largest), default=0.0)
 
 
 def _short(dtype: str) -> bool:
