@@ -8,7 +8,7 @@ if find_spec("torch") is None:
     raise ModuleNotFoundError("ficco_rt.torch needs PyTorch 2.11 or later: pip install 'ficco-rt[torch]'", name="torch")
 
 from .groups import Settings
-from .modules import ColumnParallel, ColumnParallelLinear, RowParallel, RowParallelLinear
+from .layers import ColumnParallel, ColumnParallelLinear, RowParallel, RowParallelLinear
 from .symm_mem import install, installed, uninstall
 
 __all__ = [

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ficco_rt.errors import UsageError
-from ficco_rt.torch import modules
+from ficco_rt.torch import layers as parallel
 
 OPS = torch.ops.ficco
 K, N = 8, 12
@@ -170,7 +170,7 @@ def _parallel(whole: Mlp) -> nn.Module:
     made = copy.deepcopy(whole)
     made.zero_grad()
     mesh = init_device_mesh("cpu", (world()[1],))
-    return parallelize_module(made, mesh, {"up": modules.ColumnParallel(), "down": modules.RowParallel()})
+    return parallelize_module(made, mesh, {"up": parallel.ColumnParallel(), "down": parallel.RowParallel()})
 
 
 def _as_whole(
@@ -205,9 +205,9 @@ def case_activation_checkpointing() -> None:
 def case_modules_are_shards_of_whole_ones() -> None:
     _, ranks, rank = world()
     whole, x, y = _mlp()
-    up = modules.ColumnParallelLinear.from_linear(whole.up)
+    up = parallel.ColumnParallelLinear.from_linear(whole.up)
     for scatter_dim, wanted, factor in ((0, y.chunk(ranks)[rank], 1), (None, y, ranks)):
-        down = modules.RowParallelLinear.from_linear(whole.down, scatter_dim=scatter_dim)
+        down = parallel.RowParallelLinear.from_linear(whole.down, scatter_dim=scatter_dim)
         out = down(torch.relu(up(x.chunk(ranks)[rank])))
         torch.testing.assert_close(out, wanted)
         up.zero_grad()
@@ -225,9 +225,9 @@ def case_data_parallel() -> None:
     mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("data", "tensor"))
     tensor, data = mesh["tensor"].get_group(), mesh["data"].get_group()
     whole, x, _ = _mlp()
-    up = modules.ColumnParallelLinear.from_linear(whole.up, tensor)
+    up = parallel.ColumnParallelLinear.from_linear(whole.up, tensor)
     made = DistributedDataParallel(
-        nn.Sequential(up, nn.ReLU(), modules.RowParallelLinear.from_linear(whole.down, tensor)), process_group=data
+        nn.Sequential(up, nn.ReLU(), parallel.RowParallelLinear.from_linear(whole.down, tensor)), process_group=data
     )
     made(x.chunk(ranks)[mesh["data"].get_local_rank() * (ranks // 2) + tensor.rank()]).square().sum().backward()
     right = whole.up.weight.grad.chunk(tensor.size())[tensor.rank()] / 2  # DDP takes the mean
@@ -252,9 +252,9 @@ def case_wrong_tensors_leave_the_group_usable() -> None:
     with pytest.raises(ValueError, match="dimension 1 of an input with 2"):
         OPS.all_gather_linear(x, w, b, 1, name)
     with pytest.raises(UsageError, match="out_features is 13, which is not the same number for each of"):
-        modules.ColumnParallelLinear(K, 13)
+        parallel.ColumnParallelLinear(K, 13)
     with pytest.raises(UsageError, match=r"ColumnParallel is for nn\.Linear; given ReLU"):
-        parallelize_module(nn.ReLU(), init_device_mesh("cpu", (ranks,)), modules.ColumnParallel())
+        parallelize_module(nn.ReLU(), init_device_mesh("cpu", (ranks,)), parallel.ColumnParallel())
     case_results_and_gradients_are_those_of_one_layer()
 
 
