@@ -327,10 +327,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
 class Training:
     def __init__(self, way: Way, sizes: Sizes, options: argparse.Namespace, device: torch.device) -> None:
         self.way, self.capture = way, options.mode == "capture"
-        weights = Weights(way, device, torch.float32 if options.small else torch.bfloat16)
+        weights = Weights(way, device, _dtype(device))
         self.model = Decoder(sizes, way, weights)
         self.loss_of = torch.compile(self.model, fullgraph=True) if options.mode == "compile" else self.model
-        self.steps = torch.optim.AdamW(self.model.parameters(), lr=1e-3, capturable=self.capture)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         words = torch.arange(options.tokens + 1, device=device) * 7 % sizes.words  # each word tells the next one
         mine = slice(way.rank * options.tokens // way.ranks, (way.rank + 1) * options.tokens // way.ranks)
         self.tokens, self.targets = words[:-1][mine].contiguous(), words[1:][mine].contiguous()
@@ -341,24 +341,25 @@ class Training:
         """The loss before the step."""
         if self.capture and self.done == 3:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.loss = self._step()
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+                self.loss = self._gradients()
         if self.graph is None:
-            self.loss = self._step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.loss = self._gradients()
         else:
-            self.graph.replay()
-        self.done += 1
-        return float(self.loss)
-
-    def _step(self) -> Tensor:
-        self.steps.zero_grad(set_to_none=True)
-        loss = self.loss_of(self.tokens, self.targets)
-        loss.backward()
+            self.graph.replay()  # which writes the same gradients anew
+        loss = self.loss.clone()
         if self.way.ranks > 1:
-            loss = loss.detach().clone()
             for summed in (loss, *(p.grad for p in self.model.replicated())):
                 dist.all_reduce(summed)
-        self.steps.step()
+        self.optimizer.step()
+        self.done += 1
+        return float(loss)
+
+    def _gradients(self) -> Tensor:
+        loss = self.loss_of(self.tokens, self.targets)
+        loss.backward()
         return loss.detach()
 
 
@@ -413,7 +414,7 @@ class Decoding:
 
 
 def decode(ways: dict[str, Way], sizes: Sizes, options: argparse.Namespace, device: torch.device) -> bool:
-    dtype = torch.float32 if options.small else torch.bfloat16
+    dtype = _dtype(device)
     models = {name: Decoder(sizes, way, Weights(way, device, dtype)) for name, way in ways.items() if _here(way)}
     good = True
     for batch in options.batches:
@@ -440,6 +441,10 @@ def decode(ways: dict[str, Way], sizes: Sizes, options: argparse.Namespace, devi
 # ---------------------------------------------------------------- times
 
 
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def _here(way: Way) -> bool:
     return bool(way.ranks > 1 or dist.get_rank() == 0)
 
@@ -464,14 +469,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "decode"))
     parser.add_argument("--ways", help="of ficco, nccl, asynctp, plain, separated by commas")
-    parser.add_argument("--small", action="store_true", help="small sizes in fp32; on CPU if there is no GPU")
+    parser.add_argument("--small", action="store_true", help="small sizes; in fp32 if there is no GPU")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, help="of a training step; 8192, small 64")
     parser.add_argument(
         "--batches", type=lambda text: [int(n) for n in text.split(",")], help="tokens of a decode step"
     )
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--mode", choices=("eager", "compile", "capture"), default="eager", help="of a training step")
+    parser.add_argument(
+        "--mode", choices=("eager", "compile", "capture"), default="eager", help="of a training step; capture on GPUs"
+    )
     options = parser.parse_args()
     on_gpus = torch.cuda.is_available()
     if not (on_gpus or options.small):
@@ -480,14 +487,19 @@ def main() -> int:
     if "LOCAL_RANK" not in os.environ:
         sys.stderr.write("start it with torchrun --nproc-per-node 2\n")
         return 3
+    if options.mode == "capture" and not on_gpus:
+        parser.error("--mode capture needs a GPU")
+    if min(options.layers, options.steps, options.tokens or 1, *(options.batches or [1])) < 1:
+        parser.error("all sizes and counts are numbers from 1")
     options.tokens = options.tokens or (64 if options.small else 8192)
     options.batches = options.batches or ([1, 4] if options.small else [1, 16, 64, 256])
-    options.off, options.same = (1e-4, 1.0) if options.small else (5e-2, 0.9)
+    options.off, options.same = (5e-2, 0.9) if on_gpus else (1e-4, 1.0)
     dist.init_process_group("gloo" if shared_gpu() or not on_gpus else None)
     device = torch.device("cpu")
     if on_gpus:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream())  # NOTE the default stream cannot be captured
     with_nccl = on_gpus and not shared_gpu()
     asked = options.ways or (
         "ficco,nccl,asynctp" if with_nccl else "ficco,nccl,plain" if not on_gpus else "ficco,plain"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..driver.gpu.refused import Closing
 from ..errors import DeviceError, ScheduleError, UsageError
 from ..exec.workspace import TIMEOUT, Workspace
 from ..kernels.gemm_launch import ALIGNMENT
-from ..process.group import agree
+from ..process.group import Group, agree, as_group, gathered
 from ..select.choose import By
 from ..select.sized import LEAST, Operation
 
@@ -42,16 +43,15 @@ class Settings:
     `leave`: multiprocessors that streamed stages leave to kernels that wait for other GPUs, such as NCCL's of DDP or
     FSDP on another stream (docs/embed/reference.md); 0 where there are none. `limit`: the most bytes of each GPU that a
     group's workspace may hold. `buckets`: numbers of rows of a rank for which there are plans besides the usual ones,
-    such as the sizes that are captured. `by`: how schedules are chosen (`ficco.choose`). `ranks_per_gpu` and `timeout`
-    are as for a `Workspace`. `check`: compare at every call what the processes call, which takes an exchange; otherwise
-    on GPUs each process does it at its first call of each shape. On the host every call is compared.
+    such as the sizes that are captured. `by`: how schedules are chosen (`ficco.choose`). `timeout` is as for a
+    `Workspace`. `check`: compare at every call what the processes call, which takes an exchange; otherwise on GPUs each
+    process does it at its first call of each shape. On the host every call is compared.
     """
 
     leave: int = NCCL_BLOCKS
     limit: int | None = None
     buckets: Sequence[int] = ()
     by: By | None = None
-    ranks_per_gpu: int = 1
     timeout: float | None = TIMEOUT
     check: bool = False
 
@@ -212,17 +212,24 @@ class Operations:
         """The group's, made when it is first needed, by all processes. Raises UsageError, DeviceError, as it does."""
         with self._lock:
             if self._workspace is None:
-                settings, each = self._settings, 1 if self.driver == "host" else self._settings.ranks_per_gpu
+                settings, group = self._settings, as_group(self.group)
                 with self._current():
                     self._workspace = Workspace(
                         self.ranks,
                         self.driver,
-                        ranks_per_gpu=each,
-                        group=self.group,
+                        ranks_per_gpu=self._ranks_per_gpu(group),
+                        group=group,
                         timeout=settings.timeout,
                         limit=settings.limit,
                     )
             return self._workspace
+
+    def _ranks_per_gpu(self, group: Group) -> int:
+        """The most processes that share a GPU, as all of them find it."""
+        if self.driver == "host":
+            return 1
+        mine = str(torch.cuda.get_device_properties(self._device).uuid)
+        return max(Counter(gathered(group, mine, self._settings.timeout, "its GPU")).values())
 
     def _current(self) -> AbstractContextManager[object]:
         """NOTE a workspace takes the current GPU."""

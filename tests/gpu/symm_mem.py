@@ -39,7 +39,7 @@ def main(each: int, number: int) -> bool:
     def right(given: Any, one: calls.Call) -> None:
         calls.same(calls.moved(given, "cpu"), one.on("cpu").theirs())
 
-    with ficco_rt.torch.installed(ranks_per_gpu=each):
+    with ficco_rt.torch.installed():
         streams = [torch.cuda.Stream() for _ in range(2)]
         torch.cuda.synchronize()
         given = []

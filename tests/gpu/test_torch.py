@@ -1,6 +1,6 @@
 """`ficco_rt.torch.install()` on GPUs: random calls, captures and host time (`symm_mem`), in two processes that have a
-GPU each or share one; and PyTorch's own tests of what calls the operators, from a checkout of PyTorch that
-FICCO_PYTORCH names, of the version that is installed."""
+GPU each or share one; and others' own tests of what calls the operators, from checkouts that FICCO_PYTORCH (of the
+version that is installed) and FICCO_TORCHTITAN name."""
 
 from __future__ import annotations
 
@@ -18,26 +18,33 @@ pytestmark = pytest.mark.torch
 
 CALLS = 200
 LIMIT = 300
-CHECKOUT = os.environ.get("FICCO_PYTORCH", "")
-THEIRS = {  # file, and which of its tests; those that need two GPUs
-    "micro_pipeline": ("test/distributed/tensor/parallel/test_micro_pipeline_tp.py", ""),
-    "async_tp": ("test/distributed/test_symmetric_memory.py", "AsyncTPTest"),
+THEIRS = {  # the checkout, a file, and which of its tests
+    "micro_pipeline": ("FICCO_PYTORCH", "test/distributed/tensor/parallel/test_micro_pipeline_tp.py", ""),
+    "async_tp": ("FICCO_PYTORCH", "test/distributed/test_symmetric_memory.py", "AsyncTPTest"),
+    "torchtitan": ("FICCO_TORCHTITAN", "tests/unit_tests/test_distributed_linear.py", ""),
 }
+ON_TWO = ("async_tp", "torchtitan")
 
 
 def test_random_calls_captures_and_host_time(gpus: int, long: int) -> None:
     apart(launched, "symm_mem", 1 if gpus > 1 else 2, {"calls": CALLS * long}, limit=LIMIT * long)
 
 
-@pytest.mark.skipif(not CHECKOUT, reason="FICCO_PYTORCH names no checkout of PyTorch")
-@pytest.mark.parametrize("part", ["micro_pipeline", pytest.param("async_tp", marks=pytest.mark.gpus2)])
-def test_pytorch_s_own(part: str) -> None:
-    apart(theirs, *THEIRS[part], limit=600)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.gpus2 if part in ON_TWO else ()) for part in THEIRS]
+)
+def test_others_own(part: str) -> None:
+    variable, file, which = THEIRS[part]
+    checkout = os.environ.get(variable)
+    if not checkout:
+        pytest.skip(f"{variable} names no checkout")
+    apart(theirs, checkout, file, which, limit=600)
 
 
-def theirs(file: str, which: str) -> bool:
-    """Their tests, with ficco installed in every process. NOTE not in their folder, whose `torch` is not built."""
-    paths = [str(ROOT / "tests" / "torch" / "site"), str(ROOT), str(ROOT / "dsl")]
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, str(Path(CHECKOUT) / file), "-k", which]
+def theirs(checkout: str, file: str, which: str) -> bool:
+    """Their tests, with ficco installed in every process. NOTE not in PyTorch's folder, whose `torch` is not built."""
+    mine = [ROOT / "tests" / "torch" / "site", ROOT, ROOT / "dsl"]
+    paths = [*map(str, mine), *([checkout] if (Path(checkout) / "torchtitan").is_dir() else [])]
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, str(Path(checkout) / file), "-k", which]
     variables = environment({"PYTHONPATH": os.pathsep.join(paths)})
-    return subprocess.run(command, cwd=Path(CHECKOUT).parent, env=variables, check=False).returncode == 0
+    return subprocess.run(command, cwd=Path(checkout).parent, env=variables, check=False).returncode == 0

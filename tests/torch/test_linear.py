@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.torch.processes import together
+from tests.unit import pages
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -33,10 +34,23 @@ def test_layers(size: int) -> None:
 )
 def test_examples(command: str, tmp_path: Path) -> None:
     script, *arguments = command.split()
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    here = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}", "FICCO_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*start, str(ROOT / "examples" / script), *arguments], env=here, capture_output=True, text=True, timeout=120
-    )
+    said = _torchrun(tmp_path, ROOT / "examples" / script, *arguments)
+    assert ("all rows right" if "serving" in script else "ficco ") in said
+
+
+def test_programs_of_the_page(tmp_path: Path) -> None:
+    page = pages.blocks((ROOT / "docs" / "torch.md").read_text(encoding="utf-8"))
+    programs = {block.words[0]: block.text for block in page if block.language == "python"}
+    assert {*programs} == {"mlp_cpu.py", "parallel_cpu.py"}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        _torchrun(tmp_path, tmp_path / name)
+
+
+def _torchrun(cache: Path, *words: object) -> str:
+    """Two processes; what they print."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *map(str, words)]
+    here = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}", "FICCO_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(start, env=here, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert ("all rows right" if "serving" in script else "ficco ") in done.stdout
+    return done.stdout

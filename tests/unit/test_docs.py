@@ -122,16 +122,6 @@ def test_python_examples_are_python_and_name_what_there_is(path: Path) -> None:
                 assert hasattr(ficco_rt, name), name
 
 
-@pytest.mark.parametrize("name", ["linear.py", "linear_cpu.py", "mlp.py"])
-def test_whole_programs_name_what_there_is(name: str) -> None:
-    """They need PyTorch, which no test has; pages refer to them."""
-    text = (ROOT / "examples" / "torch_mlp" / name).read_text(encoding="utf-8")
-    compile(text, name, "exec")
-    for public in re.findall(r"\bficco\.(\w+)", text):
-        assert hasattr(ficco_rt, public), public
-    assert any(f"examples/torch_mlp/{name}" in page for page in TEXT.values())
-
-
 # ---------------------------------------------------------------- commands
 
 
