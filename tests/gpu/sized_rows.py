@@ -20,10 +20,12 @@ from itertools import product
 from typing import Any
 
 import ficco_rt as ficco
+from tests import cases
 
 MOST, N, K = 8192, 1024, 512
 CALLS = 100
 OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
+LAYERS = ("ag_gemm_kept", "ag_gemm_backward", "gemm_rs_backward", "a2a_gemm", "gemm_a2a", "a2a_gemm_backward")
 AROUND = 8  # rows of NaN before and behind what is given
 CAPTURED = (1, 7, 100, 250, 1000, 3001)
 
@@ -145,6 +147,35 @@ def sized(ranks: int, each: int, sizes: int) -> bool:
     if not quick:
         print("calls take the host too long", flush=True)
     return good and quick and after == (memory, held)
+
+
+def layers(ranks: int, each: int, calls: int) -> bool:
+    """Operations of layers with gradients, and of experts, in a random order, with any number of rows."""
+    import numpy as np
+    import torch
+
+    chance, good, most, n, k = random.Random(calls), True, 512, 256, 256
+    streams = [torch.cuda.Stream(rank // each) for rank in range(ranks)]
+    with ficco.Workspace(ranks, ranks_per_gpu=each) as workspace:
+        made = {name: ficco.Operation(workspace, name, max_m=most, N=n, K=k) for name in LAYERS}
+        for number in range(calls):
+            name, m = chance.choice(LAYERS), chance.choice((0, 1, 16, most, chance.randrange(most + 1)))
+            given, wanted = cases.numbers(name, ranks, m, n, k, number, most=1)  # whose sums bf16 holds
+            tensors = {
+                tensor: [torch.from_numpy(value).to(rank // each, torch.bfloat16) for rank, value in enumerate(values)]
+                for tensor, values in given.items()
+            }
+            torch.cuda.synchronize()
+            made[name].executor(m).graph = chance.random() < 0.5
+            made[name].run(streams=streams, **tensors)
+            made[name].synchronize()
+            for tensor, values in wanted.items():
+                found = [value.float().cpu().numpy() for value in tensors[tensor]]
+                fine = all(np.array_equal(a, b) for a, b in zip(found, values, strict=True))
+                good = good and fine
+                if not fine:
+                    print(f"wrong: {tensor} of {name}, {m} rows", flush=True)
+    return good
 
 
 def host_time(operation: ficco.Operation, tensors: Tensors, m: int, streams: list[Any]) -> bool:

@@ -23,6 +23,10 @@ def test_any_number_of_rows(ranks: int, each: int, long: int) -> None:
     apart(sized_rows.sized, ranks, each, SIZES * long, limit=LIMIT * long)
 
 
+def test_any_number_of_rows_of_layers(ranks: int, each: int, long: int) -> None:
+    apart(sized_rows.layers, ranks, each, SIZES * long, limit=LIMIT * long)
+
+
 def test_in_two_processes(gpus: int, long: int) -> None:
     apart(launched, "sized_rows", 1 if gpus > 1 else 2, {"sizes": SIZES * long}, limit=LIMIT * long)
 
