@@ -103,8 +103,10 @@ def test_beside_nccl_hopper_takes_a_lean_variant_and_bytes_take_any() -> None:
 
 
 def test_multiprocessors_left_are_sms_from_the_other_side() -> None:
-    assert content_hash(plan("leave = 8 sms")) == content_hash(plan("sms = 124"))
+    assert content_hash(plan("leave = 8 sms", text=PRODUCT)) == content_hash(plan("sms = 124", text=PRODUCT))
     assert content_hash(plan("leave = 8 sms  sms = 100")) == content_hash(plan("sms = 100"))
+    copies, usual = (launches(plan(asked))[COPY] for asked in ("leave = 8 sms", ""))
+    assert [launch.sms for launch in copies] == [launch.sms for launch in usual]  # none is wider
     with pytest.raises(ScheduleError, match="132 sms, but the device has 132"):
         plan("leave = 132 sms")
 
