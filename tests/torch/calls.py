@@ -56,9 +56,9 @@ def call(
     dtype = draw.choice(dtypes)
     gathers = draw.random() < 0.5
     shape = [draw.choice((1, 2, 3, 5)) for _ in range(draw.choice((1, 1, 2, 3)))]
-    k = draw.choice((8, 16, 24))
+    k = draw.choice((8, 24))
     dim = draw.randrange(len(shape) + (draw.random() < last))
-    columns = [draw.choice((8, 16, 24)) for _ in range(draw.choice((1, 1, 2, 3)) if gathers else 1)]
+    columns = [draw.choice((8, 16)) for _ in range(draw.choice((1, 1, 2, 3)) if gathers else 1)]
     if dim < len(shape) and not gathers:
         shape[dim] *= ranks
     if dim == len(shape):  # along the last one
