@@ -156,7 +156,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [(n, kind) for turn, n in enumerate(cases.SCHEDULES) for kind in cases.few(list(KINDS), 1, turn)]
+    ("name", "kind"),
+    [
+        (name, kind)
+        for turn, name in enumerate(cases.few(cases.SCHEDULES, len(cases.SCHEDULES) // 2, 0))
+        for kind in cases.few(list(KINDS), 1, turn)
+    ],
 )
 def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, kind: str) -> None:
     """Inputs are copied in on the callers' streams and spoilt behind the run, outputs spoilt before it and copied out

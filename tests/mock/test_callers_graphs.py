@@ -159,7 +159,7 @@ TAKEN = [(name, *FORMS[i % 4]) for i, name in enumerate(cases.SCHEDULES) if name
 TAKEN += [(name, *form) for name in ALL_FORMS for form in FORMS]
 
 
-@pytest.mark.parametrize(("name", "joined", "each"), TAKEN)
+@pytest.mark.parametrize(("name", "joined", "each"), cases.few(TAKEN, len(TAKEN) // 2, 0))
 def test_a_layer_that_its_caller_captures(cuda: StandIn, name: str, joined: bool, each: int) -> None:
     """Two runs stand in the graphs. They are replayed with new inputs, several times without a wait in between, the
     graphs of different devices in different orders, and plain runs on streams and by our own graphs between them."""

@@ -135,7 +135,7 @@ def rows_of(planned: int, name: str) -> list[int]:
 CASES = [
     pytest.param(name, *served, planned, ranks, id=f"{name}-{served[1]}-{planned}-{ranks}")
     for turn, name in enumerate(NAMES)
-    for i, served in enumerate(cases.few(SERVED, 2, turn))
+    for i, served in enumerate(cases.few(SERVED, 1 + turn % 2, turn))
     for planned, ranks in zip(cases.few(SIZES, 1, turn + i), cases.few((3, 4), 1, turn + i), strict=False)
 ]
 

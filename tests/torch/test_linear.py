@@ -28,14 +28,14 @@ def test_layers_of_four_processes() -> None:
     together(4, "linear_cases.four")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "llama_tp/llama.py train --small --steps 5",
-        "llama_tp/llama.py decode --small --steps 5 --batches 3",
-        "serving/serve.py",
-    ],
+EXAMPLES = (
+    "serving/serve.py",
+    "llama_tp/llama.py train --small --steps 5",
+    "llama_tp/llama.py decode --small --steps 5 --batches 3",
 )
+
+
+@pytest.mark.parametrize("command", EXAMPLES if cases.ALL else EXAMPLES[:2])
 def test_examples(command: str) -> None:
     script, *arguments = command.split()
     said = _torchrun(ROOT / "examples" / script, *arguments)

@@ -38,7 +38,11 @@ def layout(name: str, devices: tuple[int, ...], queues: int) -> Layout:
 
 
 @pytest.mark.parametrize(
-    ("name", "devices"), [*((name, (0, 1)) for name in cases.SCHEDULES), *((name, (0, 0, 1, 1)) for name in STREAMED)]
+    ("name", "devices"),
+    [
+        *((name, (0, 1)) for name in cases.few(cases.SCHEDULES, len(cases.SCHEDULES) // 2, 1)),
+        *((name, (0, 0, 1, 1)) for name in STREAMED),
+    ],
 )
 def test_one_queue(name: str, devices: tuple[int, ...]) -> None:
     shape = layout(name, devices, 1)
