@@ -507,6 +507,8 @@ def main() -> int:
     wrong = sorted(set(asked.split(",")) - set(WAYS))
     if wrong:
         parser.error(f"no way {', '.join(wrong)}; there are {', '.join(WAYS)}")
+    if options.tokens % dist.get_world_size():
+        parser.error(f"{options.tokens} tokens are not the same number for each of {dist.get_world_size()} processes")
     sizes = replace(SMALL if options.small else Sizes(), layers=options.layers)
     ways = {name: WAYS[name]() for name in asked.split(",")}
     good = {"train": train, "decode": decode}[options.what](ways, sizes, options, device)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -24,6 +24,7 @@ from ..driver.api import DriverName
 from ..driver.gpu.refused import Closing
 from ..errors import DeviceError, ScheduleError, UsageError
 from ..exec.workspace import TIMEOUT, Workspace
+from ..files.arguments import whole
 from ..kernels.gemm_launch import ALIGNMENT
 from ..process.group import Group, agree, as_group, gathered
 from ..select.choose import By
@@ -46,6 +47,8 @@ class Settings:
     such as the sizes that are captured. `by`: how schedules are chosen (`ficco.choose`). `timeout` is as for a
     `Workspace`. `check`: compare at every call what the processes call, which takes an exchange; otherwise on GPUs each
     process does it at its first call of each shape. On the host every call is compared.
+
+    Raises UsageError (no such value).
     """
 
     leave: int = NCCL_BLOCKS
@@ -54,6 +57,18 @@ class Settings:
     by: By | None = None
     timeout: float | None = TIMEOUT
     check: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.buckets, Sequence) or any(whole(m, "a bucket") < 1 for m in self.buckets):
+            raise UsageError(f"buckets is a list of numbers of rows, each at least 1; given {self.buckets}")
+        if whole(self.leave, "leave") < 0:
+            raise UsageError(f"leave is a number of multiprocessors, 0 or more; given {self.leave}")
+        if self.limit is not None and whole(self.limit, "limit") < 1:
+            raise UsageError(f"limit is a number of bytes, at least 1; given {self.limit}")
+        if self.by not in (None, *get_args(By)):
+            raise UsageError(f"by is {', '.join(get_args(By))}; given {self.by!r}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise UsageError(f"timeout is a number of seconds above 0, or None; given {self.timeout}")
 
 
 class Operations:

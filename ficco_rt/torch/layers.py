@@ -18,10 +18,10 @@ _OPS = torch.ops.ficco
 
 
 class ColumnParallelLinear(nn.Module):
-    """y = all_gather(x) · Wᵀ + b, with the features of W and b shared out: x [rows, in_features] of a rank's own rows,
+    """y = all_gather(x) · Wᵀ + b, with the features of W and b sharded: x [rows, in_features] of a rank's own rows,
     y [rows · ranks, out_features / ranks]. `gather_dim`: the dimension of x that is gathered, any but the last.
 
-    Raises UsageError (features that cannot be shared out evenly).
+    Raises UsageError (features that cannot be sharded evenly).
     """
 
     def __init__(
@@ -47,20 +47,9 @@ class ColumnParallelLinear(nn.Module):
         cls, full: nn.Linear, group: dist.ProcessGroup | None = None, *, gather_dim: int = 0
     ) -> ColumnParallelLinear:
         """This rank's shard of a whole layer. Raises UsageError."""
-        made = cls(
-            full.in_features,
-            full.out_features,
-            full.bias is not None,
-            group=group,
-            gather_dim=gather_dim,
-            device=full.weight.device,
-            dtype=full.weight.dtype,
-        )
+        made = cls(*_as(full, cls), group=group, gather_dim=gather_dim, **_like(full))
         _, ranks, rank = _group(group)
-        with torch.no_grad():
-            made.weight.copy_(full.weight.chunk(ranks, 0)[rank])
-            if made.bias is not None:
-                made.bias.copy_(full.bias.chunk(ranks)[rank])
+        _copy(made, full.weight.chunk(ranks, 0)[rank], None if full.bias is None else full.bias.chunk(ranks)[rank])
         return made
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,11 +57,11 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """y = reduce_scatter(x · Wᵀ) + b, with the width of W shared out: x [rows, in_features / ranks], y [rows / ranks,
-    out_features] of the rank's own rows. `scatter_dim`: the dimension of y that is shared out, any but the last; None:
+    """y = reduce_scatter(x · Wᵀ) + b, with the width of W sharded: x [rows, in_features / ranks], y [rows / ranks,
+    out_features] of the rank's own rows. `scatter_dim`: the dimension of y that is sharded, any but the last; None:
     y = all_reduce(x · Wᵀ) + b on all ranks. All ranks have the whole bias.
 
-    Raises UsageError (features that cannot be shared out evenly).
+    Raises UsageError (features that cannot be sharded evenly).
     """
 
     def __init__(
@@ -98,20 +87,9 @@ class RowParallelLinear(nn.Module):
         cls, full: nn.Linear, group: dist.ProcessGroup | None = None, *, scatter_dim: int | None = 0
     ) -> RowParallelLinear:
         """This rank's shard of a whole layer. Raises UsageError."""
-        made = cls(
-            full.in_features,
-            full.out_features,
-            full.bias is not None,
-            group=group,
-            scatter_dim=scatter_dim,
-            device=full.weight.device,
-            dtype=full.weight.dtype,
-        )
+        made = cls(*_as(full, cls), group=group, scatter_dim=scatter_dim, **_like(full))
         _, ranks, rank = _group(group)
-        with torch.no_grad():
-            made.weight.copy_(full.weight.chunk(ranks, 1)[rank])
-            if made.bias is not None:
-                made.bias.copy_(full.bias)
+        _copy(made, full.weight.chunk(ranks, 1)[rank], full.bias)
         return made
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,7 +100,7 @@ class ColumnParallel(ParallelStyle):
     """For `parallelize_module`: an nn.Linear becomes all_gather + linear, as in `ColumnParallelLinear`. Its parameters
     become DTensors; it takes and returns this rank's part as a plain tensor (a DTensor given is made one).
 
-    Raises UsageError (a module that is no nn.Linear, features that cannot be shared out evenly).
+    Raises UsageError (a module that is no nn.Linear, features that cannot be sharded evenly).
     """
 
     def __init__(self, *, gather_dim: int = 0) -> None:
@@ -130,7 +108,7 @@ class ColumnParallel(ParallelStyle):
         self.gather_dim = gather_dim
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        layer = _linear(module, self)
+        layer = _linear(module, type(self))
         group_name, ranks, _ = _group(device_mesh.get_group())
         _share(layer.out_features, ranks, "out_features")
         _distribute(layer, device_mesh, Shard(0), Shard(0), self.src_data_rank)
@@ -153,7 +131,7 @@ class RowParallel(ParallelStyle):
         self.scatter_dim = scatter_dim
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        layer = _linear(module, self)
+        layer = _linear(module, type(self))
         group_name, ranks, _ = _group(device_mesh.get_group())
         _share(layer.in_features, ranks, "in_features")
         _distribute(layer, device_mesh, Shard(1), Replicate(), self.src_data_rank)
@@ -182,15 +160,34 @@ def _group(group: dist.ProcessGroup | None) -> tuple[str, int, int]:
 
 
 def _share(features: int, ranks: int, name: str) -> int:
+    if features < 1:
+        raise UsageError(f"{name} is {features}; wanted at least 1 for each of {ranks} ranks")
     if features % ranks:
         raise UsageError(f"{name} is {features}, which is not the same number for each of {ranks} ranks")
     return features // ranks
 
 
-def _linear(module: nn.Module, style: ParallelStyle) -> nn.Linear:
+def _linear(module: nn.Module, kind: type) -> nn.Linear:
     if not isinstance(module, nn.Linear):
-        raise UsageError(f"{type(style).__name__} is for nn.Linear; given {type(module).__name__}")
+        raise UsageError(f"{kind.__name__} is for nn.Linear; given {type(module).__name__}")
     return module
+
+
+def _as(full: nn.Module, kind: type) -> tuple[int, int, bool]:
+    """Width, features, and whether there is a bias."""
+    layer = _linear(full, kind)
+    return layer.in_features, layer.out_features, layer.bias is not None
+
+
+def _like(full: nn.Linear) -> dict[str, Any]:
+    return {"device": full.weight.device, "dtype": full.weight.dtype}
+
+
+def _copy(made: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    with torch.no_grad():
+        made.weight.copy_(weight)
+        if bias is not None:
+            made.bias.copy_(bias)
 
 
 def _distribute(layer: nn.Linear, mesh: DeviceMesh, weight: Any, bias: Any, source: int | None) -> None:

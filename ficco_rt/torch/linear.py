@@ -11,7 +11,7 @@ gathered or scattered dimension is moved to the front.
 | `linear_all_reduce` | [rows, K / ranks] | [N, K / ranks] | [rows, N] |
 | `all_to_all_linear` | [rows, K], piece r for rank r | [N, K] | [rows, N], piece r from rank r |
 
-Inputs may have more dimensions; `gather_dim` and `scatter_dim` say which of them is shared out among the ranks.
+Inputs may have more dimensions; `gather_dim` and `scatter_dim` say which of them is sharded across the ranks.
 Gradients are those of the sum of all ranks' losses, where each rank has a loss of its own outputs; the gradients of
 `linear_all_reduce` are those of one rank's loss, since all ranks have the same outputs. A backward pass gathers again,
 and computes the weight's gradient while data moves.
@@ -64,7 +64,7 @@ def _checked(name: str, tensor: Tensor, weight: Tensor, bias: Tensor | None, dim
         raise ValueError(f"{name}: bias is {bias.dtype} of shape {shape}, wanted {weight.dtype} of [{weight.shape[0]}]")
 
 
-def _shared_out(name: str, extent: int, ranks: int) -> int:
+def _shard(name: str, extent: int, ranks: int) -> int:
     if extent % ranks:
         raise ValueError(f"{name}: {extent} rows are not the same number for each of {ranks} ranks")
     return extent // ranks
@@ -172,7 +172,7 @@ def _linear_reduce_scatter(
 ) -> Tensor:
     _checked("linear_reduce_scatter", tensor, weight, bias, scatter_dim)
     ranks = _ranks(group_name)
-    extent = _shared_out("linear_reduce_scatter", tensor.shape[scatter_dim], ranks)
+    extent = _shard("linear_reduce_scatter", tensor.shape[scatter_dim], ranks)
     x = _rows(tensor, scatter_dim)
     y = _served(
         *("linear_reduce_scatter", x, weight, group_name),
@@ -187,7 +187,7 @@ def _linear_reduce_scatter_fake(
 ) -> Tensor:
     _checked("linear_reduce_scatter", tensor, weight, bias, scatter_dim)
     ranks = _ranks(group_name)
-    extent = _shared_out("linear_reduce_scatter", tensor.shape[scatter_dim], ranks)
+    extent = _shard("linear_reduce_scatter", tensor.shape[scatter_dim], ranks)
     y = tensor.new_empty(_rows(tensor, scatter_dim).shape[0] // ranks, weight.shape[0])
     return _like(y, tensor, scatter_dim, extent)
 
@@ -253,7 +253,7 @@ def _backward_of_reduced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _all_to_all_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
     _checked("all_to_all_linear", tensor, weight, bias, 0)
-    _shared_out("all_to_all_linear", tensor.shape[0], _ranks(group_name))
+    _shard("all_to_all_linear", tensor.shape[0], _ranks(group_name))
     x = _rows(tensor, 0)
     y = _served(
         *("all_to_all_linear", x, weight, group_name),
@@ -265,7 +265,7 @@ def _all_to_all_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, grou
 
 def _all_to_all_linear_fake(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
     _checked("all_to_all_linear", tensor, weight, bias, 0)
-    _shared_out("all_to_all_linear", tensor.shape[0], _ranks(group_name))
+    _shard("all_to_all_linear", tensor.shape[0], _ranks(group_name))
     return tensor.new_empty(*tensor.shape[:-1], weight.shape[0])
 
 

@@ -36,7 +36,8 @@ def install(settings: Settings | None = None, **changes: Any) -> None:
 
     The logger `ficco_rt.torch` has a line (INFO) for each new shape.
 
-    Raises UsageError: PyTorch is older than 2.11, there is no such setting, or it is installed with other settings.
+    Raises UsageError: PyTorch is older than 2.11, there is no such setting or value, or it is installed with other
+    settings.
 
     Example: `ficco_rt.torch.install(leave=16, limit=2 << 30)`.
     """

@@ -23,7 +23,7 @@ from ficco_rt.torch import layers as parallel
 OPS = torch.ops.ficco
 K, N = 8, 12
 ALL = "FICCO_ALL" in os.environ
-SHAPES = (((8,), 0), ((8, 3), 0), ((3, 8), 1), ((2, 8, 2), 1))  # of rows, and the dimension that is shared out
+SHAPES = (((8,), 0), ((8, 3), 0), ((3, 8), 1), ((2, 8, 2), 1))  # of rows, and the dimension that is sharded
 
 
 def world() -> tuple[str, int, int]:
@@ -255,6 +255,10 @@ def case_wrong_tensors_leave_the_group_usable() -> None:
         OPS.all_gather_linear(x, w, b, 1, name)
     with pytest.raises(UsageError, match="out_features is 13, which is not the same number for each of"):
         parallel.ColumnParallelLinear(K, 13)
+    with pytest.raises(UsageError, match="in_features is 0; wanted at least 1"):
+        parallel.RowParallelLinear(0, K)
+    with pytest.raises(UsageError, match=r"RowParallelLinear is for nn\.Linear; given ReLU"):
+        parallel.RowParallelLinear.from_linear(nn.ReLU())
     with pytest.raises(UsageError, match=r"ColumnParallel is for nn\.Linear; given ReLU"):
         parallelize_module(nn.ReLU(), init_device_mesh("cpu", (ranks,)), parallel.ColumnParallel())
     case_results_and_gradients_are_those_of_one_layer()

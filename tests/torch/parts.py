@@ -99,6 +99,16 @@ def installation() -> None:
     with pytest.raises(UsageError, match="installed with other settings: call uninstall"):
         ficco_rt.torch.install()
     gather(4)()
+    for wrong, said in (
+        ({"leave": -1}, "leave is a number of multiprocessors, 0 or more; given -1"),
+        ({"limit": 0}, "limit is a number of bytes, at least 1; given 0"),
+        ({"buckets": [0]}, r"buckets is a list of numbers of rows, each at least 1; given \[0\]"),
+        ({"buckets": 8}, "buckets is a list of numbers of rows, each at least 1; given 8"),
+        ({"by": "luck"}, "by is rules, model, measured; given 'luck'"),
+        ({"timeout": 0}, "timeout is a number of seconds above 0, or None; given 0"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            ficco_rt.torch.install(**wrong)
     with pytest.raises(UsageError, match="install has no setting 'leaves'; it has leave, limit, buckets"):
         ficco_rt.torch.install(leaves=8)
     ficco_rt.torch.uninstall()
