@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
-from ..compiler import compile_schedule
 from ..driver.registry import has_gemms
 from ..errors import UsageError
 from ..exec import padded
@@ -24,11 +24,10 @@ from ..files.arguments import plain, whole
 from ..files.store import user_store
 from ..geometry.rows import Rows
 from ..graph.budget import without_collection
-from ..plan.ir import Plan
+from ..plan.ir import Command, Launch, Plan
 from ..types import TYPES
 from . import measurements
-from .candidates import text_of
-from .choose import By, Choice, choose
+from .choose import By, choose
 
 LEAST = 16  # rows of a rank in the smallest bucket, if nothing is said
 
@@ -68,9 +67,9 @@ class Operation:
     sizes, and types, as `choose` takes them; transb=1 for weights as `nn.Linear` stores them.
 
     `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
-    and `by` are as for an `Executor` and for `choose`. `leave`: multiprocessors that streamed stages, which hold theirs
-    while they wait, leave to kernels of other libraries. `run` takes tensors as `Executor.run` does. In a group all
-    processes make the same calls with the same m.
+    and `by` are as for an `Executor` and for `choose`. `leave`: multiprocessors that kernels which wait, and hold theirs
+    meanwhile, leave to kernels of other libraries. `run` takes tensors as `Executor.run` does. In a group all processes
+    make the same calls with the same m.
 
     Raises UsageError (no such operation, sizes that are missing), ScheduleError (sizes that do not fit).
     """
@@ -146,7 +145,7 @@ class Operation:
         key = (*asked, library, self._leave, said, measured)
         plan = self._store.get(key, Plan)
         if plan is None:
-            plan = _leaving(choose(*asked, sizes=sizes, vendor=library), self._leave)
+            plan = _leaving(choose(*asked, sizes=sizes, vendor=library).plan, self._leave)
             self._store.put(key, plan)
         return plan
 
@@ -200,11 +199,21 @@ class Operation:
                 self._workspace.shared.wait_for_rows()
 
 
-def _leaving(choice: Choice, sms: int) -> Plan:
-    """The plan, whose streamed stages leave so many multiprocessors."""
-    held = {stage.queue for stage in text_of(choice.schedule).stages if stage.streamed and sms}
-    room = {f"{queue}.leave": f"{sms} sms" for queue in sorted(held)}
-    return compile_schedule(choice.schedule, choice.ranks, {**choice.params, **room}, choice.machine)
+def _leaving(plan: Plan, sms: int) -> Plan:
+    """The plan, whose launches that wait for others leave so many multiprocessors. Raises UsageError: none remain."""
+    assert plan.made_for is not None
+    most = plan.made_for.device.sms - sms
+    if most < 1:
+        raise UsageError(f"leave = {sms}, but the device has {most + sms} multiprocessors ({plan.machine})")
+
+    def narrower(command: Command) -> Command:
+        if not (isinstance(command, Launch) and command.waits):
+            return command
+        attributes = command.attributes
+        return replace(command, attributes=replace(attributes, sms=min(most, attributes.sms or most)))
+
+    streams = (replace(s, commands=tuple(map(narrower, s.commands))) for s in plan.streams)
+    return replace(plan, streams=tuple(streams)) if sms else plan
 
 
 def _positive(value: object, what: str) -> int:

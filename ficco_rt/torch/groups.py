@@ -41,7 +41,7 @@ DTYPES: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp1
 class Settings:
     """How operators run; the same in all processes of a group.
 
-    `leave`: multiprocessors that streamed stages leave to kernels that wait for other GPUs, such as NCCL's of DDP or
+    `leave`: multiprocessors that kernels which wait leave to others that wait for other GPUs, as NCCL's of DDP or
     FSDP on another stream (docs/embed/reference.md); 0 where there are none. `limit`: the most bytes of each GPU that a
     group's workspace may hold. `buckets`: numbers of rows of a rank for which there are plans besides the usual ones,
     such as the sizes that are captured. `by`: how schedules are chosen (`ficco.choose`). `timeout` is as for a

@@ -153,14 +153,15 @@ def test_operations_that_are_none() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_streamed_stages_leave_multiprocessors(name: str) -> None:
-    """Also copies, which take no more than without it."""
-    held: dict[int, set[int]] = {}
+def test_launches_that_wait_leave_multiprocessors(name: str) -> None:
+    """Also copies, which take no more than without it; a product that waits for nothing may take all."""
+    held: dict[int, list[tuple[bool, int]]] = {}
     for leave in (0, 32):
         with ficco.Workspace(RANKS, "host") as workspace:
             operation = ficco.Operation(workspace, name, max_m=64, buckets=[64], leave=leave, N=N, K=K)
             plan = operation.executor(64).plan
             total = plan.target.device.sms
             launches = [c for s in plan.streams for c in s.commands if isinstance(c, Launch) and c.streamed]
-            held[leave] = {launch.attributes.sms or total for launch in launches}
-    assert held[32] == {min(sms, total - 32) for sms in held[0]}
+            held[leave] = [(bool(launch.waits), launch.attributes.sms or total) for launch in launches]
+    assert any(waits for waits, _ in held[0]) == (name in ("ag_gemm", "ag_gemm_kept", "gemm_rs", "gemm_ar"))
+    assert held[32] == [(waits, min(sms, total - 32) if waits else sms) for waits, sms in held[0]]
