@@ -67,9 +67,9 @@ class Operation:
     sizes, and types, as `choose` takes them; transb=1 for weights as `nn.Linear` stores them.
 
     `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
-    and `by` are as for an `Executor` and for `choose`. `leave`: multiprocessors that kernels which wait, and hold theirs
-    meanwhile, leave to kernels of other libraries. `run` takes tensors as `Executor.run` does. In a group all processes
-    make the same calls with the same m.
+    and `by` are as for an `Executor` and for `choose`. `leave`: multiprocessors that kernels which wait, and meanwhile
+    hold theirs, leave to kernels of other libraries. `run` takes tensors as `Executor.run` does. In a group all
+    processes make the same calls with the same m.
 
     Raises UsageError (no such operation, sizes that are missing), ScheduleError (sizes that do not fit).
     """
