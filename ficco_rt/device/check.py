@@ -139,15 +139,13 @@ def _otherwise_timed(plan: ir.DevicePlan) -> Iterator[Step]:
     only_timed = [
         action
         for action in plan.called.prologue
-        if action.when in ("timed", "timed or behind")
-        and not (isinstance(action, ir.RecordEvent) and action.event not in awaited)
+        if action.when == "timed" and not (isinstance(action, ir.RecordEvent) and action.event not in awaited)
     ]
     if not only_timed:
         return
     alone, like = ir.Manner(True, behind=False, timed=True), ir.Manner(True, behind=True, timed=True)
-    if any(action.when == "timed" for action in only_timed):
-        others = ir.Manner(True, behind=True, timed=False, others=True)
-        yield from (_CALLED, RunCase(like, uses=(True, True)), Other(), RunCase(others, callers=1), Seen())
+    others = ir.Manner(True, behind=True, timed=False, others=True)
+    yield from (_CALLED, RunCase(like, uses=(True, True)), Other(), RunCase(others, callers=1), Seen())
     yield from (RunCase(alone, uses=(True, False)), Seen())
 
 

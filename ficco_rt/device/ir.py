@@ -52,7 +52,7 @@ PLACELESS = Span("device plan", 1, 1, 1, 1)  # of what no line of a schedule has
 # When an action of a prologue or epilogue is issued: `behind` a run that may still be under way, or `alone`, when the
 # host has seen that run's end; where the run is `timed`. "behind others": the run before did not end on the same
 # callers' streams. "behind replays": callers' graphs hold runs, and may be under way.
-When: TypeAlias = Literal["always", "timed", "behind", "alone", "timed or behind", "behind others", "behind replays"]
+When: TypeAlias = Literal["always", "timed", "behind", "behind others", "behind replays"]
 
 StreamKind: TypeAlias = Literal["plan", "signal", "wait", "control", "caller", "gate"]
 EventKind: TypeAlias = Literal[
@@ -668,8 +668,6 @@ class Manner:
             "always": True,
             "timed": self.timed,
             "behind": self.behind,
-            "alone": not self.behind,
-            "timed or behind": self.timed or self.behind,
             "behind others": self.behind and self.others,
             "behind replays": self.replays,
         }[when]

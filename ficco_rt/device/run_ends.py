@@ -82,70 +82,93 @@ class RunEndsBuilder:
         first, *_ = devices = self.placement.ordinals
         ranks = range(self.plan.ranks) if called else range(0)
         together = (self.mode in ir.GATED or not called) and not self.placement.others(first)
-        for rank in ranks:
-            yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
+        hosts = self._hosts(called)
+        comes: dict[int, list[int]] = {device: [] for device in devices}
         if together:
-            control = ir.StreamName("control", first)
-            yield from self._await(control, [ir.EventName("caller", rank) for rank in ranks])
-            yield from self._await(control, self._completions(first), "behind")
-            yield from self._await(control, self._replays(first), "behind replays")
+            comes[first] = list(ranks)
+        elif called:
+            comes = {device: self._guests(device, host) for device, host in hosts.items()}
+        yield from self._called({rank for guests in comes.values() for rank in guests})
+        if together:
+            control = hosts[first]
+            yield from self._await(control, [ir.EventName("caller", rank) for rank in comes[first]])
+            yield from self._behind(control, first)
             if self.start_gate is not None:  # which cannot open before the previous run has reset it
                 yield ir.AwaitEvent(
                     ir.StreamName("gate", first), ir.EventName("completion", first), START_GATE, "behind"
                 )
                 yield ir.StreamMemOps(control, (ir.SemaphoreOp(self.start_gate, False),), START_GATE)
             yield ir.RecordEvent(control, ir.EventName("start", 0), BEGIN)
-        for device in devices:
-            begin, control = ir.EventName("begin", device), ir.StreamName("control", device)
-            others = self.placement.others(device)
-            if together:
-                alone = ir.EventName("start", 0) if device != first else None
-                comes = [alone] if alone is not None else []
-                behind = alone
-                when: ir.When = "timed" if alone is not None else "always"
-                yield from self._await(control, comes, when)
-            else:
-                comes = [ir.EventName("caller", rank) for rank in self._needs(device)] if called else []
-                # an event less on the way
-                alone = comes[0] if len(comes) == 1 and not others else None
-                behind = None
-                when = "timed or behind" if alone is not None else "always"
-                yield from self._await(control, comes, when)
-                yield from self._await(control, self._completions(device), "behind")
-                yield from self._await(control, self._replays(device), "behind replays")
-                yield from self._entry(device, control)
-            yield ir.RecordEvent(control, begin, BEGIN, when)
-            opened = list(self._open(device))
+        for device, host in hosts.items():
+            begin = ir.EventName("begin", device)
+            start = ir.EventName("start", 0) if together and device != first else None  # an event less on the way
+            when: ir.When = "always" if start is None else "timed"
+            if start is not None:
+                yield ir.AwaitEvent(host, start, BEGIN, when)
+            elif not together:
+                yield from self._await(host, [ir.EventName("caller", rank) for rank in comes[device]])
+                yield from self._behind(host, device)
+                yield from self._entry(device, host)
+            yield ir.RecordEvent(host, begin, BEGIN, when)
+            opened = list(self._open(device, host))
             yield from opened
             for stream in self._on(device):
-                if opened and stream.name.number not in self.sharing.local_streams:
-                    yield ir.AwaitEvent(stream.name, ir.EventName("open", device), BEGIN)
-                elif alone == behind:
-                    yield ir.AwaitEvent(stream.name, alone or begin, BEGIN)
-                else:
-                    yield ir.AwaitEvent(stream.name, alone or begin, BEGIN, "alone")
-                    yield ir.AwaitEvent(stream.name, behind or begin, BEGIN, "behind")
+                outer = opened and stream.name.number not in self.sharing.local_streams
+                yield ir.AwaitEvent(stream.name, ir.EventName("open", device) if outer else start or begin, BEGIN)
 
     def _end(self, called: bool) -> Iterator[ir.Action]:
         first, *_ = self.placement.ordinals
+        last = {device: self._last(device, host) for device, host in self._hosts(called).items()}
         for device in self.placement.ordinals:
             for stream in self._ends(device):
                 yield ir.RecordEvent(stream.name, _tail(stream), END)
         for rank in range(self.plan.ranks) if called else ():
             for number in self._frees(rank):
                 yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("tail", number), END)
-        for device in self.placement.ordinals:
-            control = ir.StreamName("control", device)
-            yield from self._await(control, [_tail(stream) for stream in self._ends(device)], cause=END)
-            yield ir.RecordEvent(control, ir.EventName("end", device), END, "timed")
+        for device, stream in last.items():
+            if stream.kind == "control":
+                yield from self._await(stream, [_tail(stream) for stream in self._ends(device)], cause=END)
+            yield ir.RecordEvent(stream, ir.EventName("end", device), END, "timed")
             if self.start_gate is not None and device == first:
-                yield ir.ResetSemaphores(control, self.semaphores.table[self.start_gate].index, 1, START_GATE)
+                yield ir.ResetSemaphores(stream, self.semaphores.table[self.start_gate].index, 1, START_GATE)
             yield from self._reset(device)
-            yield ir.RecordEvent(control, ir.EventName("completion", device), END)
-        for rank in range(self.plan.ranks) if called else ():
-            yield self._freed(rank)
+            yield ir.RecordEvent(stream, ir.EventName("completion", device), END)
+        for rank, device in enumerate(self.placement.devices) if called else ():
+            if last[device] != ir.StreamName("caller", rank):
+                yield self._freed(rank)
         if self.start_gate is not None:  # the last action of the run
             yield ir.StreamMemOps(ir.StreamName("gate", first), (ir.SemaphoreOp(self.start_gate, True),), START_GATE)
+
+    def _called(self, ranks: Iterable[int]) -> Iterator[ir.Action]:
+        """The callers of these ranks are ready."""
+        for rank in sorted(ranks):
+            yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
+
+    def _guests(self, device: int, host: ir.StreamName) -> list[int]:
+        """The ranks whose callers a device waits for by events, on the stream of another one."""
+        return [rank for rank in self._needs(device) if ir.StreamName("caller", rank) != host]
+
+    def _behind(self, host: ir.StreamName, device: int) -> Iterator[ir.Action]:
+        """A device's run stands behind the one before it and behind replays."""
+        yield from self._await(host, self._completions(device, but=device), "behind")
+        when: ir.When = "behind others" if self._knows_end(device, host) else "behind"
+        yield ir.AwaitEvent(host, ir.EventName("completion", device), BEGIN, when)
+        yield from self._await(host, self._replays(device), "behind replays")
+
+    def _last(self, device: int, host: ir.StreamName) -> ir.StreamName:
+        """The stream on which a device completes a run: its host's, if that has nothing more to wait for than its own
+        caller, who is not kept waiting while semaphores are reset."""
+        awaited = {ir.EventName("tail", number) for number in self._frees(host.number)} if host.kind == "caller" else ()
+        free = all(_tail(stream) in awaited for stream in self._ends(device)) and not any(self._reset(device))
+        return host if free else ir.StreamName("control", device)
+
+    def _knows_end(self, device: int, host: ir.StreamName) -> bool:
+        """Whether a device's host, behind the callers that it waits for, stands behind the end of a run before that was
+        made like this one."""
+        if self.mode == "graph" or self._last(device, host) == host:
+            return True
+        awaited = {ir.EventName("tail", number) for rank in self._needs(device) for number in self._frees(rank)}
+        return all(_tail(stream) in awaited for stream in self._ends(device)) and not any(self._reset(device))
 
     def _completions(self, device: int, *, but: int | None = None) -> list[ir.EventName]:
         """Where the semaphores of all devices, but for one, are reset; those of a device's process."""
@@ -201,12 +224,12 @@ class RunEndsBuilder:
         elif count:
             yield ir.ResetSemaphores(control, first, count, END)
 
-    def _open(self, device: int) -> Iterator[ir.Action]:
+    def _open(self, device: int, host: ir.StreamName) -> Iterator[ir.Action]:
         """The entry barrier, if streams tell it."""
         changes = [ir.SemaphoreOp(i, signals, acquires=not signals) for i, signals in self._told("ready", device)]
         if changes:
-            yield ir.StreamMemOps(ir.StreamName("control", device), tuple(changes), BEGIN)
-            yield ir.RecordEvent(ir.StreamName("control", device), ir.EventName("open", device), BEGIN)
+            yield ir.StreamMemOps(host, tuple(changes), BEGIN)
+            yield ir.RecordEvent(host, ir.EventName("open", device), BEGIN)
 
     def _steps(self, kind: _Point, device: int) -> list[ir.BarrierStep]:
         """What a device signals and awaits in a barrier that a kernel tells."""
@@ -245,7 +268,7 @@ class RunEndsBuilder:
             if self.sharing.entry == "always":
                 begin += self._entry(device, control)
             begin.append(ir.RecordEvent(control, captured, BEGIN))
-            opened = list(self._open(device))
+            opened = list(self._open(device, control))
             begin += opened
             for stream in self._on(device, "plan"):
                 outer = opened and stream.name.number not in self.sharing.local_streams
@@ -261,17 +284,11 @@ class RunEndsBuilder:
         """Each device's graph stands on the stream of a caller of the device, where there is one: an event less before
         it and behind it."""
         hosts = self._hosts(called)
-        comes = {
-            device: [rank for rank in self._needs(device) if ir.StreamName("caller", rank) != host] if called else []
-            for device, host in hosts.items()
-        }
-        for rank in sorted({rank for ranks in comes.values() for rank in ranks}):
-            yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
+        comes = {device: self._guests(device, host) if called else [] for device, host in hosts.items()}
+        yield from self._called({rank for guests in comes.values() for rank in guests})
         for device, host in hosts.items():
             yield from self._await(host, [ir.EventName("caller", rank) for rank in comes[device]])
-            yield from self._await(host, self._completions(device, but=device), "behind")
-            yield ir.AwaitEvent(host, ir.EventName("completion", device), BEGIN, "behind others")
-            yield from self._await(host, self._replays(device), "behind replays")
+            yield from self._behind(host, device)
             if self.sharing.entry != "always":
                 yield from self._entry(device, host)
             yield ir.RecordEvent(host, ir.EventName("begin", device), BEGIN, "timed")
@@ -293,8 +310,9 @@ class RunEndsBuilder:
                 yield self._freed(rank)
 
     def _hosts(self, called: bool) -> dict[int, ir.StreamName]:
-        """The stream of each device's graph: of the first rank on the device whose caller the graph waits for."""
+        """The stream on which each device begins a run: of the first rank on the device whose caller it waits for."""
         found: dict[int, ir.StreamName] = {}
+        called = called and self.mode not in ir.GATED
         for device in self.placement.ordinals:
             here = [rank for rank in self._needs(device) if self.placement.devices[rank] == device]
             found[device] = ir.StreamName("caller", here[0]) if called and here else ir.StreamName("control", device)

@@ -22,7 +22,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .ir import GRAPHS, CallCollective, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetSemaphores, StreamName
+from .ir import (
+    GRAPHS,
+    CallCollective,
+    CopyMemory,
+    DevicePlan,
+    LaunchGraph,
+    LaunchKernel,
+    RecordEvent,
+    ResetSemaphores,
+    StreamName,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +127,13 @@ def kept_back(residency: Residency, earlier: Iterable[Residency], sms: int) -> l
 
 def waiting_streams(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[StreamName, ...]]:
     """The streams of each device that wait when a run has to wait. Everything else on the device comes after them."""
+    run_ends = plan.called if called else plan.own
     if plan.mode in GRAPHS:
-        run_ends = plan.called if called else plan.own
         return {a.device: (a.stream,) for a in run_ends.prologue if isinstance(a, LaunchGraph)}
-    kinds = ("control", "plan", "wait")
+    begins = {a.stream for a in run_ends.prologue if isinstance(a, RecordEvent) and a.event.kind == "begin"}
     return {
-        device: tuple(s.name for s in plan.streams if s.device == device and s.name.kind in kinds)
+        device: tuple(
+            s.name for s in plan.streams if s.device == device and (s.name in begins or s.name.kind in ("plan", "wait"))
+        )
         for device in plan.placement.ordinals
     }

@@ -69,10 +69,10 @@ WALKS: list[tuple[str, str, Damage, str]] = [
     ),
     (
         "callers do not wait",
-        "gather",
+        "relay",
         callers_go_on,
-        "race on A@1 rows 0–63, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) reads it, the caller of "
-        "rank 1 writes it, and nothing orders the two",
+        f"race on B@0 rows 0–63, columns 0–127: {LAUNCH} (stream 0) reads it, the caller of rank 0 writes it, and "
+        "nothing orders the two",
     ),
     (
         "no semaphore",
