@@ -49,7 +49,7 @@ class Bindings:
 
     def again(self, bound: Bound) -> bool:
         """Whether a binding may run again: it is kept, and its memory has not been reallocated."""
-        if not self.holds(bound) or not self._driver.reuse(bound.memory):
+        if self._kept.get(bound.key) is not bound or not self._driver.reuse(bound.memory):
             return False
         self._kept[bound.key] = self._kept.pop(bound.key)
         return True

@@ -38,28 +38,27 @@ _LISTS = (list, tuple)
 
 
 def key_of(tensors: Mapping[str, object]) -> Key | None:
-    """Everything about lists of PyTorch tensors that the checks depend on, read without a DLPack export, which takes
-    10 µs per tensor. None: other objects are among them. NOTE every run calls this."""
-    kind = getattr(sys.modules.get("torch"), "Tensor", ())
+    """All on lists of PyTorch's tensors that the checks depend on, read without a DLPack export, which takes 10 µs per
+    tensor. None: there are other objects among them, or tensors that no check passes. NOTE every run calls this."""
     key: list[object] = []
     try:
         for name, arrays in tensors.items():
             if not isinstance(arrays, _LISTS):
                 return None
             key.append(name)
+            array: Any
             for array in arrays:
-                if not isinstance(array, kind):
+                if array.requires_grad or not (array.is_cuda and array.is_contiguous()):
                     return None
-                grad, on_gpu = array.requires_grad, array.is_cuda
-                key.append((array.data_ptr(), array.shape, array.dtype, array.is_contiguous(), grad, on_gpu))
-    except RuntimeError:  # e.g. a sparse tensor, which has no address
+                key += array.data_ptr(), array.shape, array.dtype
+    except (AttributeError, RuntimeError):  # no tensor, or e.g. a sparse one, which has no address
         return None
     return tuple(key)
 
 
 def tells(key: Key, found: Iterable[object]) -> bool:
     """Whether a look has found the key's addresses. NOTE a subclass of PyTorch's may export another tensor."""
-    return [part[0] for part in key if isinstance(part, tuple)] == [getattr(array, "address", None) for array in found]
+    return [part for part in key if isinstance(part, int)] == [getattr(array, "address", None) for array in found]
 
 
 def look(array: Any, wanted: Callable[[], str]) -> DeviceArray:

@@ -305,14 +305,15 @@ class Executor(Closable):
             raise self._in_use()
         try:  # NOTE a Ctrl-C may come at any call: none stands between the question and the answer
             user.thread = me
-            self._open()
+            if self._closed:
+                self._open()
             if bound is None:
                 bound = self._bind(tensors)
             elif tensors or not self._bindings.holds(bound):
                 what = "arrays beside it" if tensors else "one that is released, or another executor's"
                 raise UsageError(f"run takes what bind() made, alone; given {what}")
             assert bound.binding is not None
-            graph = self.graph and not self.traced
+            graph = self.graph and not self.driver.tracing
             if graph:
                 self.driver.capture(bound.binding)
             last = self._ran, self._trace, self._bound

@@ -19,7 +19,7 @@ from ..plan.ir import Work
 from ..types import TYPES, numpy_dtype
 from .bindings import apart
 from .bound import Bound
-from .device_arrays import GAPS, Key, host_array, key_of, look, tells
+from .device_arrays import GAPS, Key, host_array, look, tells
 from .executor import Executor
 from .workspace import Workspace
 
@@ -29,11 +29,20 @@ _Seen = dict[tuple[str, int], Array | DeviceArray]
 
 
 class Prepared(NamedTuple):
-    """A run on GPUs: the binding, if it is still kept, and the copies before and after the run."""
+    """A run on GPUs: the executor, the binding, if it is still kept, and the copies before and after the run."""
 
+    executor: Executor
     bound: ReferenceType[Bound]
     before: Sequence[CopiedRows]
     behind: Sequence[CopiedRows]
+
+    def again(self, streams: Sequence[object] | None) -> bool:
+        """One run, if it may run again as it is and without copies; whether it was. NOTE most calls end here."""
+        bound = self.bound()
+        if bound is None or self.before or self.behind or not self.executor.again(bound):
+            return False
+        self.executor.run(bound, streams=streams)
+        return True
 
 
 def run(
@@ -43,12 +52,12 @@ def run(
     rows: Rows,
     most: int,
     streams: Sequence[object] | None,
-    kept: dict[Key, Prepared],
+    key: Key | None,
+    kept: dict[Key | None, Prepared],
 ) -> None:
     """One run. `tensors`, and `streams` on GPUs, are as `Executor.run` takes them; `most`: rows of any run of these.
     `kept`: earlier runs on GPUs, by the tensors' key. Raises UsageError, DeviceError."""
-    key = key_of(tensors) if executor.driver.on_device else None
-    known = kept.get(key) if key is not None else None
+    known = kept.get(key)
     bound = known.bound() if known is not None else None
     if known is None or bound is None or not executor.again(bound):
         seen = _seen(executor, tensors, rows)
@@ -154,7 +163,7 @@ def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows,
     staged = executor.driver.staged(rows) | (frozenset() if rows.given else rows.blocks.keys())
     if not staged:
         bound = executor.bind_at(seen, rows if rows.given < rows.planned else None)
-        return bound, Prepared(ref(bound), (), ())
+        return bound, Prepared(executor, ref(bound), (), ())
     summed = any(isinstance(part, Work) and _sums_rows(part.body) for part in executor.plan.parts())
     given: dict[tuple[str, int], Array | DeviceArray] = dict(seen)
     copies: dict[str, list[CopiedRows]] = {"input": [], "output": []}
@@ -176,7 +185,7 @@ def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows,
         (dst, dst_pitch), (src, src_pitch) = sides if tensor.kind == "input" else sides[::-1]
         copies[tensor.kind].append(CopiedRows(rank, dst, src, width, blocks, dst_pitch, src_pitch, zeros))
     bound = executor.bind_at(given)
-    return bound, Prepared(ref(bound), copies["input"], copies["output"])
+    return bound, Prepared(executor, ref(bound), copies["input"], copies["output"])
 
 
 def _sums_rows(body: Body) -> bool:

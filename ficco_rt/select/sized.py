@@ -17,7 +17,7 @@ from math import prod
 from ..driver.registry import has_gemms
 from ..errors import UsageError
 from ..exec import padded
-from ..exec.device_arrays import Key
+from ..exec.device_arrays import Key, key_of
 from ..exec.executor import Executor
 from ..exec.workspace import Workspace
 from ..files.arguments import plain, whole
@@ -100,11 +100,9 @@ class Operation:
         self._workspace, self._operation, self._by, self._sizes = workspace, operation, by, sizes
         self._graph, self._leave = graph, whole(leave, "leave")
         self._executors: dict[int, Executor] = {}  # by bucket
-        self._direct: dict[int, Executor] = {}  # by number of rows, which is a bucket's: of runs on callers' tensors
-        self._prepared: dict[Key, padded.Prepared] = {}  # runs with fewer rows than the bucket's
+        self._prepared: dict[Key | None, padded.Prepared] = {}  # runs on GPUs
         self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in blocks.items()}
         self._tells = next(iter(blocks))
-        self._given: set[str] = set()  # names of the tensors; known with the first plan
         self._store = user_store()
 
     def bucket(self, m: int) -> int:
@@ -132,7 +130,6 @@ class Operation:
             with without_collection():
                 made = Executor(self._plan(sizes), workspace=self._workspace, store=self._store)
             made.graph = self._graph
-            self._given = {t.name for t in made.plan.tensors if t.kind != "scratch"}
             self._executors[bucket] = made
         return self._executors[bucket]
 
@@ -162,18 +159,14 @@ class Operation:
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock).
         """
-        m = _rows(tensors, self._tells, self._blocks[self._tells])
-        executor = self._direct.get(m)
-        if executor is None:
-            executor, rows = self.executor(m), Rows(self.bucket(m), m, self._blocks)
-            if executor.driver.on_device and m == rows.planned and not executor.driver.staged(rows):
-                self._direct[m] = executor
-        if m in self._direct and tensors.keys() == self._given:  # NOTE most calls
-            executor.run(None, streams=streams, progress=None, **tensors)
+        key = None if self._workspace.shared is None else key_of(tensors)
+        known = self._prepared.get(key)
+        if known is not None and known.again(streams):
             return
-        rows = Rows(self.bucket(m), m, self._blocks)
+        m = _rows(tensors, self._tells, self._blocks[self._tells])
+        executor, rows = self.executor(m), Rows(self.bucket(m), m, self._blocks)
         with self._workspace.entered():
-            padded.run(self._workspace, executor, tensors, rows, self.max_m, streams, self._prepared)
+            padded.run(self._workspace, executor, tensors, rows, self.max_m, streams, key, self._prepared)
 
     def copied(self, m: int) -> int:
         """Bytes that a run with m rows copies beside it, at most on one rank: of tensors that lie in memory of the

@@ -93,7 +93,7 @@ def test_sums_over_rows() -> None:
             a, d = (rng.integers(-2, 3, (RANKS, *shape)).astype(np.float32) for shape in ((m, 8), (m * RANKS, 4)))
             w = [np.full((8, 4), np.nan, np.float32) for _ in range(RANKS)]
             rows = Rows(16, m, {"A": 1, "D": RANKS})
-            padded.run(workspace, executor, {"A": [*a], "D": [*d], "W": w}, rows, 16, None, {})
+            padded.run(workspace, executor, {"A": [*a], "D": [*d], "W": w}, rows, 16, None, None, {})
             assert all(np.array_equal(found, a.reshape(-1, 8).T @ of) for found, of in zip(w, d, strict=True))
 
 

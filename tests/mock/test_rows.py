@@ -352,7 +352,7 @@ def gradients(
                 library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
                 executor.poison()
                 executor.graph = seed % 2 == 1
-                padded.run(workspace, executor, given, rows, planned, None, {})
+                padded.run(workspace, executor, given, rows, planned, None, None, {})
                 executor.synchronize()
                 for rank, want in enumerate(wanted):
                     found = memory.read("W", rank, np.dtype(np.float32))

@@ -391,7 +391,7 @@ class World:
         self.log.append("clear")
 
     def issue(self) -> None:
-        binding: Any = SimpleNamespace(in_turn=lambda run: binding, number=0, latest=None, of=None)
+        binding: Any = SimpleNamespace(more=(), number=0, latest=None, of=None)
         self.runs.run(binding, (), "streams")
 
 

@@ -210,9 +210,8 @@ class BoundPlan:
     complete: bool = False  # see `Binder.complete`
 
     def in_turn(self, run: int) -> BoundPlan:
-        """The buffer set that the run of this number uses. NOTE every run calls this, and most plans have one set
-        only."""
-        number = run % (1 + len(self.more)) if self.more else 0
+        """The buffer set that the run of this number uses."""
+        number = run % (1 + len(self.more))
         return self.more[number - 1] if number else self
 
     @property

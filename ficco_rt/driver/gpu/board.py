@@ -68,7 +68,7 @@ class Board:
 
     def __init__(self, descriptor: int, place: int, members: Sequence[int]) -> None:
         self._descriptor = descriptor
-        self._place, self._members = place, members
+        self._place, self._members, self._slot = place, members, _at(place)
         self._forks = forks  # a forked process says nothing in this one's name
         self._page = mmap.mmap(descriptor, SIZE)
         self._issued = self._ended = 0
@@ -78,7 +78,7 @@ class Board:
     def say(self, doing: Doing) -> None:
         if forks != self._forks:
             return
-        _SLOT.pack_into(self._page, _at(self._place), _DOINGS.index(doing), self._issued, self._ended, time.monotonic())
+        _SLOT.pack_into(self._page, self._slot, _DOINGS.index(doing), self._issued, self._ended, time.monotonic())
 
     def issues(self) -> None:
         self._issued += 1
@@ -93,7 +93,7 @@ class Board:
     def publish(self, why: str) -> None:
         """Publishes that this process gives up its runs: all that no process has checked yet. The first reason is
         kept."""
-        at = _at(self._place) + _SLOT.size
+        at = self._slot + _SLOT.size
         if forks != self._forks or _VERDICT.unpack_from(self._page, at)[0]:
             return
         # NOTE whole characters, and the reason before what says that there is one

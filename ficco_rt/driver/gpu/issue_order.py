@@ -142,7 +142,7 @@ class Client:
         return True
 
     def submit(self, submission: Submission) -> None:
-        if self.over or self.submission is None:
+        if self.seen == self.number or self.submission is None:
             self._holding = {}
         if id(submission.residencies) not in self._holding:  # NOTE runs of many plans may follow each other
             held = (self.residencies, submission.residencies) if self._holding else (submission.residencies,)

@@ -90,7 +90,8 @@ class Runs:
             with gpus.uncaptured():
                 self._embed(binding, callers, mode)
             return True
-        binding = binding.in_turn(self._issued)
+        if binding.more:
+            binding = binding.in_turn(self._issued)
         taken = False
         try:
             self._prepare()
@@ -117,7 +118,7 @@ class Runs:
             if client.overdue:
                 self._told()
         except BaseException as error:
-            self._abandon(error, callers if mode == "graph" else ())
+            self._abandon(error, callers)
             raise
         finally:
             if taken:
@@ -242,8 +243,8 @@ class Runs:
 
     def _prepare(self) -> None:
         """NOTE each run comes here, and there is mostly nothing to check: that is found out without a call."""
-        gpus = self._gpus
-        if self.lost or gpus.hung or self._client.overdue or gpus.peers is not None or board.forks != self._forks:
+        told = self._board is not None and self._board.any_verdict
+        if told or self.lost or self._gpus.hung or self._client.overdue or board.forks != self._forks:
             self.check(far=False)
         if self._dirty:
             self._clear()
