@@ -37,9 +37,10 @@ Key: TypeAlias = tuple[object, ...]
 _LISTS = (list, tuple)
 
 
-def key_of(tensors: Mapping[str, object]) -> Key | None:
+def key_of(tensors: Mapping[str, object], *, gradients: bool = False) -> Key | None:
     """All on lists of PyTorch's tensors that the checks depend on, read without a DLPack export, which takes 10 µs per
-    tensor. None: there are other objects among them, or tensors that no check passes. NOTE every run calls this."""
+    tensor. None: there are other objects among them, or tensors that no check passes, which those pass here that
+    require `gradients`. NOTE every run calls this."""
     key: list[object] = []
     try:
         for name, arrays in tensors.items():
@@ -48,7 +49,7 @@ def key_of(tensors: Mapping[str, object]) -> Key | None:
             key.append(name)
             array: Any
             for array in arrays:
-                if array.requires_grad or not (array.is_cuda and array.is_contiguous()):
+                if not (array.is_cuda and array.is_contiguous()) or (array.requires_grad and not gradients):
                     return None
                 key += array.data_ptr(), array.shape, array.dtype
     except (AttributeError, RuntimeError):  # no tensor, or e.g. a sparse one, which has no address

@@ -159,14 +159,24 @@ class Operation:
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock).
         """
-        key = None if self._workspace.shared is None else key_of(tensors)
-        known = self._prepared.get(key)
-        if known is not None and known.again(streams):
+        if self.again(tensors, streams):
             return
+        key = None if self._workspace.shared is None else key_of(tensors)
         m = _rows(tensors, self._tells, self._blocks[self._tells])
         executor, rows = self.executor(m), Rows(self.bucket(m), m, self._blocks)
         with self._workspace.entered():
             padded.run(self._workspace, executor, tensors, rows, self.max_m, streams, key, self._prepared)
+
+    def again(
+        self, tensors: Mapping[str, Sequence[object]], streams: Sequence[object] | None, *, gradients: bool = False
+    ) -> bool:
+        """Run once more on PyTorch tensors at the addresses of an earlier run, as `run` does; whether it was done.
+        `gradients`: they may require gradients, of which a run knows nothing.
+
+        Raises UsageError, DeviceError (as `run`).
+        """
+        known = self._prepared.get(key_of(tensors, gradients=gradients)) if self._prepared else None
+        return known is not None and known.again(streams)
 
     def copied(self, m: int) -> int:
         """Bytes that a run with m rows copies beside it, at most on one rank: of tensors that lie in memory of the

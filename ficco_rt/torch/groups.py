@@ -146,51 +146,54 @@ class Operations:
                         "%s of %d ranks, %d rows of each, %s: schedule %s, made for %d rows",
                         *(name, self.ranks, m, _words(sizes), operation.executor(m).plan.schedule, operation.max_m),
                     )
-            streams = None if self.driver == "host" else [torch.cuda.current_stream(self._device)]
-            operation.run(streams=streams, **{key: [_plain(tensor)] for key, tensor in tensors.items()})
+            given = {key: [tensor] for key, tensor in tensors.items()}
+            # NOTE a stream as an object takes PyTorch some microseconds
+            streams = None if self.driver == "host" else [torch._C._cuda_getCurrentRawStream(self._device.index)]
+            if not operation.again(given, streams, gradients=True):
+                operation.run(streams=streams, **{key: [_plain(tensor)] for key, tensor in tensors.items()})
 
     def all_gather_matmul(
-        self, x: torch.Tensor, weight: torch.Tensor, *, keep: bool = False
+        self, x: torch.Tensor, weight: torch.Tensor, *, keep: bool = False, turned: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`all_gather(x, rows) @ weight` [ranks · m, n], and with `keep` the gathered x [ranks · m, k]: new tensors.
 
         `x` [m, k] and `weight` [k, n] are of one type of `DTYPES`, with m, k, n ≥ 1, and have the same sizes in all
-        processes of the group. A weight that is the transpose of a contiguous tensor, as of `nn.Linear`, is not copied.
+        processes of the group. A weight that is the transpose of a contiguous tensor is not copied; `turned`: it is
+        [n, k], as of `nn.Linear`.
 
         Raises UsageError, ScheduleError, DeviceError (as `run`).
         """
-        m, (k, n) = x.shape[0], weight.shape
+        m, k = x.shape
+        sizes, stored, n = _stored(weight, turned)
         outputs = {"C": x.new_empty(m * self.ranks, n)}
         if keep:
             outputs["R"] = x.new_empty(m * self.ranks, k)
         name = "ag_gemm_kept" if keep else "ag_gemm"
-        sizes, stored = _stored(weight)
         self.run(name, m, {"N": n * self.ranks, "K": k, **sizes}, A=_dense(x), B=stored, **outputs)
         return outputs["C"], outputs.get("R")
 
-    def matmul_reduce_scatter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def matmul_reduce_scatter(self, x: torch.Tensor, weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:
         """`reduce_scatter(x @ weight, rows)` [m / ranks, n], of `x` [m, k] and `weight` [k, n]; m is a multiple of the
         ranks. Otherwise as `all_gather_matmul`."""
-        return self._reduced("gemm_rs", x, weight, x.shape[0] // self.ranks)
+        return self._reduced("gemm_rs", x, weight, x.shape[0] // self.ranks, turned)
 
-    def matmul_all_reduce(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def matmul_all_reduce(self, x: torch.Tensor, weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:
         """`all_reduce(x @ weight)` [m, n], of `x` [m, k] and `weight` [k, n]. Otherwise as `all_gather_matmul`."""
-        return self._reduced("gemm_ar", x, weight, x.shape[0])
+        return self._reduced("gemm_ar", x, weight, x.shape[0], turned)
 
-    def _reduced(self, name: str, x: torch.Tensor, weight: torch.Tensor, m: int) -> torch.Tensor:
-        k, n = weight.shape
+    def _reduced(self, name: str, x: torch.Tensor, weight: torch.Tensor, m: int, turned: bool) -> torch.Tensor:
+        sizes, stored, n = _stored(weight, turned)
         y = x.new_empty(m, n)
-        sizes, stored = _stored(weight)
-        self.run(name, m, {"N": n, "K": k * self.ranks, **sizes}, A=_dense(x), B=stored, C=y)
+        self.run(name, m, {"N": n, "K": x.shape[1] * self.ranks, **sizes}, A=_dense(x), B=stored, C=y)
         return y
 
-    def all_to_all_matmul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def all_to_all_matmul(self, x: torch.Tensor, weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:
         """`all_to_all(x, rows) @ weight` [m, n], of `x` [m, k], whose piece r of m / ranks rows goes to rank r, and
         `weight` [k, n], this rank's own. Otherwise as `all_gather_matmul`."""
-        k, n = weight.shape
-        y = x.new_empty(x.shape[0], n)
-        sizes, stored = _stored(weight)
-        self.run("a2a_gemm", x.shape[0] // self.ranks, {"N": n, "K": k, **sizes}, X=_dense(x), W=stored, C=y)
+        rows, k = x.shape
+        sizes, stored, n = _stored(weight, turned)
+        y = x.new_empty(rows, n)
+        self.run("a2a_gemm", rows // self.ranks, {"N": n, "K": k, **sizes}, X=_dense(x), W=stored, C=y)
         return y
 
     def gradients(
@@ -308,12 +311,14 @@ def _at_exit() -> None:
         close()
 
 
-def _stored(weight: torch.Tensor) -> tuple[dict[str, object], torch.Tensor]:
-    """The sizes that say how B [k, n] is stored, and B so. A transposed one, as of `nn.Linear`, is not copied."""
-    turned = weight.t()
-    if turned.is_contiguous() and not weight.is_contiguous():
-        return {"T": DTYPES[weight.dtype], "transb": 1}, _dense(turned)
-    return {"T": DTYPES[weight.dtype]}, _dense(weight)
+def _stored(weight: torch.Tensor, turned: bool) -> tuple[dict[str, object], torch.Tensor, int]:
+    """The sizes that say how B [k, n] is stored, B so, and n. A transposed one is not copied; `turned`: it is [n, k]."""
+    if not weight.is_contiguous():
+        other = weight.t()
+        if other.is_contiguous():
+            weight, turned = other, not turned
+    sizes: dict[str, object] = {"T": DTYPES[weight.dtype], **({"transb": 1} if turned else {})}
+    return sizes, _dense(weight), weight.shape[not turned]
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -121,7 +121,7 @@ def _all_gather_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, gath
     ranks, x = _ranks(group_name), _rows(tensor, gather_dim)
     y = _served(
         *("all_gather_linear", x, weight, group_name),
-        lambda of: of.all_gather_matmul(x, weight.t())[0],
+        lambda of: of.all_gather_matmul(x, weight, turned=True)[0],
         lambda: _gathered(x, group_name) @ weight.t(),
     )
     return _like(_plus(y, bias), tensor, gather_dim, tensor.shape[gather_dim] * ranks)
@@ -176,7 +176,7 @@ def _linear_reduce_scatter(
     x = _rows(tensor, scatter_dim)
     y = _served(
         *("linear_reduce_scatter", x, weight, group_name),
-        lambda of: of.matmul_reduce_scatter(x, weight.t()),
+        lambda of: of.matmul_reduce_scatter(x, weight, turned=True),
         lambda: _scattered(x @ weight.t(), group_name),
     )
     return _like(_plus(y, bias), tensor, scatter_dim, extent)
@@ -229,7 +229,7 @@ def _linear_all_reduce(tensor: Tensor, weight: Tensor, bias: Tensor | None, grou
     x = _rows(tensor, 0)
     y = _served(
         *("linear_all_reduce", x, weight, group_name),
-        lambda of: of.matmul_all_reduce(x, weight.t()),
+        lambda of: of.matmul_all_reduce(x, weight, turned=True),
         lambda: _summed(x @ weight.t(), group_name),
     )
     return _like(_plus(y, bias), tensor, 0, tensor.shape[0])
@@ -257,7 +257,7 @@ def _all_to_all_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, grou
     x = _rows(tensor, 0)
     y = _served(
         *("all_to_all_linear", x, weight, group_name),
-        lambda of: of.all_to_all_matmul(x, weight.t()),
+        lambda of: of.all_to_all_matmul(x, weight, turned=True),
         lambda: _exchanged(x, group_name) @ weight.t(),
     )
     return _like(_plus(y, bias), tensor, 0, tensor.shape[0])
