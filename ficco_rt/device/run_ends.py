@@ -125,14 +125,14 @@ class RunEndsBuilder:
         for rank in range(self.plan.ranks) if called else ():
             for number in self._frees(rank):
                 yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("tail", number), END)
-        for device, stream in last.items():
-            if stream.kind == "control":
-                yield from self._await(stream, [_tail(stream) for stream in self._ends(device)], cause=END)
-            yield ir.RecordEvent(stream, ir.EventName("end", device), END, "timed")
+        for device, where in last.items():
+            if where.kind == "control":
+                yield from self._await(where, [_tail(stream) for stream in self._ends(device)], cause=END)
+            yield ir.RecordEvent(where, ir.EventName("end", device), END, "timed")
             if self.start_gate is not None and device == first:
-                yield ir.ResetSemaphores(stream, self.semaphores.table[self.start_gate].index, 1, START_GATE)
+                yield ir.ResetSemaphores(where, self.semaphores.table[self.start_gate].index, 1, START_GATE)
             yield from self._reset(device)
-            yield ir.RecordEvent(stream, ir.EventName("completion", device), END)
+            yield ir.RecordEvent(where, ir.EventName("completion", device), END)
         for rank, device in enumerate(self.placement.devices) if called else ():
             if last[device] != ir.StreamName("caller", rank):
                 yield self._freed(rank)

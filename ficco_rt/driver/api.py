@@ -211,11 +211,11 @@ class Driver(Protocol):
         """Make the graphs of a binding, one a device, for `run` with `graph`. UsageError: the driver has none."""
         raise UsageError(f"the {self.name} driver has no graphs; graph=True is for GPUs")
 
-    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
+    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool | None = False) -> bool:
         """Issue a run. It comes after all of the last run and, rank by rank, after what stands on the callers'
         `streams`, one a rank of this process, before it touches a rank's inputs and outputs; each goes on when they are
-        not touched any more. No event is recorded, no flag is up at first. `graph`: by captured graphs. After an error
-        nothing of it is left.
+        not touched any more. No event is recorded, no flag is up at first. `graph`: by captured graphs; None: where
+        that pays. After an error nothing of it is left.
 
         True: the callers capture their streams, and the run has become a part of their graphs, to run whenever these
         are replayed; the binding must then stay."""

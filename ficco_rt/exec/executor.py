@@ -87,8 +87,9 @@ class Executor(Closable):
     `machine` (a Machine, a file, or a stored one's name) prices virtual time, where the driver has no clock of devices;
     by default it is the one that the plan was made for, or the GPUs found. `order` is how the host driver steps: fifo,
     random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line has it, are the same.
-    On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a GPU, and a run that takes
-    more than `timeout` seconds is given up with a report of who waits for what. If a call of the vendor's driver takes
+    On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a GPU (None: a plan without
+    copies, once it has often run on the same tensors), and a run that takes more than `timeout` seconds is given up
+    with a report of who waits for what. If a call of the vendor's driver takes
     that long, a thread prints the same report on stderr, and `run` raises the error when the call returns. None: no
     limit. `collectives` says what makes the plan's collectives on GPUs: "library", which is NCCL or RCCL; "copies",
     which are our own copies and sums; "auto", the library if it is installed and each rank has a GPU of its own.
@@ -117,7 +118,7 @@ class Executor(Closable):
         machine: AnyMachine | None = None,
         order: str = "fifo",
         ranks_per_gpu: int = 1,
-        graph: bool = False,
+        graph: bool | None = False,
         timeout: float | None = TIMEOUT,
         collectives: CollectivesBy = "auto",
         group: object = None,
@@ -313,7 +314,7 @@ class Executor(Closable):
                 what = "arrays beside it" if tensors else "one that is released, or another executor's"
                 raise UsageError(f"run takes what bind() made, alone; given {what}")
             assert bound.binding is not None
-            graph = self.graph and not self.driver.tracing
+            graph = False if self.driver.tracing else self.graph
             if graph:
                 self.driver.capture(bound.binding)
             last = self._ran, self._trace, self._bound

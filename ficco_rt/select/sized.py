@@ -81,7 +81,7 @@ class Operation:
         *,
         max_m: int,
         buckets: Iterable[int] | None = None,
-        graph: bool = False,
+        graph: bool | None = None,
         by: By | None = None,
         leave: int = 0,
         **sizes: object,

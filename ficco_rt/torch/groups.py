@@ -312,7 +312,7 @@ def _at_exit() -> None:
 
 
 def _stored(weight: torch.Tensor, turned: bool) -> tuple[dict[str, object], torch.Tensor, int]:
-    """The sizes that say how B [k, n] is stored, B so, and n. A transposed one is not copied; `turned`: it is [n, k]."""
+    """How B [k, n] is stored as a size, B so, and n; `turned`: `weight` is [n, k]. A transpose is not copied."""
     if not weight.is_contiguous():
         other = weight.t()
         if other.is_contiguous():

@@ -346,7 +346,12 @@ class World:
         self.client = Client("it", vendor, timeout, lock=self.lock, number=1)  # type: ignore[arg-type]
         did = self.did
         self.board = SimpleNamespace(
-            say=did("say"), issues=did("issues"), ends=did("ends"), gone=lambda: self.gone, lines=lambda: ["others"]
+            any_verdict=True,
+            say=did("say"),
+            issues=did("issues"),
+            ends=did("ends"),
+            gone=lambda: self.gone,
+            lines=lambda: ["others"],
         )
         self.peers: Any = None
         if group:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, TypeAlias, get_args
 
 from ...device import ir
@@ -120,6 +120,13 @@ class Plans:
             self._made[mode] = made
         return self._made[mode]
 
+    @cached_property
+    def quick_as_graph(self) -> bool:
+        """Whether runs on the devices take no longer as graphs. Copies do: they come in no batches there."""
+        plan = self.of("streams")
+        slow = any(isinstance(action, ir.CopyMemory) for action in plan.body)
+        return not (slow or plan.crowded or plan.communicators)
+
     def blocks(self, rows: Rows) -> Mapping[str, int] | None:
         """By name, the blocks of all tensors that have fewer rows. None: the plan runs with all its rows only."""
         key = rows.planned, frozenset(rows.blocks.items())
@@ -208,6 +215,7 @@ class BoundPlan:
     latest: tuple[RunManner, Calls] | None = None  # NOTE each run asks for these, and most runs are made like the last
     shared: Shared | None = None  # memory of other processes
     complete: bool = False  # see `Binder.complete`
+    came: int = 0  # runs that were to be graphs where that pays
 
     def in_turn(self, run: int) -> BoundPlan:
         """The buffer set that the run of this number uses."""

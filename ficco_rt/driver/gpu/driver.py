@@ -57,6 +57,8 @@ _NO_ACCESS = (
     "tensors of ordinary allocations (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False)"
 )
 
+OFTEN = 32  # runs on the same tensors, whose calls on streams take the host as long as to make a graph
+
 # Other processes' tensors by set, the unaligned launches of all processes, and what holds the mappings.
 _Others: TypeAlias = tuple[Sequence[DeviceTensors], frozenset[tuple[int, int]], Shared]
 
@@ -453,7 +455,7 @@ class GpuDriver(api.Driver):
                     self._binder.complete(binding)
                 self._runs.capture(binding)
 
-    def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
+    def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool | None = False) -> bool:
         assert isinstance(binding, BoundPlan)
         if not binding.complete:
             with self._alone(), self._gpus.uncaptured():
@@ -466,8 +468,19 @@ class GpuDriver(api.Driver):
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
             self._callers = handles(given, self._gpus.ranks, self._vendor.stream)
             self._given = given if steady(given) else None
+        if graph is None and not (self.tracing or self.gated):
+            graph = self._often(binding)
         mode: Mode = "graph" if graph else "traced" if self.tracing else "gated" if self.gated else "streams"
         return self._runs.run(binding, self._callers, mode, self.timing)
+
+    def _often(self, binding: BoundPlan) -> bool:
+        """Whether a run is a graph: made once there have been OFTEN runs on these tensors, if a graph is no slower."""
+        binding.came += 1
+        if binding.graphs or binding.came <= OFTEN or not binding.plans.quick_as_graph:
+            return bool(binding.graphs)
+        if not (self._callers and self._vendor.capturing(self._callers)):
+            self.capture(api.Binding(binding))
+        return bool(binding.graphs)
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         self._runs.synchronize()

@@ -211,7 +211,7 @@ class HostDriver(Driver):
 
     # ---- running
 
-    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
+    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool | None = False) -> bool:
         """Issues only: nothing runs before `synchronize`."""
         if streams:
             raise UsageError("the host driver has no streams of the caller's to wait for")
