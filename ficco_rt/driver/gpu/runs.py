@@ -243,8 +243,9 @@ class Runs:
 
     def _prepare(self) -> None:
         """NOTE each run comes here, and there is mostly nothing to check: that is found out without a call."""
-        told = self._board is not None and self._board.any_verdict
-        if told or self.lost or self._gpus.hung or self._client.overdue or board.forks != self._forks:
+        page = self._board
+        ill = self.lost or self._gpus.hung or self._client.overdue or board.forks != self._forks
+        if ill or (page is not None and page.any_verdict):
             self.check(far=False)
         if self._dirty:
             self._clear()
