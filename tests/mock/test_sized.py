@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.driver.gpu import driver
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.errors import UsageError
 from tests import cases
@@ -128,6 +133,93 @@ def test_known_tensors_of_pytorch_are_not_exported(cuda: StandIn, torch: type[To
         caller.close()
     assert not cuda.violations()
     assert not cuda.live()
+
+
+CALLS = 19  # functions of ours in a call on tensors that are known; each takes the host a quarter of a microsecond
+
+
+@pytest.mark.parametrize("graph", [None, True, False])
+def test_a_call_on_known_tensors_comes_to_few_functions(cuda: StandIn, torch: type[Torch], graph: bool | None) -> None:
+    """Where the ranks have one GPU. With several, each tensor's memory is asked for."""
+    cuda.reset()
+    with ficco.Workspace(RANKS, ranks_per_gpu=RANKS) as workspace:
+        made = operation(workspace, "gemm_ar")
+        made.executor(MOST).graph = graph
+        caller = Callers(made.executor(MOST).plan, RANKS, default=False)
+        streams, values = [int(s) for s in caller.streams], numbers_of("gemm_ar", MOST, 0)[0]
+        placed = {name: [caller.array(r, v.shape) for r, v in enumerate(of)] for name, of in values.items()}
+        known = {name: [torch(a.address, a.shape) for a in arrays] for name, arrays in placed.items()}
+        for _ in range(2):
+            made.run(streams=streams, **known)
+        with called() as functions:
+            made.run(streams=streams, **known)
+        assert len(functions) <= CALLS, functions
+        made.synchronize()
+        caller.close()
+
+
+def test_runs_that_come_often_become_graphs(cuda: StandIn, torch: type[Torch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a plan without copies, unless the caller's streams are captured at that time. Runs on other tensors are
+    counted by themselves."""
+    cuda.reset(f"devices {RANKS}")
+    monkeypatch.setattr(driver, "OFTEN", 2)
+    with ficco.Workspace(RANKS) as workspace:
+        made = operation(workspace, "gemm_ar")
+        caller = Caller(made.executor(MOST).plan)
+        streams, captures = [int(s) for s in caller.streams], Captures(caller, joined=True)
+        placed = [caller.placed(numbers_of("gemm_ar", MOST, 0)[0]) for _ in range(2)]
+        known = [{name: [torch(a.address, a.shape) for a in arrays] for name, arrays in p.items()} for p in placed]
+
+        def mode(which: int, seed: int) -> str:
+            values, wanted = numbers_of("gemm_ar", MOST, seed)
+            caller.give(placed[which], values)
+            made.run(streams=streams, **known[which])
+            made.synchronize()
+            assert caller.holds(placed[which], wanted), seed
+            return made.executor(MOST).run_plan().plan.mode
+
+        assert [mode(0, seed) for seed in range(2)] == ["streams"] * 2
+        with captures.capturing():
+            made.run(streams=streams, **known[0])
+        assert made.executor(MOST).run_plan().plan.mode == "embedded"
+        assert [mode(which, seed) for seed, which in enumerate((0, 1, 1, 0, 1))] == [
+            *("graph", "streams", "streams", "graph", "graph")
+        ]
+        captures.close()
+        caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
+def test_copies_stay_on_streams(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.reset(f"devices {RANKS}")
+    monkeypatch.setattr(driver, "OFTEN", 1)
+    with ficco.Workspace(RANKS) as workspace:
+        plan = ficco.compile("ag_gemm/shard_p2p", RANKS, workspace.machine, M=MOST * RANKS, N=N, K=K, T="fp32")
+        executor = ficco.Executor(plan, workspace=workspace, graph=None)
+        for rank in range(RANKS):
+            for name in "AB":
+                executor.write(name, rank, executor.read(name, rank))
+        for _ in range(4):
+            executor.run()
+        assert executor.run_plan().plan.mode == "streams"
+
+
+@contextmanager
+def called() -> Iterator[list[str]]:
+    """The functions of the package that are called inside."""
+    functions: list[str] = []
+
+    def seen(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "ficco_rt" in frame.f_code.co_filename:
+            functions.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        yield functions
+    finally:
+        sys.setprofile(before)
 
 
 @pytest.fixture(params=["taken", "copied"])
