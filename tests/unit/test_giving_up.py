@@ -371,7 +371,7 @@ class World:
             lent=False,
         )  # fmt: skip
         binder: Any = SimpleNamespace(bindings=(), calls=lambda binding, manner: self.calls, clear=did("put"))
-        self.calls = SimpleNamespace(steps=(), enters=False, submission=Submission({}, {}, {}))
+        self.calls = SimpleNamespace(steps=(), inside=(), enters=False, submission=Submission({}, {}, {}))
         self.runs = Runs(self.gpus, resources, binder, communicators)
         self.runs._running = True
 

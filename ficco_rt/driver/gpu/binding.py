@@ -71,10 +71,13 @@ class RunManner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of a run. `enters`: some of them change the context. `submission` is what it tells other executors."""
+    """The calls of a run. `enters`: some of them change the context; where `context`, if there is but one, is the
+    current one, those `inside` it are made alone. `submission` is what the run tells other executors."""
 
     steps: Sequence[DriverStep]
+    inside: Sequence[DriverStep]
     enters: bool
+    context: Handle | None
     submission: Submission
 
 
@@ -392,7 +395,10 @@ class Binder:
         begin, end = made(run_ends.prologue), made(run_ends.epilogue)
         body = () if manner.mode in ir.GRAPHS else self._body(binding, manner.mode)
         steps = (*begin, *body, *end)
-        return Calls(steps, any(step.what is ENTERS for step in steps), self._submission(binding, manner, run_ends))
+        inside = tuple(step for step in steps if step.what is not ENTERS)
+        context = self._gpus.first.context if len(self._gpus.devices) == 1 else None
+        submission = self._submission(binding, manner, run_ends)
+        return Calls(steps, inside, len(inside) < len(steps), context, submission)
 
     def _submission(self, binding: BoundPlan, manner: RunManner, run_ends: ir.RunEnds) -> Submission:
         plan = binding.plans.of(manner.mode)

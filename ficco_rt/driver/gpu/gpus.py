@@ -18,7 +18,7 @@ from ..api import size_words
 from .devices import close_devices, inside, open_devices
 from .issue_order import ISSUE_ORDER, SPIN, Client, poll
 from .peers import Peers
-from .refused import Closing, concerning, undo_on_error
+from .refused import Closing, Refused, concerning, concerns, undo_on_error
 from .vendor import Gpu, Handle, Vendor
 
 # What memory is for.
@@ -113,11 +113,16 @@ class Gpus:
         with concerning(self.first), self.vendor.uncaptured():
             yield
 
-    def begin_issue(self) -> None:
-        """From here calls that are made change contexts (`steps.make`)."""
-        with concerning(self.first):
+    def begin_issue(self, needed: Handle | None = None) -> bool:
+        """From here calls that are made change contexts (`steps.make`). False: the context that all of them need is
+        the caller's, so that they need not."""
+        try:
             self._callers = self.vendor.current()
-        self._issuing = True
+        except Refused as error:
+            concerns(error, self.first)
+            raise
+        self._issuing = needed is None or bool(self._callers != needed)
+        return self._issuing
 
     def end_issue(self) -> None:
         """Make the caller's context current again. After an error this may be tried once more."""

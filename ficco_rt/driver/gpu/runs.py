@@ -103,10 +103,10 @@ class Runs:
             ISSUE_ORDER.acquire(client)
             taken = True
             waits = ISSUE_ORDER.submit(client, calls.submission)
-            steps = [*self._run_waits(waits), *calls.steps] if waits else calls.steps
-            enters = calls.enters or waits
-            if enters:
-                gpus.begin_issue()
+            enters = bool(calls.enters or waits) and gpus.begin_issue(None if waits else calls.context)
+            steps = calls.steps if enters else calls.inside
+            if waits:
+                steps = [*self._run_waits(waits), *steps]
             self._running, self._last, self._manner, self._of = True, binding, manner, binding.of
             if self._board is not None:
                 self._board.issues()
