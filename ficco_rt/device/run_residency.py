@@ -22,17 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .ir import (
-    GRAPHS,
-    CallCollective,
-    CopyMemory,
-    DevicePlan,
-    LaunchGraph,
-    LaunchKernel,
-    RecordEvent,
-    ResetSemaphores,
-    StreamName,
-)
+from . import ir
+from .ir import GRAPHS, CallCollective, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetSemaphores, StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +121,7 @@ def waiting_streams(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[Str
     run_ends = plan.called if called else plan.own
     if plan.mode in GRAPHS:
         return {a.device: (a.stream,) for a in run_ends.prologue if isinstance(a, LaunchGraph)}
-    begins = {a.stream for a in run_ends.prologue if isinstance(a, RecordEvent) and a.event.kind == "begin"}
+    begins = {a.stream for a in run_ends.prologue if isinstance(a, ir.RecordEvent) and a.event.kind == "begin"}
     return {
         device: tuple(
             s.name for s in plan.streams if s.device == device and (s.name in begins or s.name.kind in ("plan", "wait"))
