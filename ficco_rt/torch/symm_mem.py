@@ -165,7 +165,7 @@ def _served(
         weights = " and ".join(map(groups.words, Bs))
         return f"symm_mem::{name} of A {groups.words(A)}, B {weights}, dimension {dim}, {more}"
 
-    call = name, A.shape, A.dtype, dim, more, *((B.shape, B.dtype, B.device) for B in Bs)
+    call = name, A.shape, A.dtype, dim, more, *[(B.shape, B.dtype, B.device) for B in Bs]
     return of.serve(call, said, lambda: _refused(of, name, A, Bs, dim, more), lambda: ours(of), pytorch)
 
 

@@ -30,6 +30,7 @@ from .sharing import CudaSharing
 from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
+_LEGACY = 1
 _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 _ASKING = Lock()  # the environment is the whole process's
 
@@ -259,9 +260,12 @@ class Cuda(gpu.Vendor):
         call(exchange, before)
 
     def capturing(self, streams: Sequence[gpu.Handle]) -> bool:
-        """NOTE of a default stream the call may fail, as it is the current context's: such a one is not captured."""
+        """NOTE each run comes here: the legacy default stream, PyTorch's usual one, cannot be captured. Of the thread's
+        own one the call may fail, as it is the current context's."""
         ask = self.cu.cuStreamIsCapturing
         for stream in streams:
+            if int(stream) <= _LEGACY:
+                continue
             code, status = ask(stream)
             if code and int(stream) > _DEFAULT_STREAMS:
                 raise call.failure(ask, code, "of a caller's stream")
