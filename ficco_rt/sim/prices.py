@@ -17,6 +17,7 @@ from ..kernels.pace import Pace
 from ..machine import durations
 from ..machine.model import Machine, Port
 from ..plan.ir import Work
+from ..plan.plan_rules import tiles
 from ..trace.model import Launched, SpanKind
 from ..types import TYPES
 from .contention import Supply
@@ -180,19 +181,22 @@ class Prices:
         """A product's price, which is that of all products of its sizes and its kernel that stand elsewhere in their
         tensors."""
         label = f"{called(gemm.out, rank)} {self.part(gemm.out)}"
+        grid = tiles(gemm.out, launch.config.tile)  # not `work.tiles`: the launch may have another kernel than the plan
         if gemm.addends:
-            return self._product(work, gemm, launch, rank, parts, label)
+            return self._product(work, gemm, launch, rank, parts, label, grid)
         a, b, out, config = gemm.left, gemm.right, gemm.out, launch.config
         kernel = id(self.pace(launch, self.dtypes[a.tensor])), config.tile, config.cluster
-        how = (gemm.left_transposed, gemm.right_transposed, gemm.accumulate, work.tiles, parts, len(launch.works) > 1)
+        how = (gemm.left_transposed, gemm.right_transposed, gemm.accumulate, grid, parts, len(launch.works) > 1)
         places = (rank, out.rank, out.tensor, a.tensor, b.tensor, out.shape, a.shape, b.shape)
         key = (kernel, how, places)
         known = self._products.get(key)
         if known is None:
-            known = self._products[key] = self._product(work, gemm, launch, rank, parts, label)
+            known = self._products[key] = self._product(work, gemm, launch, rank, parts, label, grid)
         return known.elsewhere(label)
 
-    def _product(self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, parts: int, label: str) -> Price:
+    def _product(
+        self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, parts: int, label: str, grid: tuple[int, int]
+    ) -> Price:
         machine, config, out = self.machine, launch.config, gemm.out
         moved = sum(map(self.size, (*work.reads, *work.writes)))
         sent = self._uses((), [out], rank, durations.STORES) if out.rank != rank else {}
@@ -201,7 +205,7 @@ class Prices:
         batch = out.elements // max(1, m * n)
         dtype = self.dtypes[gemm.left.tensor]
         kernel = self.pace(launch, dtype)
-        rows, columns = work.tiles or (ceil(m / config.tile[0]), ceil(n / config.tile[1]))
+        rows, columns = grid
         count = max(1, batch * ceil(rows / config.cluster) * columns)
         added = sum(map(self.size, gemm.addends))
         # what the arithmetic does not hide of the addends, which all multiprocessors add at once
@@ -212,7 +216,7 @@ class Prices:
         shown += durations.SENT * far * kernel.groups / count
         # a right operand that no other row of tiles loads comes out of memory
         step = kernel.step if rows > config.cluster else max(kernel.step, kernel.fetched)
-        tiles = TileCost(count, kernel.steps(k), step * share, kernel.ends + shown)
+        cost = TileCost(count, kernel.steps(k), step * share, kernel.ends + shown)
         if len(launch.works) > 1:  # products whose tiles are at work at once read some of the right operand together
             right = self.size(gemm.right)
             together = 1.0 if right <= kernel.cache else TOGETHER
@@ -223,7 +227,7 @@ class Prices:
         given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
         late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None
         far_bytes = sum(self.size(region) for _, _, region in between_ranks(rank, work.reads, work.writes))
-        return Price("gemm", label, moved, gemm.flops, peer, time, uses, tiles, sent, far, late, far_bytes)
+        return Price("gemm", label, moved, gemm.flops, peer, time, uses, cost, sent, far, late, far_bytes)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ docs/internals/model.md says how each thing is priced, where each figure comes f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, cast, get_args
 
@@ -18,6 +19,7 @@ from ..device.features import usual
 from ..errors import PlanError, UsageError
 from ..geometry.region import peer_of, way
 from ..graph.budget import MODELLED, Budget, without_collection
+from ..kernels.families import tuned
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace.model import Lane, SpanKind, Trace
@@ -36,11 +38,12 @@ def mode_of(name: str) -> SimulatedMode:
     raise UsageError(f"mode is 'streams' or 'graph', not {name!r}")
 
 
-def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> Trace:
+def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams", vendor: bool = True) -> Trace:
     """Models when everything would happen, with a device for each rank, on streams or as a graph for each device. The
-    plan must have passed its check, so that every wait is signalled."""
+    plan must have passed its check, so that every wait is signalled. `vendor`: the vendor's library of GEMMs is
+    installed. As in a run, it then makes what it can on devices for which no GEMM of ours is made."""
     with without_collection():
-        clock = _StreamClock(plan, machine, mode)
+        clock = _StreamClock(plan, machine, mode, vendor)
         clock.run()
         return Trace(
             schedule=plan.schedule,
@@ -55,8 +58,10 @@ def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> T
 class _StreamClock(VirtualClock):
     """Takes the streams from action to action."""
 
-    def __init__(self, plan: Plan, machine: Machine, mode: SimulatedMode) -> None:
-        layout = layout_of(plan, machine.device, ir.Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
+    def __init__(self, plan: Plan, machine: Machine, mode: SimulatedMode, vendor: bool) -> None:
+        arch = machine.device.arch
+        features = replace(usual(arch), vendor_gemms=vendor and not tuned(arch))
+        layout = layout_of(plan, machine.device, ir.Placement(tuple(range(plan.ranks))), features)
         made = modelled(layout, mode)
         super().__init__(plan, made, machine)
         self.launches = made.launches
