@@ -208,17 +208,16 @@ def _kernel(choice: Choice) -> str:
     from ..kernels.target import compute_capability
     from ..select.candidates import streams_products
 
-    library = "hipBLASLt" if compute_capability(choice.machine.device.arch) is None else "cuBLASLt"
-    if choice.vendored:
-        return f"the vendor's GEMM ({library}); docs/gpus.md says how to install it"
     arch = choice.machine.device.arch
+    library = "hipBLASLt" if compute_capability(arch) is None else "cuBLASLt"
+    if choice.vendored:
+        reason = "" if tuned(arch) else f", as none of ours is made for {arch}"
+        return f"the vendor's GEMM ({library}){reason}; docs/gpus.md says how to install it"
     if tuned(arch):
         return "ours"
-    older = f"ours for an earlier architecture, as none is made for {arch}"
-    best = choice.options[0]
-    if streams_products(best):
-        return f"{older}; {library} takes no streamed stage"
-    return f"{library}'s where it is installed, else {older}"
+    streams = streams_products(choice.options[0])
+    missing = f"{library} takes no streamed stage" if streams else f"{library} is not installed"
+    return f"ours for an earlier architecture, as none is made for {arch}; {missing}"
 
 
 def _time(option: Candidate) -> str:

@@ -76,6 +76,11 @@ OVERHEADS = {
 }
 
 
+def was_measured(arch: str) -> bool:
+    """Whether the times of ficco's own kernels and copies were measured on GPUs of the architecture."""
+    return arch in OVERHEADS
+
+
 def overheads(device: Device) -> Overheads:
     """The overheads of the architecture, overridden by those of the machine's file."""
     return replace(OVERHEADS.get(device.arch, Overheads()), **dict(device.overheads))

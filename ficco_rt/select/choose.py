@@ -9,15 +9,15 @@ from typing import Literal, TypeAlias, get_args
 
 from .. import compiler
 from ..errors import UsageError
-from ..files.arguments import KERNEL, VENDOR, plain, whole
+from ..files.arguments import plain, whole
 from ..kernels.families import tuned
-from ..machine.durations import vendor_gemm, vendor_source
+from ..machine.durations import vendor_gemm, vendor_source, was_measured
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..machine.units import figure
 from ..plan.ir import Plan
 from . import heuristics, measurements, ranking
-from .candidates import Candidate, bound_sizes, by_rules, own, shipped_operation, shown
+from .candidates import Candidate, bound_sizes, by_rules, own, shipped_operation, shown, streams_products
 from .facts import facts
 from .params import MEASURED
 from .ranking import Question, Ranking
@@ -26,7 +26,7 @@ By: TypeAlias = Literal["rules", "model", "measured"]
 BY: tuple[str, ...] = get_args(By)
 NEXT = 4  # runners-up of the rules that are modelled
 DRAW = 0.02  # of the time: the virtual clock's median error (docs/internals/model.md)
-AHEAD = 0.05  # of the time: what the vendor's GEMM must gain to be taken; its price is less exact than that of ours
+AHEAD = 0.05  # of the time: what the vendor's GEMM must gain on kernels of ours that were measured; its price may be off
 COMMAND = 2.75  # µs of the host for a command of a run on streams (docs/results/bench.md, "Figures": 2.5 to 3)
 
 
@@ -47,6 +47,7 @@ class Choice:
     reasons: tuple[str, ...]  # sentences on the schedule and its parameters, the deciding one first
     sources: tuple[str, ...]  # what these rest on
     found: Callable[[], tuple[Candidate, ...]] = field(repr=False, compare=False)
+    vendored: bool = False  # whether the vendor's library makes the products, if it is installed
     measured_mode: tuple[str, str] | None = None  # and words on it
 
     @cached_property
@@ -78,11 +79,6 @@ class Choice:
     @cached_property
     def _how(self) -> tuple[str, str]:
         return self.measured_mode or mode(self.options[0].commands, self.predicted)
-
-    @property
-    def vendored(self) -> bool:
-        """Whether the vendor's library makes the products."""
-        return self.params.get(KERNEL) == VENDOR
 
     @cached_property
     def plan(self) -> Plan:
@@ -167,7 +163,13 @@ def _answer(
 ) -> Choice:
     params = {**asked.sizes, **dict(best.params)}
     what = (asked.operation.name, asked.ranks, asked.machine, by, best.schedule, params)
-    return Choice(*what, tuple(why), tuple(dict.fromkeys(sources)), found, measured_mode)
+    return Choice(*what, tuple(why), tuple(dict.fromkeys(sources)), found, _vendored(asked, best), measured_mode)
+
+
+def _vendored(asked: Question, best: Candidate) -> bool:
+    """Whether the vendor's library makes the products: it is asked for, or no GEMM of ours is made for the GPUs."""
+    default = asked.vendor and not tuned(asked.machine.device.arch)
+    return best.vendored or (default and not streams_products(best))
 
 
 def _compared(asked: Question) -> tuple[str, ...]:
@@ -242,7 +244,7 @@ def _by_model(asked: Question) -> Choice:
     why += [beside] if beside else []
     why += [f"{c.label} cannot be chosen: {refused}" for c, refused in found.refused]
     sources = [asked.machine.source]
-    if beside:
+    if beside or _vendored(asked, best):
         sources.append(f"the vendor's GEMM: {_library_source(asked.machine)}")
     options = (best, *(o for o in found.ranked if o is not best))
     return _answer(asked, "model", best, lambda: options, why, [*sources, *_compared(asked)])
@@ -258,21 +260,21 @@ def _library_source(machine: Machine) -> str:
 
 
 def _worth_the_library(asked: Question, found: Ranking) -> tuple[Candidate, str]:
-    """The fastest, by the vendor's GEMM only if that gains more than its price may be off; and words on what it gains,
-    where it would be the fastest. Where no GEMM of ours is made for the GPUs, the vendor's is the default."""
+    """The fastest, by the vendor's GEMM only if that gains more than prices may be off; and words on what it gains,
+    where it would be the fastest."""
     first = found.ranked[0]
     ours = next((o for o in found.ranked if not o.vendored), first)
     if asked.own is not None or not first.vendored or ours is first:
         return first, ""
-    gain = ours.time / first.time - 1
-    if gain > AHEAD or not tuned(asked.machine.device.arch):
+    gain, least = ours.time / first.time - 1, AHEAD if was_measured(asked.machine.device.arch) else DRAW
+    if gain > least:
         return (
             first,
             f"with our kernels {ours.label}, the fastest of those, would take {100 * gain:.0f} % longer",
         )
     return ours, (
         f"{first.label} is modelled {100 * gain:.1f} % faster; the vendor's GEMM is taken if it gains more "
-        f"than {100 * AHEAD:.0f} %, as its price may be off by as much; ficco tune measures both"
+        f"than {100 * least:.0f} %, as prices may be off by as much; ficco tune measures both"
     )
 
 

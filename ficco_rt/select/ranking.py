@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -19,7 +19,7 @@ from ..files import atomic, shipped
 from ..files.records import Reader, json_text
 from ..kernels.families import tuned
 from ..kernels.tiles import DEPTH
-from ..machine.durations import vendor_gemm
+from ..machine.durations import vendor_gemm, was_measured
 from ..machine.model import Machine
 from ..sim.simulate import simulate
 from .candidates import (
@@ -40,7 +40,7 @@ from .params import SHARES, pieces
 
 FORM = 3  # of the cache's files
 NEAR = 1.15  # times the best: a schedule above it is not worth other values of its parameters
-VARIED = 2  # schedules of which other values are tried
+VARIED = 4  # schedules of which other values are tried
 VENDORED = 2  # schedules that are tried with the vendor's GEMM, beside the baseline
 WORK = 2000  # ops of all candidates, over all ranks: some 0.2 ms each
 LEAST = 64  # rows of a piece: pieces of 39 rows take up to 40 % longer than modelled (docs/internals/model.md)
@@ -137,7 +137,8 @@ def rank(
         except (ScheduleError, UsageError) as error:
             refused.append((candidate, str(error).splitlines()[0]))
             continue
-        time, commands = simulate(plan, asked.machine).duration, sum(1 for _ in plan.commands())
+        time = simulate(plan, asked.machine, vendor=asked.vendor).duration
+        commands = sum(1 for _ in plan.commands())
         best = min(best, time)
         ranked.append(replace(candidate, predicted=time, commands=commands))
     return Ranking((), tuple(refused)).joined(ranked)
@@ -152,15 +153,15 @@ def sensible(f: Facts, candidate: Candidate) -> bool:
 
 
 def ranked(asked: Question) -> Ranking:
-    """The model's ranking, kept from before or made now: schedules with the values of the rules, then other values of
-    the best, then the best by the vendor's library."""
+    """The model's ranking, kept from before or made now: schedules with the values of the rules, then the best by the
+    vendor's library, then other values of the best."""
     return _kept(asked, "all", lambda: _made(asked))
 
 
 def beside(asked: Question, best: Candidate, few: int) -> tuple[Candidate, ...]:
     """A candidate that needs no model, and a few others, from the fastest on; where a run is too much to be modelled at
     once, the candidate alone, without a time."""
-    if asked.facts is not None and _work(asked.facts, best) > WORK:
+    if _work(asked, best) > WORK:
         return (best,)
     candidates = (best, *(c for c in asked.candidates() if c != best))
     found = _kept(asked, f"{few} beside {best.label}", lambda: rank(asked, candidates, 1 + few)).ranked
@@ -168,10 +169,11 @@ def beside(asked: Question, best: Candidate, few: int) -> tuple[Candidate, ...]:
     return (first, *(o for o in found if o != best))
 
 
-def _work(f: Facts, candidate: Candidate) -> int:
+def _work(asked: Question, candidate: Candidate) -> int:
     """Copies and products of a candidate, about."""
     cut = ("chunks", *SHARES)
-    return 2 * f.ranks * f.peers * max([1, *(len(pieces(value)) for name, value in candidate.params if name in cut)])
+    most = max([1, *(len(pieces(value)) for name, value in candidate.params if name in cut)])
+    return 2 * asked.ranks * (asked.ranks - 1) * most
 
 
 def _made(asked: Question) -> Ranking:
@@ -179,35 +181,57 @@ def _made(asked: Question) -> Ranking:
     if not found.ranked:
         reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in found.refused)
         raise UsageError(f"none of the candidates can be chosen for these sizes:\n{reasons}")
-    if asked.own is None and asked.facts is not None and _work(asked.facts, found.ranked[0]) <= WORK:
-        found = _with_variations(asked, asked.facts, found)
-    if asked.own is None and asked.vendor:
-        found = _with_vendor(asked, found)
-    return found
+    if asked.own is not None:
+        return found
+    found = _with_vendor(asked, found)
+    return _with_neighbours(asked, found) if _work(asked, found.ranked[0]) <= WORK else found
 
 
-def _with_variations(asked: Question, f: Facts, found: Ranking) -> Ranking:
-    """The ranking with other values of its best few schedules; what cannot be compiled is left out."""
-    near = {o.schedule: o for o in found.ranked if o.time <= NEAR * found.ranked[0].time}
-    known = set(found.ranked)
-    tried = [v for c in list(near.values())[:VARIED] for v in variations(c) if v not in known and sensible(f, v)]
-    others = sorted(tried, key=lambda c: _work(f, c))
-    return found.joined(rank(asked, others, best=NEAR * found.ranked[0].time, fewest=MORE).ranked)
+def _offered(asked: Question) -> bool:
+    """Whether `kernel = vendor` is worth trying. Where no GEMM of ours is made for the GPUs, all prices are the
+    library's already. Where ours was measured and the library was not, its price says nothing of a difference."""
+    device = asked.machine.device
+    known = vendor_gemm(device) is not None or not was_measured(device.arch)
+    return asked.vendor and known and tuned(device.arch)
 
 
 def _with_vendor(asked: Question, found: Ranking) -> Ranking:
     """The ranking with the best schedules that stream no product once more, and the baseline, their products by the
-    vendor's library. It is left out where nobody has measured the library and our own kernels are made for the GPUs:
-    its price is then the machine's rate, which says nothing of a difference. What it does not make is left out."""
-    arch = asked.machine.device.arch
-    if vendor_gemm(asked.machine.device) is None and tuned(arch):
+    vendor's library; what it does not make is left out."""
+    if not _offered(asked):
         return found
     plain = [o for o in found.ranked if not streams_products(o)]
     baseline = [c for c in plain if c.schedule == asked.baseline]
-    if tuned(arch):  # a schedule that our kernels are too slow for may come first by the library
-        plain += [c for c in asked.candidates() if c not in plain and not streams_products(c)]
-    best = plain[:VENDORED] if tuned(arch) else plain  # other GEMMs make others the best
-    return found.joined(rank(asked, list(dict.fromkeys(map(by_vendor, (*baseline, *best)))), fewest=MORE).ranked)
+    # a schedule that our kernels are too slow for may come first by the library
+    plain += [c for c in asked.candidates() if c not in plain and not streams_products(c)]
+    tried = dict.fromkeys(map(by_vendor, (*baseline, *plain[:VENDORED])))
+    return found.joined(rank(asked, list(tried), fewest=MORE).ranked)
+
+
+def _with_neighbours(asked: Question, found: Ranking) -> Ranking:
+    """The ranking with other values and the other kernel of its best few schedules, until none of these is among the
+    best few; what cannot be compiled is left out."""
+    known, varied = set(found.ranked), set[Candidate]()
+    while True:
+        limit = NEAR * found.ranked[0].time
+        near: dict[str, Candidate] = {}
+        for option in found.ranked:
+            if option.time <= limit:
+                near.setdefault(option.schedule, option)
+        best = [o for o in list(near.values())[:VARIED] if o not in varied]
+        if not best:
+            return found
+        varied.update(best)
+        tried = [v for o in best for v in _neighbours(asked, o) if v not in known]
+        known.update(tried)
+        others = sorted(dict.fromkeys(tried), key=lambda c: _work(asked, c))
+        found = found.joined(rank(asked, others, best=limit, fewest=MORE).ranked)
+
+
+def _neighbours(asked: Question, option: Candidate) -> Iterator[Candidate]:
+    yield from (v for v in variations(option) if asked.facts is None or sensible(asked.facts, v))
+    if _offered(asked) and not option.vendored and not streams_products(option):
+        yield by_vendor(option)
 
 
 # ---------------------------------------------------------------- kept answers
