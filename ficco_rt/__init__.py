@@ -157,6 +157,7 @@ def choose(
     by: By | None = None,
     candidates: Iterable[object] | None = None,
     vendor: bool = True,
+    leave: int = 0,
     **sizes: object,
 ) -> Choice:
     """Which schedule, with which pieces, for an operation of these sizes on a machine: a `Choice` with the schedule,
@@ -168,7 +169,7 @@ def choose(
     such a machine. By default the rules choose on H200 behind a switch, on which they were fitted; elsewhere the
     model. `candidates` are your own in place of the shipped ones: names or paths of schedules, or pairs of one and its
     params. `vendor=False`: the model and measured times offer no schedule whose products the vendor's library makes, as
-    where it is not installed.
+    where it is not installed. `leave`: multiprocessors that launches which wait leave to other libraries.
     `sizes` are all sizes of the operation, its types where they are not to be bf16, and transb=1 where the weight is
     stored as `nn.Linear` stores it.
 
@@ -178,7 +179,7 @@ def choose(
     """
     from .select.choose import choose
 
-    return choose(operation, ranks, machine, by, candidates, sizes=sizes, vendor=vendor)
+    return choose(operation, ranks, machine, by, candidates, sizes=sizes, vendor=vendor, leave=leave)
 
 
 def discover(

@@ -215,7 +215,7 @@ def _kernel(choice: Choice) -> str:
         return f"the vendor's GEMM ({library}){reason}; docs/gpus.md says how to install it"
     if tuned(arch):
         return "ours"
-    streams = streams_products(choice.options[0])
+    streams = streams_products(choice.schedule)
     missing = f"{library} takes no streamed stage" if streams else f"{library} is not installed"
     return f"ours for an earlier architecture, as none is made for {arch}; {missing}"
 

@@ -4,7 +4,7 @@ candidates of the caller."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -15,6 +15,7 @@ from .. import compiler
 from ..errors import UsageError
 from ..files import shipped
 from ..files.arguments import KERNEL, VENDOR, near, plain
+from ..plan.ir import Command, Launch, Plan
 from .facts import Facts
 from .params import MOST, SHARES, Given, given
 
@@ -124,9 +125,26 @@ def open_params(schedule: str) -> tuple[str, ...]:
     return tuple(p.name for p in text_of(schedule).params if p.name not in sizes)
 
 
-def streams_products(candidate: Candidate) -> bool:
+def streams_products(schedule: str) -> bool:
     """Whether a stage of the schedule is streamed, which no library's kernel is."""
-    return any(stage.streamed for stage in text_of(candidate.schedule).stages)
+    return any(stage.streamed for stage in text_of(schedule).stages)
+
+
+def leaving(plan: Plan, sms: int) -> Plan:
+    """The plan, whose launches that wait for others leave so many multiprocessors. Raises UsageError: none remain."""
+    assert plan.made_for is not None
+    most = plan.made_for.device.sms - sms
+    if most < 1:
+        raise UsageError(f"leave = {sms}, but the device has {most + sms} multiprocessors ({plan.machine})")
+
+    def narrower(command: Command) -> Command:
+        if not (isinstance(command, Launch) and command.waits):
+            return command
+        attributes = command.attributes
+        return replace(command, attributes=replace(attributes, sms=min(most, attributes.sms or most)))
+
+    streams = (replace(s, commands=tuple(map(narrower, s.commands))) for s in plan.streams)
+    return replace(plan, streams=tuple(streams)) if sms else plan
 
 
 WITHOUT_MEMORY = ("gemm_ar/serial",)  # schedules that leave all that crosses ranks to vendor collectives
@@ -139,7 +157,7 @@ def within_reach(operation: ShippedOperation, f: Facts | None) -> tuple[str, ...
         return operation.schedules
     by_messages = tuple(s for s in operation.schedules if "node" in open_params(s))
     if f.nodes > 1:
-        return (*by_messages, *(s for s in operation.schedules if s in WITHOUT_MEMORY))
+        return (*by_messages, *(s for s in operation.schedules if s in WITHOUT_MEMORY)) or operation.schedules
     return tuple(s for s in operation.schedules if s not in by_messages)
 
 

@@ -17,7 +17,7 @@ from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..machine.units import figure
 from ..plan.ir import Plan
 from . import heuristics, measurements, ranking
-from .candidates import Candidate, bound_sizes, by_rules, own, shipped_operation, shown, streams_products
+from .candidates import Candidate, bound_sizes, by_rules, leaving, own, shipped_operation, shown, streams_products
 from .facts import facts
 from .params import MEASURED
 from .ranking import Question, Ranking
@@ -26,7 +26,9 @@ By: TypeAlias = Literal["rules", "model", "measured"]
 BY: tuple[str, ...] = get_args(By)
 NEXT = 4  # runners-up of the rules that are modelled
 DRAW = 0.02  # of the time: the virtual clock's median error (docs/internals/model.md)
-AHEAD = 0.05  # of the time: what the vendor's GEMM must gain on kernels of ours that were measured; its price may be off
+AHEAD = (
+    0.05  # of the time: what the vendor's GEMM must gain on kernels of ours that were measured; its price may be off
+)
 COMMAND = 2.75  # µs of the host for a command of a run on streams (docs/results/bench.md, "Figures": 2.5 to 3)
 
 
@@ -49,6 +51,7 @@ class Choice:
     found: Callable[[], tuple[Candidate, ...]] = field(repr=False, compare=False)
     vendored: bool = False  # whether the vendor's library makes the products, if it is installed
     measured_mode: tuple[str, str] | None = None  # and words on it
+    leave: int = 0  # multiprocessors that launches which wait leave to other libraries
 
     @cached_property
     def options(self) -> tuple[Candidate, ...]:
@@ -83,7 +86,7 @@ class Choice:
     @cached_property
     def plan(self) -> Plan:
         """The proven, checked plan. Raises ScheduleError where the schedule cannot have these sizes."""
-        return compiler.compile_schedule(self.schedule, self.ranks, self.params, self.machine)
+        return leaving(compiler.compile_schedule(self.schedule, self.ranks, self.params, self.machine), self.leave)
 
 
 def mode(commands: int, predicted: float | None) -> tuple[str, str]:
@@ -112,15 +115,17 @@ def choose(
     sizes: Mapping[str, object] | None = None,
     ranks_per_gpu: int = 1,
     vendor: bool = True,
+    leave: int = 0,
 ) -> Choice:
     """See `ficco_rt.choose`. `measured`: the measured times to use; by default the user's own (`measurements.place`).
     Ranks that share a GPU have measured times of their own; rules and the model assume that each rank has a GPU.
+    Measured times are those of runs that leave no multiprocessors.
 
     Raises UsageError (no such operation, measure or machine; sizes that are missing; nothing measured), ScheduleError
     (sizes that the operation's tensors cannot have)."""
     if by is not None and by not in BY:
         raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
-    asked = question(operation, ranks, machine, candidates, sizes, ranks_per_gpu, vendor)
+    asked = question(operation, ranks, machine, candidates, sizes, ranks_per_gpu, vendor, leave)
     if by == "measured":
         return _by_measured(asked, measurements.stored() if measured is None else measured)
     return _by_rules(asked) if (by or default(asked)) == "rules" else _by_model(asked)
@@ -134,6 +139,7 @@ def question(
     sizes: Mapping[str, object] | None = None,
     ranks_per_gpu: int = 1,
     vendor: bool = True,
+    leave: int = 0,
 ) -> Question:
     """The question with its sizes bound. Raises UsageError, ScheduleError."""
     known = shipped_operation(operation)
@@ -142,14 +148,15 @@ def question(
     target = chosen(DEFAULT if machine is None else machine, number)
     dtype = str(next((bound[name] for name in known.types), "bf16"))
     found, listed = facts(known.name, number, bound, target, dtype), None if candidates is None else own(candidates)
-    return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor)
+    return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor, whole(leave, "leave"))
 
 
 def default(asked: Question) -> By:
-    """The default chooser: the rules; or the model, if the rules were not fitted to such a machine or do not cover the
-    request."""
+    """The default chooser: the rules; or the model, if the rules were not fitted to such a machine, do not cover the
+    request, or count multiprocessors that are to be left."""
     f = asked.facts
-    return "rules" if f is not None and not heuristics.unfitted(f) and _ruled(asked) is not None else "model"
+    fitted = f is not None and not heuristics.unfitted(f) and not asked.leave
+    return "rules" if fitted and _ruled(asked) is not None else "model"
 
 
 def _answer(
@@ -163,13 +170,15 @@ def _answer(
 ) -> Choice:
     params = {**asked.sizes, **dict(best.params)}
     what = (asked.operation.name, asked.ranks, asked.machine, by, best.schedule, params)
-    return Choice(*what, tuple(why), tuple(dict.fromkeys(sources)), found, _vendored(asked, best), measured_mode)
+    return Choice(
+        *what, tuple(why), tuple(dict.fromkeys(sources)), found, _vendored(asked, best), measured_mode, asked.leave
+    )
 
 
 def _vendored(asked: Question, best: Candidate) -> bool:
     """Whether the vendor's library makes the products: it is asked for, or no GEMM of ours is made for the GPUs."""
     default = asked.vendor and not tuned(asked.machine.device.arch)
-    return best.vendored or (default and not streams_products(best))
+    return best.vendored or (default and not streams_products(best.schedule))
 
 
 def _compared(asked: Question) -> tuple[str, ...]:
@@ -202,6 +211,8 @@ def _by_rules(asked: Question) -> Choice:
     why = [f"rule '{rule.name}': {rule.why(f)}"]
     if apart := heuristics.unfitted(f):
         why.append(f"{apart}: on {asked.machine.name} take --by model, or by='model'")
+    elif asked.leave:
+        why.append("rules count all multiprocessors: where some are left, by='model' knows better")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
     sources = [*heuristics.cited(f, (rule, *values)), *_compared(asked)]
@@ -227,6 +238,8 @@ def _by_model(asked: Question) -> Choice:
     f = asked.facts
     if f is not None and (apart := heuristics.unfitted(f)):
         why.append(f"{apart}; {asked.machine.name} is chosen by the model")
+    elif asked.leave:
+        why.append(f"streamed stages leave {asked.leave} of {asked.machine.device.sms} multiprocessors")
     elif f is not None and asked.own is None and not best.vendored:
         rule, wanted, said = heuristics.deciding(f), asked.ruled, _ruled(asked)
         reason = f"(rule '{rule.name}': {rule.why(f)})"

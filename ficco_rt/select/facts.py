@@ -118,8 +118,8 @@ class Facts:
 
     @property
     def passes(self) -> int:
-        """How often such bytes travel: there, and in an all-reduce back."""
-        return 2 if self.operation == "gemm_ar" else 1
+        """How often such bytes travel."""
+        return OPERATIONS[self.operation].passes
 
     @property
     def copies(self) -> float:

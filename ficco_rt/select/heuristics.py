@@ -11,11 +11,18 @@ from dataclasses import dataclass
 
 from ..kernels.families import tuned
 from ..machine.units import TOLD
+from .candidates import streams_products
 from .facts import TILE, Facts
+from .operations import OPERATIONS
 from .params import BENCH, CASES, MEASURED, SMALL, WORTH, Given, sent
 
 DEVICE, GPUS, LINKS = "NVIDIA H200", 2, "switch"  # on which choices were compared with measurements
 
+MODELLED = "the virtual clock (docs/choose.md, 'Which schedule')"
+BY_LIBRARY = (
+    "the vendor's library makes the products, as no GEMM of ours is made for {f.device.arch}; it takes no pieces"
+)
+SLOWER = 3  # how many of the library's times a GEMM of ours for an earlier architecture takes in addition
 TOO_SMALL = (  # why small shards are not cut
     "a shard's bytes take {f.shard:.3g} µs and a copy costs {f.links.copy_time:.3g} µs besides: pieces would cost more "
     "than they hide"
@@ -54,7 +61,7 @@ def _at_once(f: Facts) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(
         "alone",
-        dict.fromkeys(("a2a_gemm", "ag_gemm", "gemm_ar", "gemm_rs"), "serial"),
+        dict.fromkeys(OPERATIONS, "serial"),
         lambda f: f.ranks == 1,
         "one rank sends nothing, so there is nothing to overlap",
         "by definition",
@@ -70,7 +77,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "small",
-        {"ag_gemm": "oneshot"},
+        dict.fromkeys(("ag_gemm", "ag_gemm_kept"), "oneshot"),
         _pushed,
         TOO_SMALL + ", and a GEMM in shards of {f.rows:.3g} rows would wait for memory or for the copies",
         f"{CASES}: of such shards, within 2 % of the best in 32 of 34 cases",
@@ -93,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "small shards, whole collectives",
-        {"a2a_gemm": "serial", "gemm_ar": "serial"},
+        dict.fromkeys(("a2a_gemm", "gemm_ar", "gemm_rs_backward"), "serial"),
         lambda f: f.shard <= SMALL * f.links.copy_time,
         TOO_SMALL,
         "the rules of small shards of all-gathers and reduce-scatters",
@@ -108,11 +115,22 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "ragged shards",
-        {"ag_gemm": "oneshot", "gemm_rs": "oneshot"},
+        {
+            **dict.fromkeys(("ag_gemm", "ag_gemm_kept", "gemm_rs"), "oneshot"),
+            "gemm_a2a": "serial",
+        },
         lambda f: f.ragged * f.gemm > f.copies and (f.operation == "gemm_rs" or f.rows <= TILE),
         "shards of {f.rows:.4g} rows do not fill their tiles, or wait for memory: in shards the GEMM ({f.gemm:.4g} µs) "
         "would take {f.ragged:.2g} of its time longer, which is more than all copies take ({f.copies:.3g} µs)",
         f"{CASES}: with shards of 375 rows (tiles of 512) `oneshot` and `serial` are 11 and 9 % ahead of all others",
+    ),
+    Rule(
+        "few rows",
+        dict.fromkeys(("a2a_gemm_backward", "ag_gemm_backward", "gemm_rs_backward"), "serial"),
+        lambda f: f.ragged > 0 and f.rows <= TILE and f.ratio >= 1,
+        "shards of {f.rows:.4g} rows do not fill their tiles, or wait for memory, and a whole product takes longer "
+        "({f.gemm:.4g} µs) than all copies ({f.copies:.3g} µs)",
+        MODELLED,
     ),
     Rule(
         "inputs are smaller",
@@ -130,6 +148,32 @@ RULES: tuple[Rule, ...] = (
         "copies ({f.copies:.3g} µs) take {f.saved:.3g} µs longer than the GEMM ({f.gemm:.4g} µs), and than copies of B "
         "and of what B makes, which are {f.smaller:.2f} times as large",
         f"{CASES}: 23 and 54 % ahead of `streamed` in the 2 cases where it holds",
+    ),
+    Rule(
+        "few rows by the library",
+        dict.fromkeys(("ag_gemm", "gemm_ar", "gemm_rs"), "serial"),
+        lambda f: not tuned(f.device.arch) and f.ragged > 0 and f.rows <= TILE,
+        BY_LIBRARY + ". Shards of {f.rows:.4g} rows do not fill its tiles, or wait for memory",
+        MODELLED,
+        (),
+    ),
+    Rule(
+        "long by the library",
+        {"ag_gemm": "hetero_fused_1d"},
+        lambda f: not tuned(f.device.arch) and f.ratio >= 2,
+        BY_LIBRARY
+        + ". The GEMM takes {f.gemm:.4g} µs, {f.ratio:.3g} times as long as the copies: a few large launches "
+        "hide them",
+        MODELLED,
+        (),
+    ),
+    Rule(
+        "by the library",
+        {"ag_gemm": "shard_p2p", "ag_gemm_kept": "serial", "gemm_ar": "serial", "gemm_rs": "shard"},
+        lambda f: not tuned(f.device.arch),
+        BY_LIBRARY + ": whole shards are multiplied as they come, or sent as they are made",
+        MODELLED,
+        (),
     ),
     Rule(
         "long",
@@ -158,7 +202,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "of one order",
-        {"ag_gemm": "streamed", "gemm_rs": "streamed", "gemm_ar": "streamed", "a2a_gemm": "overlapped"},
+        {
+            **dict.fromkeys(OPERATIONS, "overlapped"),
+            **dict.fromkeys(("ag_gemm", "ag_gemm_kept", "gemm_ar", "gemm_rs"), "streamed"),
+        },
         lambda f: True,
         "pieces are multiplied as they come, and what is sent goes out as it is made: the GEMM takes {f.gemm:.4g} "
         "µs, the copies of a rank one after another {f.copies:.3g} µs",
@@ -168,8 +215,11 @@ RULES: tuple[Rule, ...] = (
 
 
 def deciding(f: Facts) -> Rule:
-    """The rule that decides on the schedule."""
-    return next(rule for rule in RULES if f.operation in rule.schedules and rule.holds(f))
+    """The rule that decides on the schedule. On GPUs for which no GEMM of ours is made, none that streams products,
+    unless these are small beside the copies."""
+    ours = tuned(f.device.arch) or (f.rows <= TILE and SLOWER * f.gemm <= f.copies)
+    rules = (rule for rule in RULES if f.operation in rule.schedules and rule.holds(f))
+    return next(r for r in rules if ours or not streams_products(f"{f.operation}/{r.schedules[f.operation]}"))
 
 
 def on_measured(f: Facts) -> bool:
@@ -188,7 +238,7 @@ def unfitted(f: Facts) -> str:
     """What the rules were fitted on, where measurements stand behind the rule that decides and the machine is no such
     one; empty where the rule holds."""
     if not tuned(f.device.arch):
-        return f"no GEMM of ours is made for {f.device.arch}, and rules count GEMMs at the machine's rate"
+        return f"rules were fitted to GEMMs of ours, and none is made for {f.device.arch}"
     if deciding(f).measured and not on_measured(f):
         return "rules were fitted on H200 behind a switch"
     return ""

@@ -15,6 +15,7 @@ from .facts import Facts
 
 MEASURED = ("ag_gemm", "gemm_rs")  # operations of which choices were compared with measurements
 BENCH, CASES = "docs/results/bench.md", "docs/results/choice.md"
+CLOCK = "the virtual clock of h200-switch"
 DRAW = 0.005  # of a time: formulas are no more exact
 MOST = 8  # pieces of a shard: more are no faster in any row of the bench
 SMALL = 1.5  # a shard's bytes, in times of what a copy costs besides: smaller ones are not worth a copy
@@ -85,6 +86,13 @@ def _balanced(f: Facts) -> int:
     return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.links.copy_time)))) if f.peers else 1
 
 
+def _fewest(f: Facts, takes: Callable[[int], float]) -> int:
+    """The fewest pieces worth a copy that take least."""
+    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= WORTH * f.links.copy_time]
+    least = min(map(takes, possible))
+    return next(n for n in possible if takes(n) <= (1 + DRAW) * least)
+
+
 def sent(f: Facts) -> int:
     """The fewest pieces that take least: the first one's product, all copies and the last one's sum; or the peers'
     products, the last piece's copy beside the other own ones, and the last own one."""
@@ -96,9 +104,19 @@ def sent(f: Facts) -> int:
         first = (1 + f.abreast) * piece  # on a mesh all peers' first pieces are made before the last of them goes
         return max(first + f.turns * (f.shard + number * f.links.copy_time), f.peers * own + last + piece)
 
-    possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= WORTH * f.links.copy_time]
-    least = min(map(takes, possible))
-    return next(n for n in possible if takes(n) <= (1 + DRAW) * least)
+    return _fewest(f, takes)
+
+
+def _gathered(f: Facts) -> int:
+    """The fewest pieces that take least if a piece of all peers' shards is one product: all copies and the last piece's
+    product, or all products."""
+
+    def takes(number: int) -> float:
+        own = f.own * f.stretch(f.rows / number) / f.stretch(f.rows)
+        copies = f.turns * (f.shard + number * f.links.copy_time)
+        return max(f.ranks * own, copies + f.peers * own / number)
+
+    return _fewest(f, takes)
 
 
 def _messages(f: Facts) -> int:
@@ -173,6 +191,23 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         "little",
         f"{CASES}: `direct` in quarters or eighths is within 2 % of its best pieces in 21 of 25 cases",
         schedules=tuple(FIXED),
+    ),
+    ParamRule(
+        "behind a whole product",
+        lambda *_: 1,
+        "whole shards: the copies hide behind another whole product, and a piece more costs {more}",
+        f"{CLOCK}: choices of these operations are within 2 % of the best in 148 of 153 cases",
+        schedules=("a2a_gemm_backward/overlapped", "ag_gemm_backward/overlapped", "gemm_a2a/overlapped"),
+        measured=(),
+    ),
+    ParamRule(
+        "gathered pieces",
+        lambda f, *_: _gathered(f),
+        "the product of a piece of all shards begins when that piece has come from all peers (whole shards take "
+        "{f.copies:.4g} µs, and their product {f.gemm:.4g} µs): as few pieces as hide both",
+        f"{CLOCK}: choices of `gemm_rs_backward` are within 2 % of the best in 82 of 96 cases, 8 % behind at most",
+        schedules=("gemm_rs_backward/overlapped",),
+        holds=lambda f: f.ranks > 1,
     ),
     ParamRule(
         "few steps",

@@ -28,6 +28,7 @@ from .candidates import (
     ShippedOperation,
     by_rules,
     by_vendor,
+    leaving,
     streams_products,
     text_of,
     variations,
@@ -59,6 +60,7 @@ class Question:
     own: tuple[Candidate, ...] | None  # the caller's own candidates
     ranks_per_gpu: int = 1
     vendor: bool = True  # whether the vendor's library may make the products
+    leave: int = 0  # multiprocessors that launches which wait leave to other libraries
 
     @property
     def baseline(self) -> str:
@@ -133,7 +135,7 @@ def rank(
         if asked.own is None and (least > best or enough or len(ranked) == few):
             continue
         try:
-            plan = compiler.plan_of(graph, asked.machine, trusted=trusted)
+            plan = leaving(compiler.plan_of(graph, asked.machine, trusted=trusted), asked.leave)
         except (ScheduleError, UsageError) as error:
             refused.append((candidate, str(error).splitlines()[0]))
             continue
@@ -200,10 +202,10 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
     vendor's library; what it does not make is left out."""
     if not _offered(asked):
         return found
-    plain = [o for o in found.ranked if not streams_products(o)]
+    plain = [o for o in found.ranked if not streams_products(o.schedule)]
     baseline = [c for c in plain if c.schedule == asked.baseline]
     # a schedule that our kernels are too slow for may come first by the library
-    plain += [c for c in asked.candidates() if c not in plain and not streams_products(c)]
+    plain += [c for c in asked.candidates() if c not in plain and not streams_products(c.schedule)]
     tried = dict.fromkeys(map(by_vendor, (*baseline, *plain[:VENDORED])))
     return found.joined(rank(asked, list(tried), fewest=MORE).ranked)
 
@@ -230,7 +232,7 @@ def _with_neighbours(asked: Question, found: Ranking) -> Ranking:
 
 def _neighbours(asked: Question, option: Candidate) -> Iterator[Candidate]:
     yield from (v for v in variations(option) if asked.facts is None or sensible(asked.facts, v))
-    if _offered(asked) and not option.vendored and not streams_products(option):
+    if _offered(asked) and not option.vendored and not streams_products(option.schedule):
         yield by_vendor(option)
 
 
@@ -255,7 +257,7 @@ def _kept(asked: Question, what: str, make: Callable[[], Ranking]) -> Ranking:
     own = None if asked.own is None else own_texts(asked.own)
     sizes = tuple(asked.sizes.items())
     where = (asked.operation.name, asked.ranks, sizes, machine_hash(asked.machine))
-    key = _hash((what, *where, version(), own, asked.vendor))[:32]
+    key = _hash((what, *where, version(), own, asked.vendor, asked.leave))[:32]
     path = env.cache_folder() / "choices" / f"{key}.json"
     if key not in _KEPT:
         with suppress(OSError, ValueError, RecursionError, UsageError):  # none, or a file that somebody else wrote

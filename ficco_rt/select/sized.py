@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
@@ -24,7 +23,7 @@ from ..files.arguments import plain, whole
 from ..files.store import user_store
 from ..geometry.rows import Rows
 from ..graph.budget import without_collection
-from ..plan.ir import Command, Launch, Plan
+from ..plan.ir import Plan
 from ..types import TYPES
 from . import measurements
 from .choose import By, choose
@@ -142,7 +141,7 @@ class Operation:
         key = (*asked, library, self._leave, said, measured)
         plan = self._store.get(key, Plan)
         if plan is None:
-            plan = _leaving(choose(*asked, sizes=sizes, vendor=library).plan, self._leave)
+            plan = choose(*asked, sizes=sizes, vendor=library, leave=self._leave).plan
             self._store.put(key, plan)
         return plan
 
@@ -200,23 +199,6 @@ class Operation:
             executor.synchronize()
             if self._workspace.shared is not None:
                 self._workspace.shared.wait_for_rows()
-
-
-def _leaving(plan: Plan, sms: int) -> Plan:
-    """The plan, whose launches that wait for others leave so many multiprocessors. Raises UsageError: none remain."""
-    assert plan.made_for is not None
-    most = plan.made_for.device.sms - sms
-    if most < 1:
-        raise UsageError(f"leave = {sms}, but the device has {most + sms} multiprocessors ({plan.machine})")
-
-    def narrower(command: Command) -> Command:
-        if not (isinstance(command, Launch) and command.waits):
-            return command
-        attributes = command.attributes
-        return replace(command, attributes=replace(attributes, sms=min(most, attributes.sms or most)))
-
-    streams = (replace(s, commands=tuple(map(narrower, s.commands))) for s in plan.streams)
-    return replace(plan, streams=tuple(streams)) if sms else plan
 
 
 def _positive(value: object, what: str) -> int:
