@@ -147,16 +147,16 @@ def question(
     bound = bound_sizes(known, number, {name: plain(value) for name, value in (sizes or {}).items()})
     target = chosen(DEFAULT if machine is None else machine, number)
     dtype = str(next((bound[name] for name in known.types), "bf16"))
-    found, listed = facts(known.name, number, bound, target, dtype), None if candidates is None else own(candidates)
-    return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor, whole(leave, "leave"))
+    found = facts(known.name, number, bound, target, dtype, whole(leave, "leave"))
+    listed = None if candidates is None else own(candidates)
+    return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor, leave)
 
 
 def default(asked: Question) -> By:
-    """The default chooser: the rules; or the model, if the rules were not fitted to such a machine, do not cover the
-    request, or count multiprocessors that are to be left."""
+    """The default chooser: the rules; or the model, if the rules were not fitted to such a machine or do not cover the
+    request."""
     f = asked.facts
-    fitted = f is not None and not heuristics.unfitted(f) and not asked.leave
-    return "rules" if fitted and _ruled(asked) is not None else "model"
+    return "rules" if f is not None and not heuristics.unfitted(f) and _ruled(asked) is not None else "model"
 
 
 def _answer(
@@ -211,8 +211,6 @@ def _by_rules(asked: Question) -> Choice:
     why = [f"rule '{rule.name}': {rule.why(f)}"]
     if apart := heuristics.unfitted(f):
         why.append(f"{apart}: on {asked.machine.name} take --by model, or by='model'")
-    elif asked.leave:
-        why.append("rules count all multiprocessors: where some are left, by='model' knows better")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
     sources = [*heuristics.cited(f, (rule, *values)), *_compared(asked)]
@@ -238,8 +236,6 @@ def _by_model(asked: Question) -> Choice:
     f = asked.facts
     if f is not None and (apart := heuristics.unfitted(f)):
         why.append(f"{apart}; {asked.machine.name} is chosen by the model")
-    elif asked.leave:
-        why.append(f"streamed stages leave {asked.leave} of {asked.machine.device.sms} multiprocessors")
     elif f is not None and asked.own is None and not best.vendored:
         rule, wanted, said = heuristics.deciding(f), asked.ruled, _ruled(asked)
         reason = f"(rule '{rule.name}': {rule.why(f)})"

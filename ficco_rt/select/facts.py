@@ -32,6 +32,7 @@ class Facts:
     shape: Shape
     dtype: str
     machine: Machine
+    leave: int = 0  # multiprocessors that streamed stages leave to other libraries
 
     @property
     def device(self) -> Device:
@@ -83,6 +84,11 @@ class Facts:
         """The whole product of a rank: its arithmetic, or its operands' way through memory."""
         s = self.shape
         return max(2.0 * s.m * s.n * s.k / self.gemm_rate, self.memory(s.m * s.k + s.k * s.n + s.m * s.n))
+
+    @property
+    def lost(self) -> float:
+        """How much longer the product takes if it leaves multiprocessors to other libraries."""
+        return self.gemm * self.leave / max(1, self.device.sms - self.leave)
 
     @property
     def own(self) -> float:
@@ -172,9 +178,9 @@ class Facts:
         return elements * self.item / self.device.memory_rate
 
 
-def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str) -> Facts | None:
+def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str, leave: int = 0) -> Facts | None:
     """The facts of an operation that rules cover; None for any other operation. `sizes` are bound."""
     if operation not in OPERATIONS:
         return None
     shape = OPERATIONS[operation].shape(ranks, sizes)
-    return Facts(operation, ranks, shape, dtype, machine)
+    return Facts(operation, ranks, shape, dtype, machine, leave)

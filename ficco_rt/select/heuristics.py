@@ -22,6 +22,10 @@ MODELLED = "the virtual clock (docs/choose.md, 'Which schedule')"
 BY_LIBRARY = (
     "the vendor's library makes the products, as no GEMM of ours is made for {f.device.arch}; it takes no pieces"
 )
+ROOM = (
+    "a streamed GEMM, which leaves {f.leave} of {f.device.sms} multiprocessors to other libraries, would take "
+    "{f.lost:.3g} µs longer; plain launches need not leave any"
+)
 SLOWER = 3  # how many of the library's times a GEMM of ours for an earlier architecture takes in addition
 TOO_SMALL = (  # why small shards are not cut
     "a shard's bytes take {f.shard:.3g} µs and a copy costs {f.links.copy_time:.3g} µs besides: pieces would cost more "
@@ -56,6 +60,11 @@ def _pushed(f: Facts) -> bool:
 def _at_once(f: Facts) -> bool:
     """Whether products that are stored at peers as they are made come sooner than copies of them."""
     return f.copies >= 1.5 * f.gemm and f.shard <= 5 * f.links.copy_time
+
+
+def _held(f: Facts) -> bool:
+    """Whether a streamed GEMM loses more by the multiprocessors that it leaves than launches cost."""
+    return f.lost >= 4 * f.links.copy_time
 
 
 RULES: tuple[Rule, ...] = (
@@ -176,6 +185,24 @@ RULES: tuple[Rule, ...] = (
         (),
     ),
     Rule(
+        "few launches leave room",
+        {"ag_gemm": "hetero_fused_1d"},
+        lambda f: _held(f) and f.ratio >= 3,
+        ROOM + ". The GEMM takes {f.ratio:.3g} times as long as the copies: a few large launches hide them",
+        MODELLED,
+    ),
+    Rule(
+        "plain launches leave room",
+        {"ag_gemm": "shard_p2p", "ag_gemm_kept": "serial", "gemm_ar": "overlapped", "gemm_rs": "chunked"},
+        lambda f: (
+            _held(f)
+            and (f.operation != "ag_gemm_kept" or f.lost > f.copies)
+            and (f.operation != "gemm_rs" or sent(f) > 1)
+        ),
+        ROOM,
+        MODELLED,
+    ),
+    Rule(
         "long",
         {"ag_gemm": "hetero_fused_1d", "gemm_rs": "chunked", "gemm_ar": "overlapped"},
         lambda f: f.gemm >= 3200 and f.ratio >= 3,
@@ -195,7 +222,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "whole shards",
         {"gemm_rs": "shard"},
-        lambda f: sent(f) == 1 and (f.ratio <= 1 or f.shard < 2 * WORTH * f.links.copy_time),
+        lambda f: sent(f) == 1 and (f.ratio <= 1 or f.shard < 2 * WORTH * f.links.copy_time or _held(f)),
         "halves of shards of {f.rows:.4g} rows, whose bytes take {f.shard:.3g} µs, would not fill their tiles or "
         "not be worth a copy each: whole shards are sent, and added when all have come",
         f"{CASES}: 10 % ahead of all others in one of 2 such cases, 2.6 % behind the best in the other",
