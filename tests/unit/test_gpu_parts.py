@@ -190,7 +190,10 @@ NAIVE = [
 
 @pytest.mark.parametrize(
     ("kind", "taken", "made", "arch"),
-    few([(*of, arch) for of in NAIVE for arch in ("sm_75", "sm_80", "sm_90a")], 12, 0),
+    [
+        *few([(*of, arch) for of in NAIVE for arch in ("sm_75", "sm_80", "sm_90a")], 12, 0),
+        *((*of, "sm_100a") for of in NAIVE),  # copies, flags and sums beside the library's GEMM
+    ],
 )
 def test_naive_kernels_compile_without_spills(kind: str, taken: int, made: int, arch: str, tmp_path: Any) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC is in the extra `cuda`")
@@ -198,12 +201,25 @@ def test_naive_kernels_compile_without_spills(kind: str, taken: int, made: int, 
 
     options = ["-std=c++17", f"-arch={arch}", f"-D{kind}=the_entry", f"-DIN={taken}", f"-DOUT={made}"]
     compiled = compile_file(KERNELS / "naive.cu", [*options, "--ptxas-options=-v"], tmp_path)
-    assert compiled.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, compiled.log
     assert b"the_entry" in compiled.code
     found = resources_of(compiled.code)
+    # on sm_100a a sum of 16-bit types spills 8 bytes
+    spilled = 8 if (kind, arch) == ("REDUCE", "sm_100a") else 0
+    assert found["stack"] <= spilled, compiled.log
+    assert spilled or compiled.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, compiled.log
     block = next(k.needs for k in naive.KERNELS if k.name == f"naive_{kind.lower()}")
     assert found["registers"] <= block.registers
     assert found["shared"] in (block.static_smem, block.static_smem + 1024)  # with what the system keeps
+
+
+@pytest.mark.parametrize("source", ["copy_rows.cu", "device_barrier.cu"])
+def test_kernels_of_runs_compile_for_blackwell(source: str, tmp_path: Any) -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC is in the extra `cuda`")
+    from ficco_rt.kernels.kernel_compiler import KERNELS, compile_file
+
+    made = compile_file(KERNELS / source, ["-std=c++17", "-arch=sm_100a"], tmp_path)
+    assert made.log == ""
+    assert resources_of(made.code)["stack"] == 0
 
 
 # ---------------------------------------------------------------- order of issue
