@@ -138,8 +138,13 @@ def test_a_choice_by_the_model_offers_the_vendors_gemm() -> None:
 def test_without_a_price_or_a_library_it_is_not_offered() -> None:
     assert vendor_gemm(profile("h100-switch", 1).device) is None
     assert not offered(by_model("h100-switch"))
-    assert not offered(by_model("mi300x-mesh"))
     assert not offered(by_model(vendor=False))
+
+
+@pytest.mark.parametrize("machine", ["a100-switch", "mi300x-mesh"])
+def test_where_our_own_kernel_is_an_estimate_too_the_rate_is_price_enough(machine: str) -> None:
+    assert offered(by_model(machine))
+    assert not offered(by_model(machine, vendor=False))
 
 
 def test_a_gain_that_is_less_than_the_price_may_be_off_is_told_and_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,11 +168,10 @@ def test_the_command_says_whose_kernel_it_takes(run: Callable[..., Ending]) -> N
     assert "kernel     ours\n" in run("ficco", *words[:4], *words[6:]).out
     sizes = [f"--set={n}=8192" for n in "MNK"]
     ruled = run("ficco", "choose", "ag_gemm", "--machine", "b200-switch", "--by", "rules", *sizes).out
-    assert ruled.startswith("ag_gemm/streamed")
-    older = "ours for an earlier architecture, as none is made for sm_100a"
-    assert f"kernel     {older}; cuBLASLt takes no streamed stage\n" in ruled
-    rate = "no GEMM of ours is made for sm_100a, and rules count GEMMs at the machine's rate"
-    assert f"{rate}: on b200-switch take --by model, or by='model'" in ruled
+    assert ruled.startswith("ag_gemm/shard_p2p")
+    assert "kernel     the vendor's GEMM (cuBLASLt), as none of ours is made for sm_100a; docs/gpus.md says how" in ruled
+    fitted = "rules were fitted to GEMMs of ours, and none is made for sm_100a"
+    assert f"{fitted}: on b200-switch take --by model, or by='model'" in ruled
 
 
 def test_where_no_gemm_of_ours_is_made_the_vendors_is_the_default(run: Callable[..., Ending]) -> None:
@@ -175,8 +179,8 @@ def test_where_no_gemm_of_ours_is_made_the_vendors_is_the_default(run: Callable[
     made = choose("ag_gemm", 2, "b200-switch", sizes=sizes)
     assert (made.by, made.schedule, made.vendored) == ("model", "ag_gemm/hetero_fused_1d", True)
     assert made.predicted == pytest.approx(691, rel=0.02)  # µs; by ours, for an earlier architecture, it is 2.78 ms
-    assert made.why[1].startswith("no GEMM of ours is made for sm_100a")
-    assert re.fullmatch(r"with our kernels ag_gemm/streamed .*, would take 30\d % longer", made.why[2])
+    assert "kernel" not in made.params  # the library is a run's default
+    assert made.why[1].startswith("rules were fitted to GEMMs of ours, and none is made for sm_100a")
     assert made.sources[1].startswith(
         "the vendor's GEMM: it has no price, so the machine's rate counts: not measured: "
     )
@@ -189,9 +193,10 @@ def test_where_no_gemm_of_ours_is_made_the_vendors_is_the_default(run: Callable[
         "b200-switch",
         *(f"--set={n}={v}" for n, v in sizes.items()),
     ]
-    assert "kernel     the vendor's GEMM (cuBLASLt); docs/gpus.md says how to install it\n" in run("ficco", *words).out
+    assert "kernel     the vendor's GEMM (cuBLASLt), as none of ours is made for sm_100a; " in run("ficco", *words).out
     without = choose("ag_gemm", 2, "b200-switch", sizes=sizes, vendor=False)
-    assert not offered(without)
+    assert not without.vendored
+    assert without.predicted == pytest.approx(2780, rel=0.02)  # µs, by ours for an earlier architecture
     told = run("ficco", "machine", "b200-switch").out
     assert "its GEMM has no price here, so choices count the rate of large GEMMs; ficco calibrate measures one" in told
 
