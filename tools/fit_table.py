@@ -23,15 +23,11 @@ from ficco_rt.machine.profiles import stored
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce" / "block_fit.md"
 BEGIN, END = "<!-- tables: python -m tools.fit_table --write -->", "<!-- end of tables -->"
-# CUDA C++ Programming Guide, compute capability 8.0
-A100 = Limits("sm_80", 108, 164 << 10, 163 << 10, 1024, 32, 32, 64)
 NAMES = {"sm_90a": "H200 (sm_90)", "sm_80": "A100 (sm_80)", "gfx90a": "one die of an MI250X (gfx90a)"}
 
 
 def limits_of(arch: str) -> Limits:
-    if arch == "sm_80":
-        return A100
-    return Limits.of(stored({"sm_90a": "h200-switch", "gfx90a": "mi250x"}[arch]).device)
+    return Limits.of(stored({"sm_90a": "h200-switch", "sm_80": "a100-switch", "gfx90a": "mi250x"}[arch]).device)
 
 
 def neighbours(limits: Limits) -> dict[str, Footprint]:

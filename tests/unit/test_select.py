@@ -234,7 +234,7 @@ def test_the_model_ranks_by_the_virtual_clock_and_keeps_the_answer(monkeypatch: 
 def test_what_was_kept_holds_for_its_machine_sizes_and_version_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = []
     real = ranking.simulate
-    monkeypatch.setattr(ranking, "simulate", lambda plan, *how, **more: simulated.append(plan) or real(plan, *how, **more))
+    monkeypatch.setattr(ranking, "simulate", lambda plan, *a, **how: simulated.append(plan) or real(plan, *a, **how))
 
     def asked(machine: Machine = H200, own: str = "ag_gemm/serial", **sizes: Any) -> int:
         simulated.clear()

@@ -169,7 +169,7 @@ def test_the_command_says_whose_kernel_it_takes(run: Callable[..., Ending]) -> N
     sizes = [f"--set={n}=8192" for n in "MNK"]
     ruled = run("ficco", "choose", "ag_gemm", "--machine", "b200-switch", "--by", "rules", *sizes).out
     assert ruled.startswith("ag_gemm/shard_p2p")
-    assert "kernel     the vendor's GEMM (cuBLASLt), as none of ours is made for sm_100a; docs/gpus.md says how" in ruled
+    assert "kernel     the vendor's GEMM (cuBLASLt), as none of ours is made for sm_100a; docs/gpus.md says " in ruled
     fitted = "rules were fitted to GEMMs of ours, and none is made for sm_100a"
     assert f"{fitted}: on b200-switch take --by model, or by='model'" in ruled
 
