@@ -32,7 +32,7 @@ class Facts:
     shape: Shape
     dtype: str
     machine: Machine
-    leave: int = 0  # multiprocessors that streamed stages leave to other libraries
+    leave: int = 0  # multiprocessors that launches which wait leave to other libraries
 
     @property
     def device(self) -> Device:

@@ -23,8 +23,8 @@ BY_LIBRARY = (
     "the vendor's library makes the products, as no GEMM of ours is made for {f.device.arch}; it takes no pieces"
 )
 ROOM = (
-    "a streamed GEMM, which leaves {f.leave} of {f.device.sms} multiprocessors to other libraries, would take "
-    "{f.lost:.3g} µs longer; plain launches need not leave any"
+    "a GEMM that waits leaves {f.leave} of {f.device.sms} multiprocessors to other libraries and would take "
+    "{f.lost:.3g} µs longer; plain launches do not wait"
 )
 SLOWER = 3  # how many of the library's times a GEMM of ours for an earlier architecture takes in addition
 TOO_SMALL = (  # why small shards are not cut
