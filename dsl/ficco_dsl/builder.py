@@ -154,10 +154,9 @@ class Builder(threading.local):
     def tensor(self, c: list[Any]) -> TensorDecl:
         kind, name, *shape, _, dtype, unproven, transposed, _, condition = c
         span = self.span(kind, condition or transposed or unproven or dtype)
-        stored = transposed is not None if condition is None else condition
-        return TensorDecl(
-            kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, stored, span
-        )
+        stored = transposed is not None if transposed is None or condition is None else condition
+        declared = (kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, stored)
+        return TensorDecl(*declared, span, condition if transposed is None else None)
 
     def computes(self, c: list[Any]) -> Computes:
         keyword, target, value, within, _, binding = c

@@ -90,6 +90,11 @@ class _Checker(Uses):
                 self.mistake(spot(tensor.name, tensor.span), message)
             if not isinstance(tensor.transposed, bool):
                 self.expr(tensor.transposed)
+            if tensor.condition is not None:
+                self.expr(tensor.condition)
+                if tensor.kind != "input":
+                    message = f"only an input may be left out; '{tensor.name}' is {indefinite(tensor.kind)}"
+                    self.mistake(tensor.condition.span, message)
             self.shaped.add(tensor.name)
         self._claims()
         for queue in s.queues:
@@ -224,7 +229,10 @@ class _Checker(Uses):
     def _claim(self, value: ClaimExpr) -> None:
         if isinstance(value, (ClaimProduct, ClaimSum)):
             self._claim(value.left)
-            self._claim(value.right)
+            if isinstance(value, ClaimSum) and isinstance(value.right, RegionRef):
+                self.region(value.right, optional=True)
+            else:
+                self._claim(value.right)
         elif isinstance(value, ClaimFunction):
             for argument in value.arguments:
                 self._claim(argument)
@@ -392,7 +400,7 @@ class _Checker(Uses):
             held = getattr(s, part.field)
             for region in held if isinstance(held, tuple) else (held,) if held is not None else ():
                 called = part.called.format(word)
-                self.region(region, called, at=part.at, transposed=part.transposed, writes=part.writes)
+                self.region(region, called, at=part.at, transposed=part.transposed, writes=part.writes, optional=part.field == "terms")
         if isinstance(s, Copy) and s.dst.at is not None and s.src.at is not None:
             message = "'@' stands on both sides of the copy; one of them is this rank's"
             self.mistake(s.span, message, help="a rank pushes (@ on the left) or pulls (@ on the right)")

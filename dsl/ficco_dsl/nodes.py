@@ -271,7 +271,8 @@ class TypeName:
 @dataclass(frozen=True, slots=True)
 class TensorDecl:
     """`input A[M / ranks, K] : T`: the part of A that each rank holds. `dtype` is a type's name or a dtype;
-    `transposed` says whether, or under which condition, the last two dimensions are stored the other way round."""
+    `transposed` says whether, or under which condition, the last two dimensions are stored the other way round;
+    `condition`, of an input, when there is such a tensor at all (None: always)."""
 
     kind: Literal["input", "output", "scratch"]
     name: str
@@ -280,6 +281,7 @@ class TensorDecl:
     unproven: bool
     transposed: bool | Expr
     span: Span = field(compare=False)
+    condition: Expr | None = None
 
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]

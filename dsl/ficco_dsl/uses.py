@@ -75,9 +75,10 @@ class Uses:
 
     def region(
         self, r: RegionRef, place: str = "a claim", *, at: bool = False, transposed: bool | None = None,
-        writes: bool = False,
+        writes: bool = False, optional: bool = False,
     ) -> None:  # fmt: skip
-        """Checks a region; `at` and `transposed` say whether `@` and `.T` are allowed here."""
+        """Checks a region; `at` and `transposed` say whether `@` and `.T` are allowed here, `optional` whether it may be
+        left out."""
         tensor = self.tensors.get(r.tensor)
         if tensor is None:
             declared = self.scope.get(r.tensor) or self.values.get(r.tensor)
@@ -87,6 +88,10 @@ class Uses:
                 self.mistake(r.span, f"'{r.tensor}' is a {declared.what}, not a tensor")
             else:
                 self.mistake(r.span, f"unknown tensor '{r.tensor}'", help=self.like(r.tensor, self.tensors))
+        elif tensor.condition is not None and not optional:
+            note = Note(f"input '{r.tensor}' is declared here", spot(tensor.name, tensor.span))
+            message = f"there is '{r.tensor}' only under a condition; it can be a term of a sum, which is then left out"
+            self.mistake(r.span, message, note)
         elif writes and tensor.kind == "input":
             note = Note(f"input '{r.tensor}' is declared here", spot(tensor.name, tensor.span))
             self.mistake(r.span, f"'{r.tensor}' is an input and cannot be written", note, help="write to a scratch")

@@ -137,7 +137,7 @@ def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0
 def build_tensors(
     schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, Dtype], expressions: Budget
 ) -> tuple[tuple[ir.Tensor, ...], frozenset[str]]:
-    """Every tensor as each rank stores it, and the names of those that are stored transposed. Puts ("rows", name) and
+    """Every tensor that there is, as each rank stores it, and the names of those that are stored transposed. Puts ("rows", name) and
     ("cols", name), which do not depend on that, into the scopes."""
     mistakes: list[Diagnostic] = []
     tensors = []
@@ -159,7 +159,11 @@ def build_tensors(
             for i, e in enumerate(decl.shape):  # a rank may hold no element, as an expert without tokens; not all ranks
                 if not any(shape[i] for shape in shapes):
                     raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
-            if _transposed(decl, scopes):
+            if decl.condition is not None and not _holds(decl, decl.condition, scopes, "there"):
+                continue
+            if decl.transposed and (
+                isinstance(decl.transposed, bool) or _holds(decl, decl.transposed, scopes, "transposed")
+            ):
                 transposed.add(decl.name)
                 shapes = [(*shape[:-2], shape[-1], shape[-2]) for shape in shapes]
         except Mistake as m:
@@ -170,16 +174,15 @@ def build_tensors(
     return tuple(tensors), frozenset(transposed)
 
 
-def _transposed(decl: n.TensorDecl, scopes: Sequence[Scope]) -> bool:
-    if isinstance(decl.transposed, bool):
-        return decl.transposed
-    condition = compile_condition(decl.transposed)
-    stored = [condition(scope) for scope in scopes]
-    if len(set(stored)) > 1:
-        other = stored.index(not stored[0])
-        message = f"{decl.name} is transposed on rank {other if stored[other] else 0} and not on all ranks"
-        raise Mistake(decl.transposed.span, message, "a tensor is stored in one way; let params decide")
-    return stored[0]
+def _holds(decl: n.TensorDecl, e: n.Expr, scopes: Sequence[Scope], what: str) -> bool:
+    """A condition of a declaration, which is that of all ranks."""
+    condition = compile_condition(e)
+    found = [condition(scope) for scope in scopes]
+    if len(set(found)) > 1:
+        other = found.index(not found[0])
+        message = f"{decl.name} is {what} on rank {other if found[other] else 0} and not on all ranks"
+        raise Mistake(e.span, message, "a tensor is stored in one way; let params decide")
+    return found[0]
 
 
 def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank: int) -> None:

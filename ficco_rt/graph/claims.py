@@ -47,7 +47,8 @@ def build_claims(
     for line in schedule.claims:
         try:
             within = tuple(cast(Dtype, types.get(name, name)) for name in line.within)
-            for claim in _line(line, scopes, names, pieces, expressions):
+            there = replace(line, value=_there(line.value, names))
+            for claim in _line(there, scopes, names, pieces, expressions):
                 text = f"{claim.text} within {', '.join(within)}" if within else claim.text
                 claims.append(replace(claim, within=within, text=text))
                 pieces.spend(sum(len(region.boxes) for region in regions_of(claim)), line.span)
@@ -80,6 +81,20 @@ def _line(
     for v in members[0]:
         expressions.spend(cost, line.span)
         yield _claim(line, [evaluate.copied(s, span) | {name: v} for s in scopes], names)
+
+
+def _there(e: n.ClaimExpr, names: Names) -> n.ClaimExpr:
+    """Without the terms of sums that name tensors that there are not."""
+    match e:
+        case n.ClaimSum(left=left, right=n.RegionRef(tensor=tensor)) if tensor not in names.tensors:
+            return _there(left, names)
+        case n.ClaimSum() | n.ClaimProduct():
+            return replace(e, left=_there(e.left, names), right=_there(e.right, names))
+        case n.ClaimFunction():
+            return replace(e, arguments=tuple(_there(a, names) for a in e.arguments))
+        case n.ClaimCollective():
+            return replace(e, operand=_there(e.operand, names))
+    return e
 
 
 def _collectives(e: n.ClaimExpr) -> int:

@@ -68,8 +68,9 @@ class Names:
         return Reference(ref, self.tensors, self.transposed).one
 
     def each(self, refs: Sequence[n.RegionRef]) -> Callable[[Scope], tuple[Region, ...]]:
-        """The terms of a sum. A set in a reference makes one term for each member."""
-        references = [Reference(r, self.tensors, self.transposed) for r in refs]
+        """The terms of a sum. A set in a reference makes one term for each member. Tensors that there are not are left
+        out."""
+        references = [Reference(r, self.tensors, self.transposed) for r in refs if r.tensor in self.tensors]
         return lambda scope: tuple(region for r in references for region in r.each(scope))
 
     def turned(self, ref: n.RegionRef) -> bool:
