@@ -400,7 +400,10 @@ class _Checker(Uses):
             held = getattr(s, part.field)
             for region in held if isinstance(held, tuple) else (held,) if held is not None else ():
                 called = part.called.format(word)
-                self.region(region, called, at=part.at, transposed=part.transposed, writes=part.writes, optional=part.field == "terms")
+                optional = part.field == "terms"
+                self.region(
+                    region, called, at=part.at, transposed=part.transposed, writes=part.writes, optional=optional
+                )
         if isinstance(s, Copy) and s.dst.at is not None and s.src.at is not None:
             message = "'@' stands on both sides of the copy; one of them is this rank's"
             self.mistake(s.span, message, help="a rank pushes (@ on the left) or pulls (@ on the right)")

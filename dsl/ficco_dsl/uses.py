@@ -77,8 +77,8 @@ class Uses:
         self, r: RegionRef, place: str = "a claim", *, at: bool = False, transposed: bool | None = None,
         writes: bool = False, optional: bool = False,
     ) -> None:  # fmt: skip
-        """Checks a region; `at` and `transposed` say whether `@` and `.T` are allowed here, `optional` whether it may be
-        left out."""
+        """Checks a region; `at` and `transposed` say whether `@` and `.T` are allowed here, `optional` whether the
+        tensor may be missing."""
         tensor = self.tensors.get(r.tensor)
         if tensor is None:
             declared = self.scope.get(r.tensor) or self.values.get(r.tensor)

@@ -11,7 +11,7 @@ the other, by the vendor's libraries if these are installed. The collectives alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil, prod
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..exec.executor import Executor
     from ..exec.ideal import Yardsticks
     from ..exec.operation import Exchange, Multiplication, Operation, Repeated
+    from ..graph.ir import Claim
     from ..machine.model import Machine
     from ..plan.ir import Plan
 
@@ -59,7 +60,7 @@ class BaselinePlans:
 def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int, vendor: bool = False) -> BaselinePlans | None:
     """Compiled for the machine; None: the plan has no operation. `vendor`: a vendor's library of GEMMs is there."""
     from ..exec.ideal import best_way
-    from ..exec.operation import layout, operation_of
+    from ..exec.operation import operation_of
 
     operation = operation_of(plan)
     if operation is None:
@@ -77,7 +78,7 @@ def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int, vendor: boo
         copies = _compiled(copies_text(counts, ceil(operation.times)), plan.ranks, machine)
         plans: dict[Key, Plan] = {"serial": made(), "multiplying": made(sharing=False), "moving": copies}
         return BaselinePlans(plans | {"sharing": made(multiplying=False)}, ITERATIONS, repeated.number, way.by)
-    serial, name = _shipped_serial(operation, layout(plan.claims[0]), machine)
+    serial, name = _shipped_serial(operation, plan.claims[0], machine)
     plans = {} if serial is None or serial == plan else {"serial": serial}
     if way.multiplications:
         plans["multiplying"] = _compiled(products_text(way.multiplications), plan.ranks, machine)
@@ -138,21 +139,22 @@ def turns_among(runs: int) -> frozenset[int]:
 # ---------------------------------------------------------------- what is run
 
 
-def _shipped_serial(operation: Operation, layout: Sequence[bool], machine: Machine) -> tuple[Plan | None, str]:
-    """The serial schedule in the library that is one of the operation, on a weight that is stored as the last operand
-    is, and its name."""
+def _shipped_serial(operation: Operation, claim: Claim, machine: Machine) -> tuple[Plan | None, str]:
+    """The serial schedule in the library that is one of the operation, on a weight that is stored as the claim's and
+    with a bias if it has one, and its name."""
     from .. import compiler
     from ..errors import ScheduleError
-    from ..exec.operation import operation_of
+    from ..exec.operation import epilogue, layout, operation_of
     from ..files import shipped
 
     sizes = _sizes(operation)
+    stored = {"transb": int(layout(claim)[-1]), "bias": int("+" in epilogue(claim))}
     for entry in shipped.entries():
         if not entry.name.endswith("/serial") or sizes is None:
             continue
         schedule = compiler.load(entry.path)
         declared = {p.name for p in schedule.params} | {t.name for t in schedule.types}
-        given = {name: value for name, value in {**sizes, "transb": int(layout[-1])}.items() if name in declared}
+        given = {name: value for name, value in {**sizes, **stored}.items() if name in declared}
         try:
             graph = compiler.build(schedule, operation.ranks, given)
         except ScheduleError:  # it has another form

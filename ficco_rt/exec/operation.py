@@ -174,7 +174,7 @@ def require_operation(plan: Plan | Graph, name: str, baseline: Plan | Graph) -> 
         if _bare(ours) != _bare(theirs):
             raise UsageError(f"this is no schedule of {name}: it has {_words(ours)}; {name} has {_words(theirs)}")
     for own, usual in zip(plan.claims, baseline.claims, strict=False):
-        if (layout(own), _epilogue(own)) != (layout(usual), _epilogue(usual)):
+        if (layout(own), epilogue(own)) != (layout(usual), epilogue(usual)):
             raise UsageError(f"this is no schedule of {name}: it takes {own.text}; {name} takes {usual.text}")
 
 
@@ -184,10 +184,20 @@ def layout(claim: Claim) -> tuple[bool, ...]:
     return tuple(operand.transposed for operand in operands(product))
 
 
-def _epilogue(claim: Claim) -> tuple[str, ...]:
+def epilogue(claim: Claim) -> tuple[str, ...]:
     """The sums and functions of a claim."""
     parts = (part for part in walk(claim.value) if isinstance(part, Added | Applied))
     return tuple(part.function if isinstance(part, Applied) else "+" for part in parts)
+
+
+def _unbiased(value: ClaimValue) -> ClaimValue:
+    """Without sums that add one row to every row."""
+    match value:
+        case Added(left=left, right=Operand(regions=regions)) if len(regions[0].shape) == 1:
+            return _unbiased(left)
+        case Combined(operand=operand):
+            return replace(value, operand=_unbiased(operand))
+    return value
 
 
 def _bare(step: Multiplication | Exchange | None) -> object:
@@ -248,6 +258,7 @@ class _Reader:
         """What each sends in words, and its steps. The usual way first; another one only where the whole claim has the
         form that has one."""
         yield "", dict(self._usual(value))
+        value = _unbiased(value)
         match value:
             case Product(left=Combined(kind="all_gather", axis=0, operand=Operand() as left), right=Operand() as right):
                 sent = f"sending {_name(right)} and products in place of {_name(left)}"

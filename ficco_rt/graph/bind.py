@@ -137,8 +137,8 @@ def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0
 def build_tensors(
     schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, Dtype], expressions: Budget
 ) -> tuple[tuple[ir.Tensor, ...], frozenset[str]]:
-    """Every tensor that there is, as each rank stores it, and the names of those that are stored transposed. Puts ("rows", name) and
-    ("cols", name), which do not depend on that, into the scopes."""
+    """Every tensor that there is, as each rank stores it, and the names of those that are stored transposed. Puts
+    ("rows", name) and ("cols", name), which do not depend on either, into the scopes."""
     mistakes: list[Diagnostic] = []
     tensors = []
     transposed = set()

@@ -62,7 +62,7 @@ class ShippedOperation:
     schedules: tuple[str, ...]
     sizes: tuple[str, ...]
     types: tuple[str, ...]
-    layouts: tuple[str, ...]  # params that say how tensors are stored; the text's values are usual
+    layouts: tuple[str, ...]  # params that say how tensors are stored, and which there are; the text's values are usual
 
 
 def shown(value: object) -> str:
@@ -79,7 +79,8 @@ def shipped_operation(name: str) -> ShippedOperation:
     baseline = f"{name}/{BASELINE}"
     schedule = text_of(baseline)
     declared = {param.name for param in schedule.params}
-    asked = {name for t in schedule.tensors if not isinstance(t.transposed, bool) for name in names_in(t.transposed)}
+    conditions = (e for t in schedule.tensors for e in (t.transposed, t.condition) if e and not isinstance(e, bool))
+    asked = {name for condition in conditions for name in names_in(condition)}
     sizes = tuple(p.name for p in schedule.params if declared.isdisjoint(names_in(p.value)) and p.name not in asked)
     layouts = tuple(p.name for p in schedule.params if p.name in asked)
     return ShippedOperation(name, known[name], sizes, tuple(t.name for t in schedule.types), layouts)

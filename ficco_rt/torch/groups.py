@@ -83,6 +83,7 @@ class Operations:
         self._compares = settings.check or self.driver == "host"  # at every call
         self._made: dict[tuple[object, ...], Operation] = {}
         self._called: dict[tuple[object, ...], Operation] = {}  # by call
+        self._zeros: dict[tuple[object, ...], torch.Tensor] = {}  # biases of ranks that add none
         self._reasons: dict[tuple[object, ...], str] = {}  # by a caller's shapes, why none serves them; empty: one does
 
     def serve(
@@ -153,47 +154,75 @@ class Operations:
                 operation.run(streams=streams, **{key: [_plain(tensor)] for key, tensor in tensors.items()})
 
     def all_gather_matmul(
-        self, x: torch.Tensor, weight: torch.Tensor, *, keep: bool = False, turned: bool = False
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        keep: bool = False,
+        turned: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`all_gather(x, rows) @ weight` [ranks · m, n], and with `keep` the gathered x [ranks · m, k]: new tensors.
+        """`all_gather(x, rows) @ weight + bias` [ranks · m, n], and with `keep` the gathered x [ranks · m, k], without
+        a bias: new tensors.
 
-        `x` [m, k] and `weight` [k, n] are of one type of `DTYPES`, with m, k, n ≥ 1, and have the same sizes in all
-        processes of the group. A weight that is the transpose of a contiguous tensor is not copied; `turned`: it is
-        [n, k], as of `nn.Linear`.
+        `x` [m, k], `weight` [k, n] and `bias` [n] are of one type of `DTYPES`, with m, k, n ≥ 1, and have the same
+        sizes in all processes of the group. A weight that is the transpose of a contiguous tensor is not copied;
+        `turned`: it is [n, k], as of `nn.Linear`.
 
         Raises UsageError, ScheduleError, DeviceError (as `run`).
         """
         m, k = x.shape
-        sizes, stored, n = _stored(weight, turned)
+        sizes, stored, n = _stored("B", weight, bias, turned)
         outputs = {"C": x.new_empty(m * self.ranks, n)}
         if keep:
             outputs["R"] = x.new_empty(m * self.ranks, k)
         name = "ag_gemm_kept" if keep else "ag_gemm"
-        self.run(name, m, {"N": n * self.ranks, "K": k, **sizes}, A=_dense(x), B=stored, **outputs)
+        self.run(name, m, {"N": n * self.ranks, "K": k, **sizes}, A=_dense(x), **stored, **outputs)
         return outputs["C"], outputs.get("R")
 
-    def matmul_reduce_scatter(self, x: torch.Tensor, weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:
-        """`reduce_scatter(x @ weight, rows)` [m / ranks, n], of `x` [m, k] and `weight` [k, n]; m is a multiple of the
-        ranks. Otherwise as `all_gather_matmul`."""
-        return self._reduced("gemm_rs", x, weight, x.shape[0] // self.ranks, turned)
+    def matmul_reduce_scatter(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, turned: bool = False
+    ) -> torch.Tensor:
+        """`reduce_scatter(x @ weight, rows) + bias` [m / ranks, n], of `x` [m, k], `weight` [k, n] and `bias` [n]; m is
+        a multiple of the ranks. Otherwise as `all_gather_matmul`."""
+        return self._reduced("gemm_rs", x, weight, bias, x.shape[0] // self.ranks, turned)
 
-    def matmul_all_reduce(self, x: torch.Tensor, weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:
-        """`all_reduce(x @ weight)` [m, n], of `x` [m, k] and `weight` [k, n]. Otherwise as `all_gather_matmul`."""
-        return self._reduced("gemm_ar", x, weight, x.shape[0], turned)
+    def matmul_all_reduce(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, turned: bool = False
+    ) -> torch.Tensor:
+        """`all_reduce(x @ weight) + bias` [m, n], of `x` [m, k], `weight` [k, n] and the `bias` [n] of rank 0.
+        Otherwise as `all_gather_matmul`."""
+        if bias is not None and self.group.rank():
+            bias = self._zeros_like(bias)
+        return self._reduced("gemm_ar", x, weight, bias, x.shape[0], turned)
 
-    def _reduced(self, name: str, x: torch.Tensor, weight: torch.Tensor, m: int, turned: bool) -> torch.Tensor:
-        sizes, stored, n = _stored(weight, turned)
+    def _zeros_like(self, bias: torch.Tensor) -> torch.Tensor:
+        """Made once for each length and type: a part of a graph's memory would not last."""
+        key = bias.shape, bias.dtype
+        if key in self._zeros:
+            return self._zeros[key]
+        made = torch.zeros_like(bias, requires_grad=False)
+        if self.driver == "host" or not torch.cuda.is_current_stream_capturing():
+            self._zeros[key] = made
+        return made
+
+    def _reduced(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, m: int, turned: bool
+    ) -> torch.Tensor:
+        sizes, stored, n = _stored("B", weight, bias, turned)
         y = x.new_empty(m, n)
-        self.run(name, m, {"N": n, "K": x.shape[1] * self.ranks, **sizes}, A=_dense(x), B=stored, C=y)
+        self.run(name, m, {"N": n, "K": x.shape[1] * self.ranks, **sizes}, A=_dense(x), **stored, C=y)
         return y
 
-    def all_to_all_matmul(self, x: torch.Tensor, weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:
-        """`all_to_all(x, rows) @ weight` [m, n], of `x` [m, k], whose piece r of m / ranks rows goes to rank r, and
-        `weight` [k, n], this rank's own. Otherwise as `all_gather_matmul`."""
+    def all_to_all_matmul(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, turned: bool = False
+    ) -> torch.Tensor:
+        """`all_to_all(x, rows) @ weight + bias` [m, n], of `x` [m, k], whose piece r of m / ranks rows goes to rank r,
+        and `weight` [k, n] and `bias` [n], this rank's own. Otherwise as `all_gather_matmul`."""
         rows, k = x.shape
-        sizes, stored, n = _stored(weight, turned)
+        sizes, stored, n = _stored("W", weight, bias, turned)
         y = x.new_empty(rows, n)
-        self.run("a2a_gemm", rows // self.ranks, {"N": n, "K": k, **sizes}, X=_dense(x), W=stored, C=y)
+        self.run("a2a_gemm", rows // self.ranks, {"N": n, "K": k, **sizes}, X=_dense(x), **stored, C=y)
         return y
 
     def gradients(
@@ -311,14 +340,20 @@ def _at_exit() -> None:
         close()
 
 
-def _stored(weight: torch.Tensor, turned: bool) -> tuple[dict[str, object], torch.Tensor, int]:
-    """How B [k, n] is stored as a size, B so, and n; `turned`: `weight` is [n, k]. A transpose is not copied."""
+def _stored(
+    name: str, weight: torch.Tensor, bias: torch.Tensor | None, turned: bool
+) -> tuple[dict[str, object], dict[str, torch.Tensor], int]:
+    """The sizes that say how the weight [k, n], which has a name, is stored and whether there is a bias; the tensors
+    so; and n. `turned`: `weight` is [n, k]. A transpose is not copied."""
     if not weight.is_contiguous():
         other = weight.t()
         if other.is_contiguous():
             weight, turned = other, not turned
     sizes: dict[str, object] = {"T": DTYPES[weight.dtype], **({"transb": 1} if turned else {})}
-    return sizes, _dense(weight), weight.shape[not turned]
+    tensors = {name: _dense(weight)}
+    if bias is not None:
+        sizes["bias"], tensors["b"] = 1, _dense(bias)
+    return sizes, tensors, weight.shape[not turned]
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

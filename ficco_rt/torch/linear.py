@@ -71,14 +71,21 @@ def _shard(name: str, extent: int, ranks: int) -> int:
 
 
 def _served(
-    name: str, rows: Tensor, weight: Tensor, group_name: str, ours: Callable[[Operations], T], pytorch: Callable[[], T]
+    name: str,
+    rows: Tensor,
+    weight: Tensor,
+    group_name: str,
+    ours: Callable[[Operations], T],
+    pytorch: Callable[[], T],
+    bias: Tensor | None = None,
 ) -> T:
     """What an operation makes, or PyTorch where there is a reason."""
     of = groups.operations(group_name, rows.device)
+    stored = [weight] if bias is None else [weight, bias]
     return of.serve(
-        (name, rows.shape, rows.dtype, weight.shape, weight.dtype, weight.device),
+        (name, rows.shape, rows.dtype, weight.shape, weight.dtype, *(t.device for t in stored)),
         lambda: f"ficco::{name} of input {groups.words(rows)}, weight {groups.words(weight)}",
-        lambda: of.refused(rows, [weight]),
+        lambda: of.refused(rows, stored),
         lambda: ours(of),
         pytorch,
     )
@@ -121,10 +128,11 @@ def _all_gather_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, gath
     ranks, x = _ranks(group_name), _rows(tensor, gather_dim)
     y = _served(
         *("all_gather_linear", x, weight, group_name),
-        lambda of: of.all_gather_matmul(x, weight, turned=True)[0],
-        lambda: _gathered(x, group_name) @ weight.t(),
+        lambda of: of.all_gather_matmul(x, weight, bias, turned=True)[0],
+        lambda: _plus(_gathered(x, group_name) @ weight.t(), bias),
+        bias,
     )
-    return _like(_plus(y, bias), tensor, gather_dim, tensor.shape[gather_dim] * ranks)
+    return _like(y, tensor, gather_dim, tensor.shape[gather_dim] * ranks)
 
 
 def _all_gather_linear_fake(
@@ -176,10 +184,11 @@ def _linear_reduce_scatter(
     x = _rows(tensor, scatter_dim)
     y = _served(
         *("linear_reduce_scatter", x, weight, group_name),
-        lambda of: of.matmul_reduce_scatter(x, weight, turned=True),
-        lambda: _scattered(x @ weight.t(), group_name),
+        lambda of: of.matmul_reduce_scatter(x, weight, bias, turned=True),
+        lambda: _plus(_scattered(x @ weight.t(), group_name), bias),
+        bias,
     )
-    return _like(_plus(y, bias), tensor, scatter_dim, extent)
+    return _like(y, tensor, scatter_dim, extent)
 
 
 def _linear_reduce_scatter_fake(
@@ -229,10 +238,11 @@ def _linear_all_reduce(tensor: Tensor, weight: Tensor, bias: Tensor | None, grou
     x = _rows(tensor, 0)
     y = _served(
         *("linear_all_reduce", x, weight, group_name),
-        lambda of: of.matmul_all_reduce(x, weight, turned=True),
-        lambda: _summed(x @ weight.t(), group_name),
+        lambda of: of.matmul_all_reduce(x, weight, bias, turned=True),
+        lambda: _plus(_summed(x @ weight.t(), group_name), bias),
+        bias,
     )
-    return _like(_plus(y, bias), tensor, 0, tensor.shape[0])
+    return _like(y, tensor, 0, tensor.shape[0])
 
 
 def _linear_all_reduce_fake(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
@@ -257,10 +267,11 @@ def _all_to_all_linear(tensor: Tensor, weight: Tensor, bias: Tensor | None, grou
     x = _rows(tensor, 0)
     y = _served(
         *("all_to_all_linear", x, weight, group_name),
-        lambda of: of.all_to_all_matmul(x, weight, turned=True),
-        lambda: _exchanged(x, group_name) @ weight.t(),
+        lambda of: of.all_to_all_matmul(x, weight, bias, turned=True),
+        lambda: _plus(_exchanged(x, group_name) @ weight.t(), bias),
+        bias,
     )
-    return _like(_plus(y, bias), tensor, 0, tensor.shape[0])
+    return _like(y, tensor, 0, tensor.shape[0])
 
 
 def _all_to_all_linear_fake(tensor: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
