@@ -35,7 +35,7 @@ from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Transfer, Work
 
-VERSION = 8
+VERSION = 9
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
 # callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `gated`, as

@@ -96,8 +96,10 @@ def _launch(plan: ir.DevicePlan, number: int, launch: ir.DeviceLaunch) -> Iterat
             f"{c.blocks} multiprocessors, begins where {c.together} are free  :{launch.origin.line}"
         )
         for m in c.matmuls:
-            sides = ", ".join(f"{n} {_operand(o)}" for n, o in (("left", m.left), ("right", m.right), ("out", m.out)))
-            factors = f"alpha 1, beta {int(m.accumulate)}{f', for {m.sms} multiprocessors' if m.sms else ''}"
+            sides = ", ".join(f"{name} {_operand(operand)}" for name, operand in m.named)
+            sides += f"; {m.function} of the sum" if m.function else ""
+            beta = int(m.accumulate or m.residual is not None)
+            factors = f"alpha 1, beta {beta}{f', for {m.sms} multiprocessors' if m.sms else ''}"
             yield f"  matmul {m.m} × {m.n} × {m.k} {m.dtype} to {m.out_dtype}, {factors}: {sides}"
         yield f"  {work_text(launch.works[0])}"
         return

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
+from ..graph.functions import FunctionName
 from ..graph.ir import Body
 from ..machine.model import Device
 from ..types import Dtype
@@ -83,6 +84,7 @@ class LaunchRequest:
 class Operand:
     """A row-major matrix inside a tensor, in elements: where it begins, and from row to row."""
 
+    view: int  # the place of the tensor's view in the work
     offset: int
     pitch: int
     transposed: bool = False  # it is stored the other way
@@ -90,8 +92,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """A call of the vendor's library: out = left · right, or out += left · right, of m × k and k × n elements. Sums are
-    in fp32, and the factor is 1. `sms`: the multiprocessors that the kernel is asked to be made for; 0: all."""
+    """A call of the vendor's library: out = left · right, of m × k and k × n elements, or out += left · right. Sums are
+    in fp32, and the factor is 1. To the sum it adds a matrix (`residual`) and a row to every row (`bias`), both of the
+    output's type; then it applies the function. `sms`: the multiprocessors that the kernel is asked to be made for; 0:
+    all."""
 
     m: int
     n: int
@@ -103,6 +107,16 @@ class Matmul:
     out: Operand
     accumulate: bool
     sms: int = 0
+    residual: Operand | None = None
+    bias: Operand | None = None
+    function: FunctionName | None = None
+
+    @property
+    def named(self) -> tuple[tuple[str, Operand], ...]:
+        """Its matrices and its row, with their names."""
+        parts = (("left", self.left), ("right", self.right), ("out", self.out))
+        added = (("residual", self.residual), ("bias", self.bias))
+        return *parts, *((name, operand) for name, operand in added if operand is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from math import ceil
 
 from ..geometry.cells import common
 from ..geometry.rows import Block
+from ..graph.functions import FunctionName
 from ..graph.ir import Gemm
 from ..machine.durations import gemm_rate, vendor_gemm
 from ..machine.model import Device
@@ -24,9 +25,11 @@ from .occupancy import Limits
 from .pace import Pace
 from .target import compute_capability
 from .tile_table import MAX_SPLITS, SplitK
-from .works import View, Work, WorkOf, only
+from .works import Work, WorkOf, only
 
 GEMM = "vendor_gemm"
+FUNCTION: FunctionName = "gelu_tanh"  # the one that the libraries apply
+_ROWS = 16  # bytes: NOTE cuBLASLt 13.1 made epilogues apart, on rounded sums, of matrices that are aligned less
 WORKSPACE = 32 << 20  # bytes of a stream's calls: what NVIDIA's libraries take on Hopper, of which others need less
 MOST_CALLS = 16  # of one product: each is a launch, and more of them are slower than a kernel that takes all pieces
 
@@ -105,6 +108,7 @@ class VendorLibrary(family.Family[LibraryGemm]):
                 split_k=SplitK(tail=_splits(matmuls[0].k, count, request.sms)),
                 matmuls=matmuls,
                 workspace=WORKSPACE,
+                alignment=_ROWS if any(map(_alone, matmuls)) else 1,
             ),
         )
 
@@ -143,22 +147,22 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
     """The products of whole matrices that a product is, one after another, for `sms` multiprocessors; a text says why
     the library does not make them, and behind a semicolon the way out. Pieces of rows and columns are products of their
     own; pieces of K add to what the output holds, which rounds it in between."""
-    (out, left, right), transposed = product.views[:3], product.body.transposed
+    (out, left), transposed = product.views[:2], product.body.transposed
     dtype, out_dtype = left.dtype, out.dtype
     unknown = next((t for t in (dtype, out_dtype) if TYPES[t].blas is None), None)
     if unknown is not None:
         return f"it has no code for {unknown}; take tensors of another type"
-    if product.body.addends:
-        return "terms are added to the product; add them by a reduce, or by gemm … += into what holds them"
-    if product.body.function is not None:
+    if product.body.function not in (None, FUNCTION):
         return f"{product.body.function} is applied to the sum; apply it by a reduce"
     if product.body.stored_afar:
         return "its result lies on another rank; take a tensor of this rank, and a copy"
     work = tiles.work_of(product)
     if work is None:
         return "an operand's columns are not side by side"
-    left_m, right_n = tiles.outer_axes(work, transposed)
-    rows, columns = common(left_m, work.out_rows), common(right_n, work.out_columns)
+    added = _added(product)
+    if isinstance(added, str):
+        return added
+    rows, columns = tiles.pieces_of(work, transposed)
     depths = common(*tiles.depths_of(work, *transposed))
     if not (rows and columns and depths):
         return "it is empty"
@@ -171,43 +175,92 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
     if calls > MOST_CALLS:
         return f"it comes in {calls} pieces, and the library is called for {MOST_CALLS} at most; take fewer pieces"
 
-    def at(view: View, matrix: tiles.Matrix, row: int, column: int, turned: bool = False) -> family.Operand:
+    def at(view: int, matrix: tiles.Matrix, row: int, column: int, turned: bool = False) -> family.Operand:
         row, column = (column, row) if turned else (row, column)
-        first = (matrix.address - view.address) // TYPES[view.dtype].bytes
-        return family.Operand(first + row * matrix.pitch + column, matrix.pitch, turned)
+        first = (matrix.address - product.views[view].address) // TYPES[product.views[view].dtype].bytes
+        return family.Operand(view, first + row * matrix.pitch + column, matrix.pitch, turned)
 
-    return tuple(
+    def term(view: int | None, row: tuple[int, ...], column: tuple[int, ...]) -> family.Operand | None:
+        """What is added to a piece."""
+        return view and at(view, work.addends[view - 3].operand.matrix, row[view - 1], column[view - 1])
+
+    made = tuple(
         family.Matmul(
-            m=m,
-            n=n,
+            m=row[-1],
+            n=column[-1],
             k=k,
             dtype=dtype,
             out_dtype=out_dtype,
-            left=at(left, work.left, left_row, left_k, transposed[0]),
-            right=at(right, work.right, right_k, right_column, transposed[1]),
-            out=at(out, work.out, out_row, out_column),
-            accumulate=product.body.accumulate or number > 0,
+            left=at(1, work.left, row[0], left_k, transposed[0]),
+            right=at(2, work.right, right_k, column[0], transposed[1]),
+            out=at(0, work.out, row[1], column[1]),
+            accumulate=product.body.accumulate or added.itself or number > 0,
             sms=sms,
+            residual=None if number else term(added.residual, row, column),
+            bias=None if number else term(added.bias, row, column),
+            function=None if number < len(depths) - 1 else product.body.function,
         )
-        for left_row, out_row, m in rows
-        for right_column, out_column, n in columns
+        for row in rows
+        for column in columns
         for number, (left_k, right_k, k) in enumerate(depths)
     )
+    apart = (
+        f"rows of {product.views[operand.view].region.tensor} do not begin at multiples of {_ROWS} bytes, and then it "
+        f"may round the sum to {out_dtype} before it adds or applies anything; do that by a reduce"
+        for matmul in made
+        if out_dtype != "fp32" and _alone(matmul)
+        for _, operand in matmul.named
+        if any(at * TYPES[product.views[operand.view].dtype].bytes % _ROWS for at in (operand.offset, operand.pitch))
+    )
+    return next(apart, made)
+
+
+def _alone(matmul: family.Matmul) -> bool:
+    """Whether its sum could be rounded by itself, before something is added to it or applied."""
+    return any((matmul.residual, matmul.bias, matmul.function))
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """What is added to a product: the output itself, or places of views."""
+
+    itself: bool = False
+    residual: int | None = None
+    bias: int | None = None
+
+
+def _added(product: WorkOf[Gemm]) -> _Added | str:
+    """As the library adds it, or why it does not."""
+    body, out = product.body, product.views[0]
+    found = _Added()
+    for place, (region, view) in enumerate(zip(body.addends, product.views[3:], strict=False), 3):
+        free = found.bias is None if view.repeated else not found.itself and found.residual is None
+        if not free or view.dtype != out.dtype:
+            return (
+                f"it adds one matrix and one row at most, of {out.dtype} as the result is; add other terms by a reduce"
+            )
+        if region.rank != body.left.rank:
+            return f"{region.tensor} is added from rank {region.rank}; add it by a reduce"
+        if view.repeated:
+            found = replace(found, bias=place)
+        else:
+            found = replace(found, itself=True) if region == body.out else replace(found, residual=place)
+    return found
 
 
 def fewer(matmul: family.Matmul, blocks: Sequence[Block | None]) -> family.Matmul | None:
-    """What a call makes of the rows that are there; None: there are none. `blocks`: how the rows of its result, its
-    left and its right operand lie. A left one that is stored transposed has rows along K."""
+    """What a call makes of the rows that are there; None: there are none. `blocks`: how the rows of each
+    view of the work lie. A left one that is stored transposed has rows along K."""
     over = matmul.left.transposed
-    there, moved = matmul.k if over else matmul.m, []
-    for operand, block in zip((matmul.out, matmul.left, matmul.right), blocks, strict=True):
-        row, column = divmod(operand.offset, operand.pitch)
+    there, moved = matmul.k if over else matmul.m, {}
+    for name, operand in matmul.named:
+        block = blocks[operand.view]
         if block is not None:
+            row, column = divmod(operand.offset, operand.pitch)
             there = min(there, block.left(row))
-            operand = replace(operand, offset=block.place(row) * operand.pitch + column)
-        moved.append(operand)
+            moved[name] = replace(operand, offset=block.place(row) * operand.pitch + column)
     m, k = (matmul.m, there) if over else (there, matmul.k)
-    return replace(matmul, m=m, k=k, out=moved[0], left=moved[1], right=moved[2]) if there else None
+    return replace(matmul, m=m, k=k, **moved) if there else None
 
 
 def _product(works: Sequence[Work], streamed: bool) -> WorkOf[Gemm] | str:

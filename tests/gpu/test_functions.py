@@ -51,6 +51,36 @@ stage apart on compute {
   reduce S = FUNCTION(sum(S))
 }
 """
+BY_LIBRARY = """
+schedule epilogues
+param M = 96
+param transb = 0 where transb == 0 or transb == 1
+type T = bf16
+type U = bf16
+input   A[M, 128]  : T
+input   B[128, 160] : T transposed if transb == 1
+input   bias[160]  : U
+input   R[M, 160]  : U
+output  C[M, 160]  : U
+output  D[M, 160]  : U
+output  E[M, 160]  : U
+output  F[M, 160]  : U
+output  H[M, 160]  : U
+computes C = A * B + bias
+computes D = A * B + R + bias
+computes E = gelu_tanh(A * B)
+computes F = gelu_tanh(A * B + bias)
+computes H = gelu_tanh(A * B + R + bias)
+queue library { engine = sm  kernel = vendor }
+stage mm on library {
+  gemm C = A * B + sum(bias)
+  for c in 0..2 { gemm D.cols(c of 2) = A * B.cols(c of 2) + sum(R.cols(c of 2), bias.rows(c of 2)) }
+  gemm E = gelu_tanh(A * B)
+  gemm F = gelu_tanh(A * B + sum(bias))
+  gemm H = A * B
+  gemm H = gelu_tanh(A * B + sum(R, bias))
+}
+"""
 
 
 def compiled(backend: GpuName, ranks: int, each: int, function: str, dtype: str, m: int) -> Plan:
@@ -67,6 +97,28 @@ def right(backend: GpuName, ranks: int, each: int, function: str, dtype: str, m:
             if not found.ok:
                 return False
     return True
+
+
+def by_library(backend: GpuName, dtype: str, out: str, m: int, transb: int) -> bool:
+    """By the vendor's library, whose epilogues add and apply them."""
+    text = ficco_dsl.parse(BY_LIBRARY, "epilogues.ficco")
+    plan = plan_of(build(text, 1, {"T": dtype, "U": out, "M": m, "transb": transb}), discover(backend, 1))
+    assert {launch.kernel for _, launch in plan.launches()} == {"vendor_gemm"}
+    with Executor(plan, backend, timeout=30) as executor:
+        for executor.graph in (False, True):
+            for values in ("exact", "normal"):
+                found = verified_run(executor, values=values)
+                print(f"{dtype} to {out}, {m} rows, transb {transb}, graph {executor.graph}: {found}")
+                if not found.ok:
+                    return False
+    return True
+
+
+@pytest.mark.parametrize("transb", [0, 1])
+@pytest.mark.parametrize("m", [1, 96, 2048])
+@pytest.mark.parametrize("types", [("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp32", "fp32")], ids=str)
+def test_epilogues_of_the_library(types: tuple[str, str], m: int, transb: int, backend: str) -> None:
+    apart(by_library, backend, *types, m, transb, limit=LIMIT)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])

@@ -74,8 +74,12 @@ def on_device(plan: Plan, library: bool = False) -> DevicePlan:
         ("", "let p = 1 - rank gemm C = A * B step i in 0..1 { gemm C.rows(rank of 2) @ p = A.rows(rank of 2) * B }",
          "kernel = vendor does not do this: its "
          "result lies on another rank; take a tensor of this rank, and a copy"),
-        ("", "gemm C = A * B + sum(Z)", "kernel = vendor does not do this: terms are added to the product; add them by "
-         "a reduce, or by gemm … += into what holds them"),
+        ("", "gemm C = A * B + sum(Z, Z)", "kernel = vendor does not do this: it adds one matrix and one row at most, "
+         "of bf16 as the result is; add other terms by a reduce"),
+        ("", "gemm C = A * B + sum(Z @ 0)", "kernel = vendor does not do this: Z is added from rank 0; add it by a "
+         "reduce"),
+        ("", "gemm C = gelu(A * B)", "kernel = vendor does not do this: gelu is applied to the sum; apply it by a "
+         "reduce"),
     ],
 )  # fmt: skip
 def test_what_the_library_does_not_do_is_refused_with_a_way_out(stage: str, gemm: str, message: str) -> None:

@@ -43,7 +43,7 @@ class CublasLt(BlasLt):
             raise Refused("cuBLASLt", f"not installed ({str(error).splitlines()[0]})", advice=_INSTALL) from error
         self._lt: Any = cublasLt
         self.name = f"cuBLASLt {version // 10000}.{version // 100 % 100}"
-        self.matmul = self.function("matmul")
+        self.matmul, self.biased = self.function("matmul"), self.with_bias()
 
     def function(self, name: str) -> DriverFunction:
         """The bindings raise."""
@@ -65,8 +65,11 @@ class CublasLt(BlasLt):
         return code
 
     def preferences(self, shape: Shape, workspace: int) -> Mapping[str, np.generic]:
-        matrices = zip("ABCD", (shape.first, shape.second, shape.out, shape.out), strict=True)
-        told: dict[str, np.generic] = {f"MIN_ALIGNMENT_{side}_BYTES": np.uint32(m.alignment) for side, m in matrices}
+        # NOTE no preference tells of the bias, which is read as the output is written
+        out = min(shape.out.alignment, shape.bias or shape.out.alignment)
+        aligned = shape.first.alignment, shape.second.alignment, (shape.residual or shape.out).alignment, out
+        sides = zip("ABCD", aligned, strict=True)
+        told: dict[str, np.generic] = {f"MIN_ALIGNMENT_{side}_BYTES": np.uint32(least) for side, least in sides}
         if shape.out.dtype != "fp32":  # a split of K may else add up partial sums in the output's type
             told["REDUCTION_SCHEME_MASK"] = np.uint32(self._lt.ReductionScheme.COMPUTE_TYPE)
         return told | {"MAX_WORKSPACE_BYTES": np.uint64(workspace)}

@@ -32,7 +32,8 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """All that decides how the library makes a product: out (+)= first · second. Either may be stored transposed.
-    `sms`: the multiprocessors that its kernel is made for; 0: all."""
+    `residual` is added, and a column to every column (`bias`: bytes, its address's alignment; 0: none), then the
+    function is applied. `sms`: the multiprocessors that its kernel is made for; 0: all."""
 
     first: Layout
     second: Layout
@@ -40,6 +41,14 @@ class Shape:
     transposed: tuple[bool, bool]
     accumulate: bool
     sms: int = 0
+    residual: Layout | None = None
+    bias: int = 0
+    function: str | None = None
+
+    @property
+    def epilogue(self) -> int:
+        """`CUBLASLT_EPILOGUE_…`, and hipBLASLt's of the same name: DEFAULT, BIAS, GELU or GELU_BIAS."""
+        return (32 * (self.function is not None) + 4 * (self.bias > 0)) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,8 @@ class MatmulPlace:
     out: int
     workspace: int
     size: int
+    residual: int = 0
+    bias: int = 0
 
 
 @dataclass(slots=True)
@@ -77,6 +88,7 @@ class BlasLt(ABC):
     sums: Any  # the type of sums in fp32
     call: Checked
     matmul: DriverFunction
+    biased: DriverFunction  # `with_bias`
 
     @abstractmethod
     def function(self, name: str) -> DriverFunction:
@@ -120,12 +132,17 @@ class BlasLt(ABC):
                 self._set("matmul_desc", planned.descriptor, f"TRANS{side}", np.int32(self.turned[transposed]))
             if shape.sms:
                 self._set("matmul_desc", planned.descriptor, "SM_COUNT_TARGET", np.int32(shape.sms))
-            planned.layouts = a, b, c = tuple(self._layout(planned, m) for m in (shape.first, shape.second, shape.out))
+            if shape.epilogue != 1:
+                self._set("matmul_desc", planned.descriptor, "EPILOGUE", np.uint32(shape.epilogue))
+            if shape.bias:  # NOTE its alignment stands in for the address, which comes with each call
+                self._set("matmul_desc", planned.descriptor, "BIAS_POINTER", np.uint64(shape.bias))
+            matrices = (shape.first, shape.second, shape.residual or shape.out, shape.out)
+            planned.layouts = a, b, c, d = tuple(self._layout(planned, m) for m in matrices)
             wanted = self._create(planned, "matmul_preference")
             for name, value in self.preferences(shape, workspace).items():
                 self._set("matmul_preference", wanted, name, value)
-            planned.beta = _ONE if shape.accumulate else _ZERO
-            found = self.heuristics(number, handle, planned.descriptor, a, b, c, c, wanted)
+            planned.beta = _ONE if shape.accumulate or shape.residual else _ZERO
+            found = self.heuristics(number, handle, planned.descriptor, a, b, c, d, wanted)
         if found is None:
             self.drop(planned)
             return None
@@ -156,12 +173,26 @@ class BlasLt(ABC):
 
     def matmul_action(self, handle: Handle, planned: Planned, place: MatmulPlace, stream: Handle) -> DriverCall:
         """The call, which a context has to be current for."""
-        a, b, c = planned.layouts
-        return self.matmul, (
+        a, b, c, d = planned.layouts
+        arguments = (
             handle, planned.descriptor, _ONE.ctypes.data, place.first, a, place.second, b,
-            planned.beta.ctypes.data, place.out, c, place.out, c,
+            planned.beta.ctypes.data, place.residual or place.out, c, place.out, d,
             planned.algorithm, place.workspace, place.size, int(stream),
         )  # fmt: skip
+        if place.bias:
+            return self.biased, (np.array([place.bias], np.uint64), *arguments)
+        return self.matmul, arguments
+
+    def with_bias(self) -> DriverFunction:
+        """`matmul`, behind the address of a bias. NOTE calls of one shape share the descriptor that holds it."""
+        tell, name = self.function("matmul_desc_set_attribute"), self.attribute("matmul_desc", "BIAS_POINTER")
+
+        def matmul(bias: npt.NDArray[np.uint64], *arguments: Any) -> tuple[Any, ...]:
+            told = tell(arguments[1], name, bias.ctypes.data, bias.nbytes)
+            return told if told[0] else self.matmul(*arguments)
+
+        matmul.__name__ = self.c_name("matmul")
+        return matmul
 
 
 def checked(status: str, library: str) -> Checked:

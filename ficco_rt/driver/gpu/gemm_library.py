@@ -54,7 +54,7 @@ class LibraryCalls:
     ) -> tuple[Callable[[Handle], Sequence[DriverCall | None]], tuple[int, ...]]:
         """The calls of a launch on a stream, None where no row is there, and their algorithms, as `BlasLt.plan` numbers
         them. `stream` is the plan's: its calls come one after another, and share a workspace. `views` are the
-        product's: out, left and right. `left`: what the kernels leave room for."""
+        product's: out, left, right, and what is added. `left`: what the kernels leave room for."""
         library = self._library = self._library or self._gpus.vendor.gemms()
         key = (device.ordinal, stream)
         if key not in self._workspaces:
@@ -66,7 +66,7 @@ class LibraryCalls:
             handle = self._handles[device.ordinal]
             made: list[tuple[tuple[Handle, int], MatmulPlace] | None] = []
             for planned_rows in config.matmuls:
-                matmul = fewer(planned_rows, [view.block for view in views[:3]])
+                matmul = fewer(planned_rows, [view.block for view in views])
                 if matmul is None:
                     made.append(None)
                     continue
@@ -151,17 +151,20 @@ class LibraryCalls:
 
 
 def _place(matmul: Matmul, views: Sequence[View], workspace: int, size: int) -> MatmulPlace:
-    out, left, right = (view.address for view in views[:3])
-
-    def address(tensor: int, operand: Operand, dtype: Dtype) -> int:
-        return tensor + operand.offset * TYPES[dtype].bytes
+    def address(operand: Operand | None) -> int:
+        if operand is None:
+            return 0
+        view = views[operand.view]
+        return view.address + operand.offset * TYPES[view.dtype].bytes
 
     return MatmulPlace(
-        first=address(right, matmul.right, matmul.dtype),
-        second=address(left, matmul.left, matmul.dtype),
-        out=address(out, matmul.out, matmul.out_dtype),
+        first=address(matmul.right),
+        second=address(matmul.left),
+        out=address(matmul.out),
         workspace=workspace,
         size=size,
+        residual=address(matmul.residual),
+        bias=address(matmul.bias),
     )
 
 
@@ -171,14 +174,21 @@ def shape_of(matmul: Matmul, place: MatmulPlace) -> Shape:
 
     def layout(operand: Operand, rows: int, columns: int, dtype: Dtype, address: int) -> Layout:
         rows, columns = (columns, rows) if operand.transposed else (rows, columns)
-        alignment = min(_ALIGNED, address & -address)
-        return Layout(dtype, columns, rows, operand.pitch, alignment)
+        return Layout(dtype, columns, rows, operand.pitch, _alignment(address))
 
     return Shape(
         first=layout(matmul.right, matmul.k, matmul.n, matmul.dtype, place.first),
         second=layout(matmul.left, matmul.m, matmul.k, matmul.dtype, place.second),
         out=layout(matmul.out, matmul.m, matmul.n, matmul.out_dtype, place.out),
+        residual=matmul.residual and layout(matmul.residual, matmul.m, matmul.n, matmul.out_dtype, place.residual),
+        bias=_alignment(place.bias),
+        function=matmul.function,
         transposed=(matmul.right.transposed, matmul.left.transposed),
         accumulate=matmul.accumulate,
         sms=matmul.sms,
     )
+
+
+def _alignment(address: int) -> int:
+    """Bytes; 0 of no address."""
+    return min(_ALIGNED, address & -address)

@@ -60,6 +60,7 @@ int cublasLtMatmulDescSetAttribute(void *handle, int attribute, const void *valu
     LT(cublasLtMatmulDescSetAttribute);
     Product *p = object_of(DESCRIPTOR, handle, called_.name);
     if (p && attribute == 15 && bytes == 4) return *(const int *)value > 0 ? 0 : BAD;  // SM_COUNT_TARGET
+    if (p && (attribute == 7 || attribute == 8)) return status(product_told(p, attribute == 8, value, bytes));
     if (!p || bytes != 4 || (attribute != 3 && attribute != 4)) return BAD;  // TRANSA, TRANSB
     p->transposed[attribute - 3] = *(const int *)value;
     return 0;

@@ -11,6 +11,8 @@ typedef struct {                     // the kernel's one argument
     MatrixLayout layout[4];
     int transposed[2];
     float beta;
+    uint64_t bias;                   // 0: none
+    bool gelu;
 } Call_;
 
 static int type_at(int type) { return type == 14 ? (int)BF16 : type == 2 ? (int)FP16 : type == 0 ? (int)FP32 : NO_TYPE; }
@@ -43,6 +45,12 @@ int layout_new(int type, uint64_t rows, uint64_t columns, int64_t pitch, void **
 int product_new(void **made) {
     Product *p = calloc(1, sizeof *p);
     return made_of(DESCRIPTOR, p, &p->handle, made);
+}
+int product_told(Product *p, bool bias, const void *value, size_t bytes) {
+    if (bias) return bytes == 8 ? memcpy(&p->bias, value, 8), GEMM_OK : GEMM_BAD;
+    if (bytes != 4) return GEMM_BAD;
+    memcpy(&p->epilogue, value, 4);
+    return p->epilogue == 1 || p->epilogue == 4 || p->epilogue == 32 || p->epilogue == 36 ? GEMM_OK : GEMM_BAD;
 }
 int preference_new(void **made) {
     Preference *p = calloc(1, sizeof *p);
@@ -77,7 +85,7 @@ static int fitting(const Product *p, MatrixLayout *const l[4]) {
 }
 
 static uint16_t hash_of(const Product *p, MatrixLayout *const l[4]) {
-    uint64_t h = (uint64_t)(p->transposed[0] + 2 * p->transposed[1]) + 1;
+    uint64_t h = (uint64_t)(p->transposed[0] + 2 * p->transposed[1] + 4 * p->epilogue) + 1;
     for (int i = 0; i < 4; i++) {
         const uint64_t parts[] = {(uint64_t)l[i]->type, l[i]->rows, l[i]->columns, (uint64_t)l[i]->pitch};
         for (int j = 0; j < 4; j++) h = (h ^ parts[j]) * 0x100000001B3ull;
@@ -143,8 +151,17 @@ static int multiply(Launch *l, const Call_ *c) {
                 if (element(l, c, 1, c->transposed[1] ? j : k, c->transposed[1] ? k : j, &at)) return ILLEGAL_ADDRESS;
                 sum += x * number_load(in, (void *)at);
             }
+            if (c->beta != 0) {
+                if (element(l, c, 2, i, j, &at)) return ILLEGAL_ADDRESS;
+                sum += c->beta * number_load(out, (void *)at);
+            }
+            if (c->bias) {
+                at = c->bias + i * (uint64_t)type_bytes(out);
+                if (memory_reach(l->device, at, (uint64_t)type_bytes(out))) return ILLEGAL_ADDRESS;
+                sum += number_load(out, (void *)at);
+            }
             if (element(l, c, 3, i, j, &at)) return ILLEGAL_ADDRESS;
-            kernel_store(l, out, at, c->beta != 0 ? sum + c->beta * number_load(out, (void *)at) : sum);
+            kernel_store(l, out, at, c->gelu ? number_applied(GELU_TANH, sum) : sum);
         }
     return OK;
 }
@@ -188,10 +205,13 @@ int product_submitted(void *library, void *product, const float *alpha, const fl
     if (!algorithm || algorithm->kind < 1 || algorithm->kind > 2 || algorithm->ld_hash != hash_of(p, l) ||
         algorithm->device != s->device->ordinal || bytes < algorithm->workspace || fitting(p, l))
         return GEMM_BAD;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++)   // of A, B and D
         if (at[i < 2 ? i : 3] % algorithm->alignment[i]) violation("%s: an operand is aligned less than was said", who);
-    if (*alpha != 1 || (*beta != 0 && *beta != 1) || at[2] != at[3]) violation("%s: alpha, beta or C", who);
-    Call_ call = {{at[0], at[1], at[2], at[3]}, workspace, {{0}}, {p->transposed[0], p->transposed[1]}, *beta};
+    if (*alpha != 1 || (*beta != 0 && *beta != 1) || (*beta == 0 && at[2] != at[3])) violation("%s: alpha, beta or C", who);
+    uint64_t bias = p->epilogue & 4 ? p->bias : 0;
+    if (p->epilogue & 4 && (!bias || bias % algorithm->alignment[2])) violation("%s: the bias's address", who);
+    Call_ call = {{at[0], at[1], at[2], at[3]}, workspace, {{0}}, {p->transposed[0], p->transposed[1]}, *beta, bias,
+                  (p->epilogue & 32) != 0};
     for (int i = 0; i < 4; i++) call.layout[i] = *l[i];
     void *values[] = {&call};
     Launch *made = NULL;

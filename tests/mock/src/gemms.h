@@ -6,7 +6,7 @@
 
 typedef struct { void *handle; Device *device; } Library;
 typedef struct { void *handle; int type; uint64_t rows, columns; int64_t pitch; } MatrixLayout;
-typedef struct { void *handle; int transposed[2]; } Product;
+typedef struct { void *handle; int transposed[2], epilogue; uint64_t bias; } Product;  // 4: a bias, 32: GELU
 typedef struct { void *handle; uint64_t workspace; uint32_t alignment[4], reductions; } Preference;
 typedef struct {                     // what an algorithm was found for: it serves nothing else
     uint16_t device, ld_hash, alignment[3];
@@ -18,6 +18,7 @@ int library_new(Device *d, void **made);
 int library_gone(void *handle, const char *who);
 int layout_new(int type, uint64_t rows, uint64_t columns, int64_t pitch, void **made);
 int product_new(void **made);
+int product_told(Product *p, bool bias, const void *value, size_t bytes);   // its epilogue, or its bias's address
 int preference_new(void **made);
 int descriptor_gone(void *handle, const char *who);
 // `kind` 0: nothing is known for it

@@ -50,6 +50,7 @@ int hipblasLtMatmulDescDestroy(void *handle) {
 int hipblasLtMatmulDescSetAttribute(void *handle, int attribute, const void *value, size_t bytes) {
     LT(hipblasLtMatmulDescSetAttribute);
     Product *p = object_of(DESCRIPTOR, handle, called_.name);
+    if (p && (attribute == 2 || attribute == 3)) return status(product_told(p, attribute == 3, value, bytes));
     int operation = *(const int *)value;
     if (!p || bytes != 4 || (attribute != 0 && attribute != 1) || (operation != OP_N && operation != OP_T)) return BAD;
     p->transposed[attribute] = operation == OP_T;
