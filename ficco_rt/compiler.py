@@ -25,6 +25,7 @@ from .plan import codec, kernel_files
 from .plan import ir as plan_ir
 from .plan import lint as plan_lint
 from .plan.check import Happening, check
+from .plan.epilogues import cut_epilogues
 from .plan.lower import lower
 from .plan.prove import prove as prove_plan
 
@@ -58,9 +59,11 @@ def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
 
 
 def plan_of(graph: graph_ir.Graph, machine: Machine, *, trusted: bool = False) -> plan_ir.Plan:
-    """Proof, lowering and check of a built graph. A `trusted` one has no proof and no check: its plan is for the
-    virtual clock alone, and its schedule is a shipped one, which the tests prove and check."""
+    """Proof, lowering and check of a built graph, whose epilogues are cut where kernels take none. A `trusted` one has
+    no proof and no check: its plan is for the virtual clock alone, and its schedule is a shipped one, which the tests
+    prove and check."""
     with compilation(graph.ranks):
+        graph = cut_epilogues(graph, machine)
         if not trusted:
             prove(graph)
         plan = lower(graph, machine)

@@ -78,6 +78,7 @@ def compile_job(
     from ..machine.profiles import is_file
     from ..plan import kernel_files
     from ..plan.check import check
+    from ..plan.epilogues import cut_epilogues
     from ..plan.lower import lower
 
     source = request.source
@@ -86,7 +87,7 @@ def compile_job(
     machine = asked.machine
     with sourced(source.texts), compiler.compilation(asked.ranks):
         with step("binding sizes"):
-            graph = asked.graph()
+            graph = cut_epilogues(asked.graph(), machine)
         begin = time.perf_counter()
         with step("proving"):
             prove(graph)
