@@ -37,11 +37,11 @@ def by_library(name: str) -> Schedule:
 def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
     """Small sizes of a shipped schedule. Even ones divide among ranks and chunks; the others divide among ranks
     only, where the text asks for it: pieces then differ by one, and some may be empty. Weights of the others are stored
-    transposed."""
+    transposed, and a bias is added."""
     declared = {p.name for p in schedule(name).params}
     chosen: dict[str, object] = {"M": 16 * ranks, "N": 8 * ranks, "K": 16 * ranks, "T": "fp32"}
     if not even:
-        chosen |= {"M": 5 * ranks, "N": 3 * ranks, "K": 7 * ranks, "transb": 1}
+        chosen |= {"M": 5 * ranks, "N": 3 * ranks, "K": 7 * ranks, "transb": 1, "bias": 1}
     chosen |= short(name)
     if "counts" in declared:
         counts = [[(3 if even else 1) * (1 + (s + 2 * e) % 4) for e in range(ranks)] for s in range(ranks)]

@@ -181,7 +181,7 @@ def _holds(decl: n.TensorDecl, e: n.Expr, scopes: Sequence[Scope], what: str) ->
     if len(set(found)) > 1:
         other = found.index(not found[0])
         message = f"{decl.name} is {what} on rank {other if found[other] else 0} and not on all ranks"
-        raise Mistake(e.span, message, "a tensor is stored in one way; let params decide")
+        raise Mistake(e.span, message, "all ranks declare tensors alike; let params decide")
     return found[0]
 
 

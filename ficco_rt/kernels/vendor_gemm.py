@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from ..geometry.cells import common
 from ..geometry.rows import Block
 from ..graph.functions import FunctionName
 from ..graph.ir import Gemm
-from ..machine.durations import gemm_rate, vendor_gemm
+from ..machine.durations import VendorGemm, gemm_rate, vendor_gemm
 from ..machine.model import Device
 from ..types import TYPES
 from . import family, tiles, vendor_cost
@@ -29,7 +30,7 @@ from .works import Work, WorkOf, only
 
 GEMM = "vendor_gemm"
 FUNCTION: FunctionName = "gelu_tanh"  # the one that the libraries apply
-_ROWS = 16  # bytes: NOTE cuBLASLt 13.1 made epilogues apart, on rounded sums, of matrices that are aligned less
+_ROWS = 16  # bytes: NOTE of matrices that were aligned less, cuBLASLt 13.1 stored rounded sums before its epilogues
 WORKSPACE = 32 << 20  # bytes of a stream's calls: what NVIDIA's libraries take on Hopper, of which others need less
 MOST_CALLS = 16  # of one product: each is a launch, and more of them are slower than a kernel that takes all pieces
 
@@ -118,12 +119,17 @@ class VendorLibrary(family.Family[LibraryGemm]):
         m, n = _TILE
         known = vendor_gemm(device)
         if known is not None:
-            time = sum(vendor_cost.call_time(c.m, c.n, c.k, config.wave, device, dtype, known) for c in config.matmuls)
+            time = sum(_call_time(matmul, config.wave, device, dtype, known) for matmul in config.matmuls)
             steps = sum(c.m * c.n * c.k for c in config.matmuls) / (m * n * tiles.DEPTH)
             start = known.start * len(config.matmuls)
             return Pace(groups=1, step=time / steps, start=start, whole_edges=False)
         step = 2.0 * m * n * tiles.DEPTH * device.sms / gemm_rate(device, dtype)
         return Pace(groups=config.wave, step=step, ends=_ENDS, shown=0.0, split=_SPLIT, whole_edges=False)
+
+
+def _call_time(c: family.Matmul, sms: int, device: Device, dtype: str, known: VendorGemm) -> float:
+    added = {"residual": c.residual is not None, "bias": c.bias is not None, "function": c.function is not None}
+    return vendor_cost.call_time(c.m, c.n, c.k, sms, device, dtype, known, **added)
 
 
 def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:
@@ -182,7 +188,9 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
 
     def term(view: int | None, row: tuple[int, ...], column: tuple[int, ...]) -> family.Operand | None:
         """What is added to a piece."""
-        return view and at(view, work.addends[view - 3].operand.matrix, row[view - 1], column[view - 1])
+        if view is None:
+            return None
+        return at(view, work.addends[view - 3].operand.matrix, row[view - 1], column[view - 1])
 
     made = tuple(
         family.Matmul(
@@ -216,8 +224,8 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
 
 
 def _alone(matmul: family.Matmul) -> bool:
-    """Whether its sum could be rounded by itself, before something is added to it or applied."""
-    return any((matmul.residual, matmul.bias, matmul.function))
+    """Whether the library might store its sum first, and read it again for the rest."""
+    return matmul.bias is not None or matmul.function is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +260,8 @@ def fewer(matmul: family.Matmul, blocks: Sequence[Block | None]) -> family.Matmu
     """What a call makes of the rows that are there; None: there are none. `blocks`: how the rows of each
     view of the work lie. A left one that is stored transposed has rows along K."""
     over = matmul.left.transposed
-    there, moved = matmul.k if over else matmul.m, {}
+    there = matmul.k if over else matmul.m
+    moved: dict[str, Any] = {}
     for name, operand in matmul.named:
         block = blocks[operand.view]
         if block is not None:

@@ -58,13 +58,15 @@ def test_every_number_of_rows(operations: dict[str, ficco.Operation]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if not name.endswith("backward")])
 def test_weights_as_linear_stores_them(name: str) -> None:
+    sizes: dict[str, Any] = {"transb": 1} if name in ("ag_gemm_kept", "gemm_a2a") else {"transb": 1, "bias": 1}
     with ficco.Workspace(RANKS, "host") as workspace:
-        operation = ficco.Operation(workspace, name, max_m=40, buckets=(8,), N=N, K=K, T="fp32", transb=1)
+        operation = ficco.Operation(workspace, name, max_m=40, buckets=(8,), N=N, K=K, T="fp32", **sizes)
         for m in (0, 3, 8, 9, 40):
-            given, wanted = tensors(name, m, m, transb=1)
+            given, wanted = tensors(name, m, m, **sizes)
+            assert ("b" in given) == ("bias" in sizes)
             operation.run(**given)
             assert all(np.array_equal(given[t], w) for t, w in wanted.items()), m
-        usual, _ = tensors(name, 3, 0)
+        usual, _ = tensors(name, 3, 0, **{**sizes, "transb": 0})
         with pytest.raises(UsageError, match=r"input [BW], rank 0: wanted fp32 of shape"):
             operation.run(**usual)
 

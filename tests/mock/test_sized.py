@@ -55,9 +55,10 @@ class Caller(Callers):
 
 def test_any_rows_in_any_order(cuda: StandIn) -> None:
     """Several operations behind each other without a wait, on streams and as graphs, on two sets of streams; weights
-    of some of them are stored transposed."""
+    of some of them are stored transposed, and some add a bias."""
     names = [*FORWARD, *cases.few([name for name in OPERATIONS if name not in FORWARD], 3, 1)]
     turned = {name: {"transb": 1} if name in ("ag_gemm", "gemm_ar", "ag_gemm_kept") else {} for name in names}
+    turned |= {name: turned[name] | {"bias": 1} for name in ("gemm_rs", "gemm_ar")}
     cuda.reset(f"devices {RANKS}")
     with ficco.Workspace(RANKS) as workspace:
         operations = {name: operation(workspace, name, **turned[name]) for name in names}

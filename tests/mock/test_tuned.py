@@ -67,7 +67,7 @@ def test_every_schedule(
     library = request.getfixturevalue(driver)
     library.set(f"devices 3; arch {arch}; sms 12")
     sizes = cases.sizes(name, 3, True) | cases.few_chunks(name) | {"T": "bf16"}
-    sizes |= {} if "backward" in name else {"transb": transb}
+    sizes |= {param.name: transb for param in cases.schedule(name).params if param.name in ("transb", "bias")}
     plan = compiled(library, name, 3, sizes)
     assert any(k.startswith(kernel) for k in kernels(plan))
     right(library, plan)

@@ -176,11 +176,12 @@ def shape_of(matmul: Matmul, place: MatmulPlace) -> Shape:
         rows, columns = (columns, rows) if operand.transposed else (rows, columns)
         return Layout(dtype, columns, rows, operand.pitch, _alignment(address))
 
+    added = matmul.residual
     return Shape(
         first=layout(matmul.right, matmul.k, matmul.n, matmul.dtype, place.first),
         second=layout(matmul.left, matmul.m, matmul.k, matmul.dtype, place.second),
         out=layout(matmul.out, matmul.m, matmul.n, matmul.out_dtype, place.out),
-        residual=matmul.residual and layout(matmul.residual, matmul.m, matmul.n, matmul.out_dtype, place.residual),
+        residual=None if added is None else layout(added, matmul.m, matmul.n, matmul.out_dtype, place.residual),
         bias=_alignment(place.bias),
         function=matmul.function,
         transposed=(matmul.right.transposed, matmul.left.transposed),
