@@ -92,6 +92,13 @@ def case_without_bias_and_with_frozen_tensors() -> None:
             assert torch.equal(grad, right), name
 
 
+def case_the_operation_adds_the_bias_of_rank_0() -> None:
+    name, _, rank = world()
+    x, w, b = integers(8, K), integers(N, K), integers(N)
+    y = OPS.linear_all_reduce(x, w, b if rank == 0 else b + 1, name)
+    assert torch.equal(y, OPS.linear_all_reduce(x, w, None, name) + b)
+
+
 def case_each_rank_of_an_all_to_all_has_a_layer_of_its_own() -> None:
     _, ranks, rank = world()
     xs, ws, bs = ([integers(*shape).requires_grad_() for _ in range(ranks)] for shape in ((4 * ranks, K), (N, K), (N,)))
