@@ -90,9 +90,7 @@ class Uses:
                 self.mistake(r.span, f"unknown tensor '{r.tensor}'", help=self.like(r.tensor, self.tensors))
         elif tensor.condition is not None and not optional:
             note = Note(f"{tensor.kind} '{r.tensor}' is declared here", spot(tensor.name, tensor.span))
-            message = (
-                f"'{r.tensor}' has a condition: only terms of sums may name it, and are left out without it"
-            )
+            message = f"'{r.tensor}' has a condition: only terms of sums may name it, and are left out without it"
             self.mistake(r.span, message, note)
         elif writes and tensor.kind == "input":
             note = Note(f"input '{r.tensor}' is declared here", spot(tensor.name, tensor.span))

@@ -138,8 +138,8 @@ class _Cutter:
 
     def made(self, cut: Collection[int]) -> ir.Graph:
         """The graph in which these products are cut."""
-        graph, streamed = self.graph, {self.graph.ops[number].where.stage for number in cut}
-        streamed = {stage for stage in streamed if graph.stages[stage].streamed}
+        graph = self.graph
+        streamed = {graph.ops[n].where.stage for n in cut if graph.stages[graph.ops[n].where.stage].streamed}
         place = [number + sum(s < number for s in streamed) for number in range(len(graph.stages))]
         stages: list[ir.Stage] = []
         for number, stage in enumerate(graph.stages):
@@ -148,23 +148,18 @@ class _Cutter:
             if number in streamed:
                 stages.append(replace(stage, name=f"{stage.name}_sums", after=()))
         ops: list[ir.Op] = []
-        sums: list[ir.Op] = []
         for number, op in enumerate(graph.ops):
-            if sums and op.where.stage != graph.ops[number - 1].where.stage:
-                ops += sorted(sums, key=lambda made: made.where.rank)
-                sums = []
             where = replace(op.where, stage=place[op.where.stage])
             if number not in cut:
                 ops.append(replace(op, where=where))
                 continue
             product, total = self._parts(number)
             ops.append(ir.Op(where, product))
-            resources = replace(where.resources, smem=None, residency=None, kernel=None)
             if op.where.stage in streamed:
-                sums.append(ir.Op(replace(where, stage=where.stage + 1, phase=0, resources=resources), total))
-            else:
-                ops.append(ir.Op(replace(where, resources=resources), total))
-        ops += sorted(sums, key=lambda made: made.where.rank)
+                where = replace(where, stage=where.stage + 1, phase=0)
+            resources = replace(where.resources, smem=None, residency=None, kernel=None)
+            ops.append(ir.Op(replace(where, resources=resources), total))
+        ops.sort(key=lambda op: (op.where.stage, op.where.phase, op.where.rank))
         used = {region.tensor for op in ops for region in op.writes}
         tensors = (*graph.tensors, *(t for t in self.scratch.values() if t.name in used))
         deps = link(ops, {t.name: t for t in tensors}, stages)

@@ -54,11 +54,14 @@ def test_a_candidate_whose_weight_is_stored_otherwise_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize("by", ["rules", "model"])
-def test_a_weight_may_be_stored_transposed(by: By) -> None:
+def test_a_weight_may_be_stored_transposed_and_a_bias_added(by: By) -> None:
     usual, turned = (choose("ag_gemm", 2, by=by, sizes={**SMALL, "transb": b}) for b in (0, 1))
     assert "transb" not in usual.params  # so measured times of before still apply
     assert turned.params == {**usual.params, "transb": 1}
     assert turned.schedule == usual.schedule
+    biased = choose("ag_gemm", 2, by=by, sizes={**SMALL, "bias": 1})
+    assert biased.params == {**usual.params, "bias": 1}
+    assert biased.plan.claims[0].text.endswith(" * B + b")
     (b,) = (t for t in turned.plan.tensors if t.name == "B")
     assert b.shapes[0] == (SMALL["N"] // 2, SMALL["K"])
     with pytest.raises(ScheduleError, match="transb = 2 breaks its check"):

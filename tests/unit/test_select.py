@@ -201,7 +201,7 @@ def test_a_choice_is_frozen_and_its_plan_is_compiled_when_asked_for() -> None:
         made.mode = "graph"  # type: ignore[misc]
     assert "plan" not in vars(made)
     assert made.plan is made.plan
-    assert dict(made.plan.params) == {**made.params, "transb": 0}
+    assert dict(made.plan.params) == {**made.params, "transb": 0, "bias": 0}
     assert made.plan.claims
     assert made.operation == "ag_gemm"
     assert made.why[0].startswith("rule 'small'")
@@ -559,7 +559,7 @@ def test_an_operation_is_run_as_it_is_chosen(run: Callable[..., Ending]) -> None
     choice = record["choice"]
     assert choice["by"] == "model"
     assert record["path"] == f"schedules/{choice['schedule']}.ficco"
-    assert record["params"] == {**choice["params"], "transb": 0}
+    assert record["params"] == {**choice["params"], "transb": 0, "bias": 0}
     assert record["time_ms"] * 1e3 == pytest.approx(choice["predicted_us"])
     assert run(*words, "--emit", "plan").out.startswith("plan ag_gemm_oneshot")
 
