@@ -106,7 +106,7 @@ class _Cutter:
         dtype = self.tensors[whole[0].left.tensor].dtype
         before, after = (1 / family.reached(device, dtype) for family in families)
         gained = sum(body.flops for body in whole) / gemm_rate(device, dtype) * (before - after)
-        return gained > device.launch_time + sum(map(self._time, some))
+        return gained > sum(device.launch_time + self._time(number) for number in some)
 
     def _time(self, number: int) -> float:
         """µs of a sum."""
@@ -146,7 +146,7 @@ class _Cutter:
             after = [place[a] + own for a in stage.after for own in range(1 + (a in streamed))]
             stages.append(replace(stage, after=tuple(after)))
             if number in streamed:
-                stages.append(replace(stage, name=f"{stage.name}_sums", after=()))
+                stages.append(replace(stage, name=f"{stage.name}_sums", streamed=False, after=()))
         ops: list[ir.Op] = []
         for number, op in enumerate(graph.ops):
             where = replace(op.where, stage=place[op.where.stage])

@@ -75,7 +75,7 @@ def test_sums_of_a_streamed_stage_stand_behind_it() -> None:
     graph = cut_epilogues(built("streamed"), HOPPER)
     assert [(s.name, s.streamed, s.after) for s in graph.stages[1:]] == [
         ("mm", True, ()),
-        ("mm_sums", True, ()),
+        ("mm_sums", False, ()),
         ("other", False, (1, 2)),
     ]
     assert [op.where.rank for op in graph.ops if op.where.stage == 2] == [0, 0, 1, 1]

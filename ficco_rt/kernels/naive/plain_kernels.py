@@ -144,7 +144,8 @@ class _SumPart:
 
     cell: Cell
     sides: tuple[tuple[int, int], ...]  # address, pitch in elements
-    width: int  # elements of an access
+    width: int  # elements of an access of the result
+    alike: bool  # all sides are of one type, or accesses are of single elements
     tiles: int
 
 
@@ -157,10 +158,13 @@ def _jobs(views: Sequence[View]) -> list[_SumPart]:
         sides = tuple(
             (v.address + s.offset * TYPES[v.dtype].bytes, s.pitch) for v, s in zip(views, cell.sides, strict=True)
         )
-        vector = alike and cell.columns % wide == 0
-        vector = vector and all(a % 16 == 0 and (cell.rows == 1 or p % wide == 0) for a, p in sides)
+        vector = cell.columns % wide == 0 and all(
+            a % min(16, wide * TYPES[v.dtype].bytes) == 0 and (cell.rows == 1 or p % wide == 0)
+            for (a, p), v in zip(sides, views, strict=True)
+        )
         width = wide if vector else 1
-        jobs.append(_SumPart(cell, sides, width, -(-cell.rows * cell.columns // (SUM_TILE * width))))
+        tiles = -(-cell.rows * cell.columns // (SUM_TILE * width))
+        jobs.append(_SumPart(cell, sides, width, alike or not vector, tiles))
     return jobs
 
 
@@ -189,7 +193,7 @@ class NaiveReduce(NaiveKernel[Reduce]):
         missing = self.tiles(work, tile) - total if views is not work.views else 0
         if missing > 0:  # NOTE each block of the launch has a tile, as otherwise nobody would reset flags
             nothing = Cell(0, 0, (Side(0, 0),) * len(views))
-            jobs.append(_SumPart(nothing, ((0, 0),) * len(views), 1, missing))
+            jobs.append(_SumPart(nothing, ((0, 0),) * len(views), 1, True, missing))
             total += missing
         for job in jobs:
             first = len(packed.terms) // TERM.size
@@ -197,8 +201,8 @@ class NaiveReduce(NaiveKernel[Reduce]):
                 packed.terms += TERM.pack(packed.place(at), pitch, TYPES[view.dtype].number, 0)
             at, pitch = job.sides[0]
             packed.works += REDUCE.pack(
-                packed.place(at), pitch, job.cell.rows, job.cell.columns, first, len(terms), job.width, number,
-                before, job.tiles, number, total, *sync,
+                packed.place(at), pitch, job.cell.rows, job.cell.columns, first, len(terms),
+                job.width if job.alike else -job.width, number, before, job.tiles, number, total, *sync,
             )  # fmt: skip
             before += job.tiles
         return total

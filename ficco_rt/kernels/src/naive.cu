@@ -308,7 +308,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
 // ---------------------------------------------------------------- out = the sum of terms, in fp32
 //
 // A job is rows × columns of one pitch. A tile is 512 accesses, two a thread, of 16 bytes where every address,
-// pitch and width allows it. Four terms are on their way at once: they may lie on peers.
+// pitch and width allows it. Four terms are on their way at once: they may lie on peers. Terms of several types are read
+// one after another, of each as many elements as 16 bytes of the result hold.
 
 #ifdef REDUCE
 // Elements in a word of 32 bits
@@ -321,6 +322,30 @@ __device__ __forceinline__ void add(const Vector &v, float *sum, bool last) {
         const float term = Type<OUT>::widen((Out)(words[i / PACKED] >> i % PACKED * 8 * sizeof(Out)));
         sum[i] = FACTOR && last ? apply(sum[i]) * term : sum[i] + term;
     }
+}
+
+// Adds elements from `at` on of a term whose type only the table knows
+template <int NUMBER = TYPES - 1>
+__device__ __forceinline__ void add(int type, u64 address, i64 at, float *sum, bool last) {
+    if constexpr (NUMBER > 0)
+        if (type != NUMBER) return add<NUMBER - 1>(type, address, at, sum, last);
+    typedef typename Type<NUMBER>::Bits Bits;
+    struct alignas(sizeof(Bits) < sizeof(Out) ? 8 : 16) Elements { Bits of[4 * PACKED]; };
+    const Elements term = *(const Elements *)((const Bits *)address + at);
+#pragma unroll
+    for (int i = 0; i < 4 * PACKED; i++) {
+        const float x = Type<NUMBER>::widen(term.of[i]);
+        sum[i] = FACTOR && last ? apply(sum[i]) * x : sum[i] + x;
+    }
+}
+
+__device__ __forceinline__ void store(const float *sum, Out *out) {
+    u32 words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4 * PACKED; i++)
+        words[i / PACKED] |= (u32)Type<OUT>::narrow(FACTOR ? sum[i] : apply(sum[i])) << i % PACKED * 8 * sizeof(Out);
+    const Vector v = {words[0], words[1], words[2], words[3]};
+    *(Vector *)out = v;
 }
 
 // What a tile needs of the table: its work, the first terms' places, and the first flags' addresses.
@@ -403,13 +428,19 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
                 if (begin + e * THREADS >= count) break;
-                u32 words[4] = {};
+                store(sum[e], out + r[e] * w.out_pitch + c[e]);
+            }
+        } else if (w.vector < 0) {
+            const i64 width = w.columns / WIDE, count = w.rows * width;
 #pragma unroll
-                for (int i = 0; i < WIDE; i++)
-                    words[i / PACKED] |= (u32)Type<OUT>::narrow(FACTOR ? sum[e][i] : apply(sum[e][i]))
-                                         << i % PACKED * 8 * sizeof(Out);
-                const Vector v = {words[0], words[1], words[2], words[3]};
-                *(Vector *)(out + r[e] * w.out_pitch + c[e]) = v;
+            for (int e = 0; e < EACH; e++) {
+                const i64 i = begin + e * THREADS;
+                if (i >= count) break;
+                const i64 row = i / width, column = (i - row * width) * WIDE;
+                float sum[WIDE] = {};
+                for (int s = 0; s < w.terms; s++)
+                    add(terms[s].type, resolve(t, terms[s].place), row * terms[s].pitch + column, sum, s == w.terms - 1);
+                store(sum, out + row * w.out_pitch + column);
             }
         } else {
             const i64 count = w.rows * w.columns;

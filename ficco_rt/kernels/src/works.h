@@ -38,7 +38,8 @@ typedef struct Addend {
 typedef struct Reduce {
     u64 out;                                                // a place
     i64 out_pitch, rows, columns;                           // elements
-    int first_term, terms, vector, counter;                 // vector: elements of one 16-byte access, or 1
+    int first_term, terms, vector, counter;                 // vector: elements of an access, 1 if
+                                                            // not of 16 bytes; < 0: terms are of several types
     int first_tile, tiles, work, work_tiles;                // jobs of one work share a counter
     Sync sync;
 } Reduce;

@@ -178,7 +178,7 @@ static int reduce_run(Launch *l, int tile) {
     const Term *terms = (const Term *)t->terms + w->first_term;
     int item = type_bytes(types->out);
     if (flags_reached(l, &w->sync)) return ILLEGAL_ADDRESS;
-    int64_t each = REDUCE_TILE * (int64_t)w->vector, first = (tile - w->first_tile) * each;
+    int64_t each = REDUCE_TILE * abs(w->vector), first = (tile - w->first_tile) * each;
     int64_t last = first + each < w->rows * w->columns ? first + each : w->rows * w->columns;
     for (int64_t i = first; i < last; i++) {
         int64_t row = i / w->columns, column = i % w->columns;
