@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from ..geometry.region import Region, overlap
 from ..graph import ir
 from ..graph.budget import WORKS, Budget
 from ..graph.kinds import kind_of
 from ..graph.link import link
-from ..kernels.families import fitting
-from ..kernels.family import GemmRequest
+from ..kernels.families import fitting, tuned
+from ..kernels.family import Family, GemmRequest
 from ..kernels.vendor_gemm import VENDOR
 from ..kernels.works import Work, kernel_work, symbolic
 from ..machine.durations import gemm_rate
@@ -23,10 +23,12 @@ from ..types import TYPES
 
 def cut_epilogues(graph: ir.Graph, machine: Machine) -> ir.Graph:
     """The graph with a `gemm` to fp32 scratch and a `reduce` in place of a product, where the vendor's library takes
-    the product but not its terms or its function; or where a function keeps our faster kernel away, and the sum takes
-    less time than that costs. The sum stands behind its product; those of a streamed stage, in a stage behind that.
-    A streamed stage whose results other ops touch stays as it is: they would wait for the whole stage."""
-    results = {op.body.out.tensor for op in graph.ops if isinstance(op.body, ir.Gemm) and _extra(op, op.body)}
+    the product but not its terms or its function; or where these keep a faster kernel away (the library's, where no
+    GEMM of ours is made for the device), and the sum takes less time than that costs. The sum stands behind its
+    product; those of a streamed stage, in a stage behind that. A streamed stage whose results other ops touch stays as
+    it is: they would wait for the whole stage."""
+    ours = tuned(machine.device.arch)
+    results = {op.body.out.tensor for op in graph.ops if isinstance(op.body, ir.Gemm) and _extra(op, op.body, ours)}
     if not results:
         return graph
     cutter = _Cutter(graph, machine, results)
@@ -34,9 +36,9 @@ def cut_epilogues(graph: ir.Graph, machine: Machine) -> ir.Graph:
     return cutter.made(cut) if cut else graph
 
 
-def _extra(op: ir.Op, body: ir.Gemm) -> bool:
-    """Whether a product may have what its kernel does not take."""
-    return bool(body.function or (body.addends and op.where.resources.kernel == "vendor"))
+def _extra(op: ir.Op, body: ir.Gemm, ours: bool) -> bool:
+    """Whether a product may have what its kernel does not take. `ours`: a GEMM of ours is made for the device."""
+    return bool(body.function or (body.addends and (op.where.resources.kernel == "vendor" or not ours)))
 
 
 def _launches(graph: ir.Graph) -> Iterator[list[int]]:
@@ -57,7 +59,7 @@ class _Cutter:
         self.scratch = {name: self._named(t) for name, t in self.tensors.items() if name in results}
         self.tensors |= {t.name: t for t in self.scratch.values()}
         self.look = symbolic(self.tensors.values())
-        self.budget = Budget(WORKS)
+        self.budget, self.ours = Budget(WORKS), tuned(machine.device.arch)
 
     def _named(self, result: ir.Tensor) -> ir.Tensor:
         name = f"{result.name}_sum"
@@ -75,7 +77,7 @@ class _Cutter:
     def cut(self, ops: Sequence[int]) -> Sequence[int]:
         """Those of a launch's products that are to be cut."""
         bodies = {number: cast("ir.Gemm", self.graph.ops[number].body) for number in ops}
-        some = [number for number in ops if _extra(self.graph.ops[number], bodies[number])]
+        some = [number for number in ops if _extra(self.graph.ops[number], bodies[number], self.ours)]
         if not some or any(bodies[number].stored_afar for number in some):
             return ()
         where = self.graph.ops[ops[0]].where
@@ -100,7 +102,12 @@ class _Cutter:
     def _faster(self, ops: Sequence[int], some: Collection[int]) -> bool:
         """Whether a launch without these functions, and their sums behind it, take less time."""
         device, (whole, parts) = self.machine.device, self._ways(ops, some)
-        families = [fitting(GemmRequest(self._works(bodies)), device.arch) for bodies in (whole, parts)]
+        streamed = self.graph.stages[self.graph.ops[ops[0]].where.stage].streamed
+        families: list[Family[Any]] = []
+        for bodies in (whole, parts):
+            request = GemmRequest(self._works(bodies), streamed=streamed)
+            library = not self.ours and VENDOR.fits(request) is None
+            families.append(VENDOR if library else fitting(request, device.arch))
         if families[0] is families[1]:
             return False
         dtype = self.tensors[whole[0].left.tensor].dtype

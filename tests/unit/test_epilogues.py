@@ -63,12 +63,17 @@ def test_a_product_with_a_factor_goes_to_scratch_where_that_is_faster() -> None:
     [
         (built(M=128), "h200-switch"),  # the sum takes longer than the faster kernel gains
         (built(), "mi300x-mesh"),  # whose kernel takes factors
-        (built(), "b200-switch"),
+        (built("streamed"), "b200-switch"),  # whose vendor's library takes no streamed stage
         (built("streamed", last="reduce T = sum(H)", t="silu_mul(all_gather(A, rows) * B + b, U)"), "h200-switch"),
     ],
 )
 def test_others_stay_whole(graph: Graph, machine: str) -> None:
     assert cut_epilogues(graph, profile(machine, 2)) is graph
+
+
+def test_where_no_gemm_of_ours_is_made_the_library_gets_the_product() -> None:
+    graph = cut_epilogues(built(), profile("b200-switch", 2))
+    assert sum(isinstance(op.body, Reduce) for op in graph.ops) == 4
 
 
 def test_sums_of_a_streamed_stage_stand_behind_it() -> None:

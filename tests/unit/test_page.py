@@ -121,7 +121,7 @@ def test_a_page_says_what_ran_and_how_well(folder: Path) -> None:
     assert "GB/s" in stages
     assert "TFLOP/s" in stages
     why = page.text("why")
-    assert "parameters M = 2048, N = 1024, K = 1024, transb = 0, chunks = 2, T = bf16" in why
+    assert "parameters M = 2048, N = 1024, K = 1024, transb = 0, bias = 0, chunks = 2, T = bf16" in why
     assert "machine h200-switch, 2 ranks" in why
     assert "modelled for h200-switch, not measured" in page.text("")
 

@@ -94,8 +94,8 @@ UNPROVEN = "input Z[4096, 4096] : T\noutput C[4096, 4096] : T unproven"
     [
         ("stage mm on compute streamed { gemm C = A * B }", "the stage is streamed, and the library's kernels wait for "
          "no pieces", "leave out 'streamed'"),
-        ("stage mm on compute { gemm C = A * B + sum(Z) }", "terms are added to the product",
-         "add them by a reduce, or by gemm … += into what holds them"),
+        ("stage mm on compute { gemm C = A * B + sum(Z, Z) }", "it adds one matrix and one row at most, of bf16 as "
+         "the result is", "add other terms by a reduce"),
     ],
 )  # fmt: skip
 def test_where_the_library_is_hindered_the_help_says_what_to_change(line: str, obstacle: str, change: str) -> None:
