@@ -195,13 +195,15 @@ def test_products_with_terms(dtype: Dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("other", DTYPES)
 def test_sums_of_terms_of_another_type(dtype: Dtype, other: Dtype, tmp_path: Path) -> None:
-    """A term of fp32 goes into any sum, and any term into one of fp32."""
+    """A term of fp32 goes into any sum, and any term into one of fp32: elements of 16 bytes and alone."""
     wide = dtype if other == "fp32" else "fp32"
     tensors = Tensors(5, A=(other, (32, 96)), B=(dtype, (32, 96)), C=(wide, (32, 96)))
-    whole = {n: region(n, ((0, 32),), ((0, 96),)) for n in "ABC"}
-    terms = (whole["A"], whole["B"], whole["C"])
-    wanted = sum(map(tensors.of, terms))
-    run(launch([tensors.sum(whole["C"], terms, ())], np.zeros(1, np.uint32), False), 3, 5, tmp_path)
+    wanted, works = tensors.arrays["C"].astype(float), []
+    for rows, columns in (((0, 20), (8, 88)), ((20, 32), (3, 50))):
+        terms = [region(name, (rows,), (columns,)) for name in "ABC"]
+        wanted[slice(*rows), slice(*columns)] = sum(map(tensors.of, terms))
+        works.append(tensors.sum(terms[2], tuple(terms), ()))
+    run(launch(works, np.zeros(1, np.uint32), False), 3, 5, tmp_path)
     assert np.array_equal(tensors.arrays["C"], wanted)
 
 

@@ -170,7 +170,7 @@ def _jobs(views: Sequence[View]) -> list[_SumPart]:
 
 class NaiveReduce(NaiveKernel[Reduce]):
     name, body, record = "naive_reduce", Reduce, REDUCE
-    needs = BlockNeeds(THREADS, 128, 114, 4)
+    needs = BlockNeeds(THREADS, 128, 116, 4)
 
     def function(self, work: WorkOf[Reduce]) -> FunctionName | None:
         return work.body.function
