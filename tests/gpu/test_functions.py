@@ -81,6 +81,19 @@ stage mm on library {
   gemm H = gelu_tanh(A * B + sum(R, bias))
 }
 """
+CUT = """
+schedule cut
+input   A[2048, 4096] : bf16
+input   B[4096, 2048] : bf16
+input   U[2048, 2048] : bf16
+input   bias[2048]    : bf16
+output  H[2048, 2048] : bf16
+computes H = silu_mul(A * B + bias, U)
+queue compute { engine = sm }
+stage mm on compute STREAMED {
+  for c in 0..2 { gemm H.rows(c of 2) = silu_mul(A.rows(c of 2) * B + sum(bias), U.rows(c of 2)) }
+}
+"""
 
 
 def compiled(backend: GpuName, ranks: int, each: int, function: str, dtype: str, m: int) -> Plan:
@@ -97,6 +110,21 @@ def right(backend: GpuName, ranks: int, each: int, function: str, dtype: str, m:
             if not found.ok:
                 return False
     return True
+
+
+def cut(backend: GpuName, streamed: str) -> bool:
+    """On Hopper, whose GEMM takes no factor, it is applied by a sum behind the product; elsewhere in the product."""
+    machine = discover(backend, 1)
+    plan = plan_of(build(ficco_dsl.parse(CUT.replace("STREAMED", streamed), "cut.ficco"), 1), machine)
+    kernels = {launch.kernel.partition("_")[0] for _, launch in plan.launches()}
+    assert kernels == {"sm90", "naive"} or not machine.device.arch.startswith("sm_90")
+    with Executor(plan, backend, timeout=30) as executor:
+        return verified_run(executor).ok
+
+
+@pytest.mark.parametrize("streamed", ["", "streamed"])
+def test_functions_are_cut_off(streamed: str, backend: str) -> None:
+    apart(cut, backend, streamed, limit=LIMIT)
 
 
 def by_library(backend: GpuName, dtype: str, out: str, m: int, transb: int) -> bool:
