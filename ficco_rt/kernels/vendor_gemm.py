@@ -257,8 +257,8 @@ def _added(product: WorkOf[Gemm]) -> _Added | str:
 
 
 def fewer(matmul: family.Matmul, blocks: Sequence[Block | None]) -> family.Matmul | None:
-    """What a call makes of the rows that are there; None: there are none. `blocks`: how the rows of each
-    view of the work lie. A left one that is stored transposed has rows along K."""
+    """What a call makes of the rows that are there; None: there are none. `blocks`: how the rows of each view of the
+    work lie. A left operand that is stored transposed has rows along K."""
     over = matmul.left.transposed
     there = matmul.k if over else matmul.m
     moved: dict[str, Any] = {}
