@@ -171,7 +171,7 @@ def choose(
     params. `vendor=False`: the model and measured times offer no schedule whose products the vendor's library makes, as
     where it is not installed. `leave`: multiprocessors that launches which wait leave to other libraries.
     `sizes` are all sizes of the operation, its types where they are not to be bf16, and transb=1 where the weight is
-    stored as `nn.Linear` stores it.
+    stored as `nn.Linear` stores it, and bias=1 where a row b is added to the product.
 
     Raises UsageError (no such operation, sizes missing, nothing measured), ScheduleError (sizes that do not fit).
 

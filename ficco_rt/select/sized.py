@@ -63,7 +63,8 @@ class Operation:
     in `ag_gemm` and `ag_gemm_kept`, whose outputs have those of all ranks; of C in `gemm_rs`, whose A has those of all
     ranks; of A and C in `gemm_ar`. In `a2a_gemm` and `gemm_a2a` it is what each rank sends to each. A backward
     operation (`ag_gemm_backward`, …) has the m of the forward one. All ranks have the same m. `sizes` are the other
-    sizes, and types, as `choose` takes them; transb=1 for weights as `nn.Linear` stores them.
+    sizes, and types, as `choose` takes them; transb=1 for weights as `nn.Linear` stores them, bias=1 for
+    a tensor b that is added to each row.
 
     `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
     and `by` are as for an `Executor` and for `choose`. `leave`: multiprocessors that kernels which wait, and meanwhile
