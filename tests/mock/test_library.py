@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ficco_dsl
@@ -23,6 +24,7 @@ from ficco_rt.select import tune
 from tests import cases
 from tests.mock import campaign, standin
 from tests.mock import test_callers_graphs as callers
+from tests.mock.test_callers import Array, Callers
 
 BINDINGS = {"cuda": ("nvmath.bindings", "cublasLt"), "hip": ("hip", "hipblaslt")}
 TUNED = {"cuda": "arch sm_90", "hip": "arch gfx942"}
@@ -262,6 +264,27 @@ def test_calls_become_parts_of_callers_graphs(
     monkeypatch.setattr(cases, "schedule", cases.by_library)
     callers.test_a_layer_that_its_caller_captures(gemms, "ag_gemm/uniform_fused_1d", joined, 1)
     assert "library_matmul" in {a.entry for a in gemms.launches()}
+
+
+@pytest.mark.parametrize("aside", [0, 4])
+def test_epilogues_on_tensors_that_lie_aside_are_left_to_plain_kernels(gemms: standin.StandIn, aside: int) -> None:
+    if gemms.face == "hip":
+        pytest.skip("a caller of CUDA")
+    text = "schedule s input A[8, 16] : fp32 input B[16, 8] : fp32 input b[8] : fp32 output C[8, 8] : fp32 "
+    text += "computes C = A * B + b queue q { engine = sm kernel = vendor } stage mm on q { gemm C = A * B + sum(b) }"
+    plan = plan_of(build(ficco_dsl.parse(text, "s.ficco"), 1), discover(gemms.face, 1))
+    with Executor(plan, gemms.face, timeout=5) as executor:
+        caller = Callers(plan, 1, default=False)
+        tensors = caller.tensors()
+        tensors["b"] = [Array(caller.array(0, (12,)).address + aside, (8,))]
+        draw = np.random.default_rng(0)
+        a, b, r = (draw.integers(-2, 3, shape).astype(np.float32) for shape in ((8, 16), (16, 8), (8,)))
+        caller.give(tensors, {"A": [a], "B": [b], "b": [r]})
+        executor.run(streams=[int(s) for s in caller.streams], **tensors)
+        executor.synchronize()
+        assert np.array_equal(caller.outputs(tensors)["C"][0], a @ b + r)
+        caller.close()
+    assert ("library_matmul" in {launch.entry for launch in gemms.launches()}) == (not aside)
 
 
 def test_every_call_of_the_library_may_fail(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
