@@ -146,8 +146,8 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "version",
         rules.version_is_known,
         "gather",
-        lambda p: replace(p, version=9),
-        "the device plan has version 9; this ficco reads version 8",
+        lambda p: replace(p, version=10),
+        "the device plan has version 10; this ficco reads version 9",
     ),
     (
         "no processes of some ranks",
