@@ -30,6 +30,10 @@ def test_random_calls_captures_and_host_time(gpus: int, long: int) -> None:
     apart(launched, "symm_mem", 1 if gpus > 1 else 2, {"calls": CALLS * long}, limit=LIMIT * long)
 
 
+def test_layers_with_a_bias(gpus: int) -> None:
+    apart(launched, "linear", 1 if gpus > 1 else 2, {}, limit=LIMIT)
+
+
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=pytest.mark.gpus2 if part in ON_TWO else ()) for part in THEIRS]
 )
