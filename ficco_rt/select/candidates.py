@@ -158,7 +158,7 @@ def within_reach(operation: ShippedOperation, f: Facts | None) -> tuple[str, ...
         return operation.schedules
     by_messages = tuple(s for s in operation.schedules if "node" in open_params(s))
     if f.nodes > 1:
-        return (*by_messages, *(s for s in operation.schedules if s in WITHOUT_MEMORY)) or operation.schedules
+        return (*by_messages, *(s for s in operation.schedules if s in WITHOUT_MEMORY))
     return tuple(s for s in operation.schedules if s not in by_messages)
 
 

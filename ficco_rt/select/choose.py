@@ -17,7 +17,17 @@ from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..machine.units import figure
 from ..plan.ir import Plan
 from . import heuristics, measurements, ranking
-from .candidates import Candidate, bound_sizes, by_rules, leaving, own, shipped_operation, shown, streams_products
+from .candidates import (
+    Candidate,
+    bound_sizes,
+    by_rules,
+    leaving,
+    own,
+    shipped_operation,
+    shown,
+    streams_products,
+    within_reach,
+)
 from .facts import facts
 from .params import MEASURED
 from .ranking import Question, Ranking
@@ -149,6 +159,11 @@ def question(
     dtype = str(next((bound[name] for name in known.types), "bf16"))
     found = facts(known.name, number, bound, target, dtype, whole(leave, "leave"))
     listed = None if candidates is None else own(candidates)
+    if found is not None and listed is None and not within_reach(known, found):
+        raise UsageError(
+            f"{found.nodes} nodes of {found.node} GPUs reach each other by messages alone, and no schedule of "
+            f"{known.name} sends messages; take the GPUs of one node"
+        )
     return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor, leave)
 
 

@@ -685,6 +685,13 @@ def test_on_several_nodes_schedules_send_messages(operation: str) -> None:
     assert made.plan.target.node == 8
 
 
+@pytest.mark.parametrize("by", ["rules", "model"])
+def test_on_several_nodes_an_operation_without_messages_is_refused(by: Any) -> None:
+    told = "2 nodes of 8 GPUs reach each other by messages alone, and no schedule of ag_gemm_kept sends messages"
+    with pytest.raises(UsageError, match=told):
+        choose("ag_gemm_kept", 16, "h200-nodes", by, sizes=LAYER)
+
+
 def test_a_named_schedule_gets_the_machines_nodes() -> None:
     machine = profile("h200-nodes", 16)
     found = {g.param: g.value for g in open_values(shipped.shipped()["ag_gemm/hierarchical"], 16, {"M": 1024}, machine)}
