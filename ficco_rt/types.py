@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 if TYPE_CHECKING:
     import numpy as np
 
-Dtype: TypeAlias = Literal["bf16", "fp16", "fp32"]
+Dtype: TypeAlias = Literal["bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2"]
 ACCUMULATOR: Dtype = "fp32"  # the type in which our kernels add up
+Scaling: TypeAlias = Literal["tensor", "row", "1x128", "128x128"]
+# Rows and columns of a tensor as it is stored that share a scale; 0: all columns. `tensor`: one number, which is kept
+# once for each row, so that shards that are gathered keep their own.
+BLOCKS: Mapping[Scaling, tuple[int, int]] = {"tensor": (1, 0), "row": (1, 0), "1x128": (1, 128), "128x128": (128, 128)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,12 @@ class ElementType:
     def exact(self) -> int:
         """Integers up to this one are stored without rounding."""
         return 1 << (self.mantissa + 1)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether it is so coarse that a claim says where values are rounded to it, and that its tensors may be
+        scaled."""
+        return self.bytes == 1
 
     @property
     def unit_roundoff(self) -> float:
@@ -81,9 +91,26 @@ ELEMENT_TYPES: tuple[ElementType, ...] = (
         name="fp32", exponent=8, mantissa=23, numpy="numpy.float32", torch="float32", typestr="<f4",
         dlpack_code=2, number=2, tensor_map="FLOAT32", nccl=7, blas=0,
     ),
+    # NOTE a vendor's collectives move fp8 as bytes: they sum none (`ops/collective`)
+    ElementType(
+        name="fp8_e4m3", exponent=4, mantissa=3, finite=True, numpy="ml_dtypes.float8_e4m3fn", torch="float8_e4m3fn",
+        typestr="|V1", dlpack_code=10, number=3, tensor_map="UINT8", nccl=1, blas=28,
+    ),
+    ElementType(
+        name="fp8_e5m2", exponent=5, mantissa=2, numpy="ml_dtypes.float8_e5m2", torch="float8_e5m2",
+        typestr="<f1", dlpack_code=12, number=4, tensor_map="UINT8", nccl=1, blas=29,
+    ),
 )  # fmt: skip
 
 TYPES: Mapping[str, ElementType] = {t.name: t for t in ELEMENT_TYPES}
+
+
+def dtype_and_scaling(text: str) -> tuple[Dtype, Scaling | None] | None:
+    """A type in words, such as `bf16` or `fp8_e4m3 scaled 1x128`; None: it is none."""
+    dtype, said, scaling = text.partition(" scaled ")
+    if dtype not in TYPES or (said and (scaling not in BLOCKS or not TYPES[dtype].quantised)):
+        return None
+    return cast(Dtype, dtype), cast(Scaling, scaling) if said else None
 
 
 def holds(wide: Dtype, narrow: Dtype) -> bool:

@@ -148,15 +148,29 @@ class Builder(threading.local):
         return Param(self.word(name), value, check, text, self.span(keyword, value if check is None else check))
 
     def type(self, c: list[Any]) -> TypeName:
-        keyword, name, dtype = c
-        return TypeName(self.word(name), self.word(dtype), self.span(keyword, dtype))
+        keyword, name, dtype, scaling = c
+        span = self.span(keyword, scaling or dtype)
+        return TypeName(self.word(name), self.word(dtype), scaling and self.word(scaling), span)
+
+    def scaling(self, c: list[Any]) -> Token:
+        scaling: Token = c[1]
+        return scaling
 
     def tensor(self, c: list[Any]) -> TensorDecl:
-        kind, name, *shape, _, dtype, unproven, transposed, _, condition = c
-        span = self.span(kind, condition or transposed or unproven or dtype)
+        kind, name, *shape, _, dtype, scaling, unproven, transposed, _, condition = c
+        span = self.span(kind, condition or transposed or unproven or scaling or dtype)
         stored = transposed is not None if transposed is None or condition is None else condition
-        declared = (kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, stored)
-        return TensorDecl(*declared, span, condition if transposed is None else None)
+        return TensorDecl(
+            kind.value,
+            self.word(name),
+            tuple(shape),
+            self.word(dtype),
+            scaling and self.word(scaling),
+            unproven is not None,
+            stored,
+            span,
+            condition if transposed is None else None,
+        )
 
     def computes(self, c: list[Any]) -> Computes:
         keyword, target, value, within, _, binding = c

@@ -40,6 +40,7 @@ from .vocabulary import (
     ON_KERNEL,
     ON_QUEUE,
     RESOURCES,
+    SCALINGS,
     STRINGS,
     WORDS,
 )
@@ -72,10 +73,15 @@ class _Checker(Uses):
             self.mistake(s.span, "the schedule has no name", help="begin the file with: schedule NAME")
         self._declare()
         self._params()
+        types: set[str] = set()  # a type may name an earlier one
         for t in s.types:
-            if t.dtype not in DTYPES:
+            if t.dtype not in DTYPES and t.dtype not in types:
                 self.mistake(spot(t.dtype, t.span), f"unknown type '{t.dtype}'", help=f"the types are {_list(DTYPES)}")
-        types = {t.name for t in s.types}
+            types.add(t.name)
+        for scaling, span in [(d.scaling, d.span) for group in (s.types, s.tensors) for d in group]:
+            if scaling is not None and scaling not in SCALINGS:
+                help = f"a tensor is scaled {_list(SCALINGS)}"
+                self.mistake(spot(scaling, span), f"unknown scaling '{scaling}'", help=help)
         for tensor in s.tensors:
             if tensor.dtype not in types and tensor.dtype not in DTYPES:
                 message = f"'{tensor.name}' is of unknown type '{tensor.dtype}'"

@@ -261,23 +261,26 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class TypeName:
-    """`type T = bf16`; `--set T=fp32` replaces it."""
+    """`type T = bf16`; `--set T=fp32` replaces it. `dtype` is a dtype or the name of an earlier type."""
 
     name: str
     dtype: str
+    scaling: str | None
     span: Span = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDecl:
     """`input A[M / ranks, K] : T`: the part of A that each rank holds. `dtype` is a type's name or a dtype;
-    `transposed` says whether, or under which condition, the last two dimensions are stored the other way round;
-    `condition`, of an input, when there is such a tensor at all (None: always)."""
+    `scaling` says which elements share a scale; `transposed` says whether, or under which condition, the last two
+    dimensions are stored the other way round; `condition`, of an input, when there is such a tensor at all (None:
+    always)."""
 
     kind: Literal["input", "output", "scratch"]
     name: str
     shape: tuple[Expr, ...]
     dtype: str
+    scaling: str | None
     unproven: bool
     transposed: bool | Expr
     span: Span = field(compare=False)

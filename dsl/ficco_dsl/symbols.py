@@ -21,6 +21,7 @@ from .nodes import (
     StageStep,
     Step,
     TensorDecl,
+    TypeName,
     Word,
     children,
 )
@@ -94,7 +95,7 @@ class _Walk:
                 end = node.span.column + len(node.tensor)
                 yield from self._use(node.tensor, replace(node.span, end_line=node.span.line, end_column=end), "value")
                 yield from self._fields(node)
-            case TensorDecl():
+            case TensorDecl() | TypeName():
                 yield from self._word(node.dtype, "value")
                 yield from self._fields(node)
             case StageDecl():

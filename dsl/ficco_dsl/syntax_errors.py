@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "NAME": "a name", "INT": "a number", "STRING": 'a "string"', "SMS": "a number of sms",
+    "BLOCK": "a block, such as 1x128",
     "$END": "the end of the file",
 }  # fmt: skip
 # What is expected at a place of a rule: (nearest keyword before, expected terminal) -> words. The first match counts.
@@ -46,6 +47,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("INPUT", "COLON", "':' and the type after the shape"),
     ("OUTPUT", "COLON", "':' and the type after the shape"),
     ("SCRATCH", "COLON", "':' and the type after the shape"),
+    ("SCALED", "BLOCK", "a scaling after 'scaled': tensor, row, 1x128 or 128x128"),
     ("COMPUTES", "EQUAL", "'=' after what is computed"),
     ("COMPUTES", "ALL_GATHER", "what is computed, such as all_gather(A, rows) * B"),
     ("WITHIN", "NAME", "a type, as in within bf16"),

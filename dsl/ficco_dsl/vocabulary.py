@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 BUILTINS = ("rank", "ranks", "peers", "all")
-DTYPES = ("bf16", "fp16", "fp32")
+DTYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
+# Which elements of a tensor as it is stored share a scale: all of a rank's, those of a row, or those of a block.
+SCALINGS = ("tensor", "row", "1x128", "128x128")
 ENGINES = ("copy", "sm", "nccl")
 
 # name -> least and most arguments (None: any number), and how a call is written

@@ -41,6 +41,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "with": "sets priority, smem, residency, sms, leave, order or kernel",
     "within": "types that the claimed value may be rounded to on its way",
     "unproven": "no claim is made for this output",
+    "scaled": "tensor, row, 1x128 or 128x128: elements of fp8 that share a scale",
     "transposed": "stored the other way round in its last two dimensions; if …: under this condition",
     "priority": "high, normal or low",
     "engine": "copy: copy engines; sm: multiprocessors; nccl: the vendor's collectives and messages",

@@ -145,7 +145,7 @@ MISTAKES = [
     ),
     (
         "type U = bf17",
-        ("x.ficco:12:10: unknown type 'bf17'\n  help: the types are bf16, fp16 or fp32"),
+        ("x.ficco:12:10: unknown type 'bf17'\n  help: the types are bf16, fp16, fp32, fp8_e4m3 or fp8_e5m2"),
     ),
     (
         "input D[n] : U",
