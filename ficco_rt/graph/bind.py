@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import Any, cast
+from typing import Any
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
+from ficco_dsl.uses import spot
 
 from ..errors import SizesError, UsageError
-from ..types import TYPES, Dtype
-from . import ir
+from ..types import TYPES, dtype_and_scaling
+from . import ir, scales
 from .budget import EXPRESSIONS, LISTS, NAMES, TENSORS, Budget
 from .evaluate import (
     DEEPEST,
@@ -42,16 +43,17 @@ class Sizes:
     expressions."""
 
     values: Mapping[str, Any]  # of params
-    types: Mapping[str, Dtype]
+    types: Mapping[str, str]  # in words, such as `fp8_e4m3 scaled row`
+    following: frozenset[str]  # types that are another one, of which nothing is said
     scopes: Sequence[Scope]  # by rank
-    tensors: tuple[ir.Tensor, ...]  # as they are stored
+    tensors: tuple[ir.Tensor, ...]  # as they are stored, and scales behind the tensor that they belong to
     transposed: frozenset[str]  # tensors whose last two dimensions are stored the other way round
     expressions: Budget
 
     @property
     def params(self) -> tuple[tuple[str, Any], ...]:
-        """The values of params, then of types."""
-        return (*self.values.items(), *self.types.items())
+        """The values of params, then of types, but for those that follow another type."""
+        return (*self.values.items(), *((name, of) for name, of in self.types.items() if name not in self.following))
 
 
 def bind(schedule: n.Schedule, ranks: int, given: Mapping[str, object]) -> Sizes:
@@ -63,23 +65,20 @@ def bind(schedule: n.Schedule, ranks: int, given: Mapping[str, object]) -> Sizes
     budget, expressions = Budget(LISTS), Budget(EXPRESSIONS)
     Budget(NAMES).spend(ranks * (ranks + len(values) + 2 * len(schedule.tensors)), schedule.span)
     scopes = [{**base_scope(rank, ranks, budget), **values} for rank in range(ranks)]
-    return Sizes(values, types, scopes, *build_tensors(schedule, scopes, types, expressions), expressions)
+    following = frozenset(t.name for t in schedule.types if t.dtype in types and t.name not in given)
+    return Sizes(values, types, following, scopes, *build_tensors(schedule, scopes, types, expressions), expressions)
 
 
-def bind_params(
-    schedule: n.Schedule, ranks: int, given: Mapping[str, object]
-) -> tuple[dict[str, Any], dict[str, Dtype]]:
-    """The value of every param and the dtype of every type."""
+def bind_params(schedule: n.Schedule, ranks: int, given: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The value of every param and of every type."""
     known = {p.name: p for p in schedule.params}
-    types: dict[str, Dtype] = {t.name: cast(Dtype, t.dtype) for t in schedule.types}
+    types = _types(schedule, given)
     bound: dict[str, Any] = {}
     budget = Budget(LISTS)
     for name, value in given.items():
         if name in types:
-            if value not in TYPES:
-                raise UsageError(f"type {name} = {value}: the types are {', '.join(TYPES)}")
-            types[name] = cast(Dtype, value)
-        elif name in known:
+            continue
+        if name in known:
             try:
                 bound[name] = _frozen(value, name, known[name].span, budget)
             except Mistake as m:
@@ -117,6 +116,42 @@ def bind_params(
     return {p.name: scope[p.name] for p in schedule.params}, types
 
 
+def _types(schedule: n.Schedule, given: Mapping[str, object]) -> dict[str, str]:
+    """Every type in words."""
+    types: dict[str, str] = {}
+    mistakes = []
+    for decl in schedule.types:
+        if decl.name in given:
+            value = given[decl.name]
+            if not isinstance(value, str) or dtype_and_scaling(value) is None:
+                raise UsageError(
+                    f"type {decl.name} = {value}: the types are {', '.join(TYPES)}, and of fp8 those with a scaling, "
+                    "such as fp8_e4m3 scaled 1x128"
+                )
+            types[decl.name] = value
+            continue
+        try:
+            types[decl.name] = _type(decl, types)
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+    refuse(mistakes)
+    return types
+
+
+def _type(decl: n.TypeName | n.TensorDecl, types: Mapping[str, str]) -> str:
+    """What a declaration says of a type, in words."""
+    of = types.get(decl.dtype, decl.dtype)
+    if decl.scaling is None:
+        return of
+    span = spot(decl.scaling, decl.span)
+    if " scaled " in of:
+        raise Mistake(span, f"{decl.name} is scaled twice: {decl.dtype} is {of}", f"drop 'scaled {decl.scaling}'")
+    if not TYPES[of].quantised:
+        help = "declare it fp8_e4m3 or fp8_e5m2, or drop the scaling"
+        raise Mistake(span, f"{decl.name} is {of}, which takes no scales", help)
+    return f"{of} scaled {decl.scaling}"
+
+
 def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0) -> Any:
     """The value of a param: a number, or a (nested) tuple of numbers."""
     if type(value) is int:
@@ -135,10 +170,10 @@ def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0
 
 
 def build_tensors(
-    schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, Dtype], expressions: Budget
+    schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, str], expressions: Budget
 ) -> tuple[tuple[ir.Tensor, ...], frozenset[str]]:
-    """Every tensor that there is, as each rank stores it, and the names of those that are stored transposed. Puts
-    ("rows", name) and ("cols", name), which do not depend on either, into the scopes."""
+    """Every tensor that there is, as each rank stores it, with its scales, and the names of those that are stored
+    transposed. Puts ("rows", name) and ("cols", name), which do not depend on that, into the scopes."""
     mistakes: list[Diagnostic] = []
     tensors = []
     transposed = set()
@@ -146,10 +181,14 @@ def build_tensors(
     for decl in schedule.tensors:
         budget.spend(len(scopes), decl.span)
         expressions.spend(len(scopes) * size(decl.shape), decl.span)
-        dtype = cast(Dtype, types.get(decl.dtype, decl.dtype))
         dims = [number(compile_expr(e), e.span) for e in decl.shape]
         shapes = []
         try:
+            found = dtype_and_scaling(_type(decl, types))
+            assert found is not None  # the parser knows the words
+            dtype, scaling = found
+            if scaling is not None:
+                _check_scaled(decl, scaling)
             for scope in scopes:
                 shape = tuple(f(scope) for f in dims)
                 _check_shape(decl, shape, dtype, scope["rank"])
@@ -169,7 +208,8 @@ def build_tensors(
         except Mistake as m:
             mistakes.append(m.diagnostic)
             continue
-        tensors.append(ir.Tensor(decl.name, decl.kind, dtype, tuple(shapes), decl.unproven, decl.span))
+        made = ir.Tensor(decl.name, decl.kind, dtype, tuple(shapes), decl.unproven, decl.span, scaling)
+        tensors += [made] if scaling is None else [made, scales.tensor_of(made)]
     refuse(mistakes, SizesError)
     return tuple(tensors), frozenset(transposed)
 
@@ -185,7 +225,18 @@ def _holds(decl: n.TensorDecl, e: n.Expr, scopes: Sequence[Scope], what: str) ->
     return found[0]
 
 
-def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank: int) -> None:
+def _check_scaled(decl: n.TensorDecl, scaling: str) -> None:
+    """A tensor can have scales: a matrix, or several, of an input, or a scratch that holds parts of one."""
+    if decl.kind == "output":
+        help = "declare it bf16, fp16 or fp32"
+        if decl.dtype not in TYPES:
+            help = f"set the type, such as {decl.dtype}=bf16"
+        raise Mistake(decl.span, f"output {decl.name} is scaled {scaling}: no statement computes scales", help)
+    if len(decl.shape) < 2:
+        raise Mistake(decl.span, f"{decl.name} has one dimension; what is scaled has two or more")
+
+
+def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: str, rank: int) -> None:
     size = TYPES[dtype].bytes
     for i, extent in enumerate(shape):
         size *= extent

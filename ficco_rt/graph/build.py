@@ -13,7 +13,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ficco_dsl.verbs import Launch
 from ficco_dsl.vocabulary import OF_COLLECTIVES
 
-from . import evaluate, ir
+from . import evaluate, ir, scales
 from .attributes import Attributes
 from .bind import bind
 from .budget import OPERATIONS, PIECES, STATEMENTS, Budget
@@ -39,7 +39,7 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     program.expand()
     claims, mistakes = build_claims(schedule, sizes.scopes, names, sizes.types, program.pieces_left, sizes.expressions)
     evaluate.refuse(program.mistakes + mistakes)
-    ops = begin_sums(program.ops, by_name)
+    ops = begin_sums(scales.together(program.ops), by_name)
     return ir.Graph(
         schedule=schedule.name,
         path=schedule.path,
@@ -355,7 +355,7 @@ class _Program:
             self._pay(parts, s.span)
             op = make(scope)
             if self._legal(op, s.span):
-                self._run.phases[-1].append(op)
+                self._run.phases[-1] += self._moves(op)
 
         return self._guarded(s.span, emit)
 
@@ -373,6 +373,12 @@ class _Program:
         self.ops_left.spend(1, span)
         return True
 
+    def _moves(self, op: ir.Op) -> list[ir.Op]:
+        """An op, and before it the one that moves its scales."""
+        found = [replace(op, body=body) for body in self._names.scales.moves(op.body)]
+        self.ops_left.spend(len(found) - 1, op.where.origin)
+        return found
+
     def _placed(self, m: evaluate.Mistake, scope: evaluate.Scope) -> evaluate.Mistake:
         """The mistake with the rank and the loop variables at which it happened."""
         if not m.placed:
@@ -389,18 +395,20 @@ class _Program:
 
         def emit(scope: evaluate.Scope) -> None:
             self._pay(parts, s.span)
-            self._run.new_phase(s.span)
-            phase = len(self._run.phases) - 1
-            # stage and phase identify the collective on all ranks
-            group = self._groups.setdefault((self._stage, phase), len(self._groups))
-            op = make(scope)
-            if isinstance(op.body, ir.Collective):
-                op = replace(op, body=replace(op.body, group=group))
-            else:
-                self._run.paired[phase] = group
-            if self._legal(op, s.span) or phase in self._run.paired:
-                self._run.phases[-1].append(op)
-            self._run.new_phase(s.span)
+            made = make(scope)
+            legal = self._legal(made, s.span)
+            for op in self._moves(made):
+                self._run.new_phase(s.span)
+                phase = len(self._run.phases) - 1
+                # stage and phase identify the collective on all ranks
+                group = self._groups.setdefault((self._stage, phase), len(self._groups))
+                if isinstance(op.body, ir.Collective):
+                    op = replace(op, body=replace(op.body, group=group))
+                else:
+                    self._run.paired[phase] = group
+                if legal or phase in self._run.paired:
+                    self._run.phases[-1].append(op)
+                self._run.new_phase(s.span)
 
         return self._guarded(s.span, emit)
 

@@ -36,7 +36,7 @@ def build_claims(
     schedule: n.Schedule,
     scopes: Sequence[evaluate.Scope],
     names: Names,
-    types: Mapping[str, Dtype],
+    types: Mapping[str, str],
     pieces: Budget,
     expressions: Budget,
 ) -> tuple[tuple[ir.Claim, ...], list[Diagnostic]]:
@@ -46,7 +46,7 @@ def build_claims(
     mistakes: list[Diagnostic] = []
     for line in schedule.claims:
         try:
-            within = tuple(cast(Dtype, types.get(name, name)) for name in line.within)
+            within = tuple(cast(Dtype, types.get(name, name).split()[0]) for name in line.within)
             there = replace(line, value=_there(line.value, names))
             for claim in _line(there, scopes, names, pieces, expressions):
                 text = f"{claim.text} within {', '.join(within)}" if within else claim.text

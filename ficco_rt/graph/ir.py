@@ -17,7 +17,7 @@ from ficco_dsl.diagnostics import Span
 
 from ..files.records import Count, Positive
 from ..geometry.region import Region
-from ..types import Dtype, holds
+from ..types import TYPES, Dtype, Scaling, holds
 from .functions import FunctionName
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ class Tensor:
     shapes: tuple[tuple[int, ...], ...]
     unproven: bool
     origin: Span = field(compare=False)
+    scaling: Scaling | None = None  # its scales are a tensor of their own (`graph/scales`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ class Gemm(Body):
     is stored the other way. All is added in fp32, `function` is applied to the sum and multiplied by `factor`, and the
     result is rounded once. An addend has the shape of `out`, or is one row, which is added to every row. It is of the
     operands' type or of fp32, and so is the factor. `out` may be on another rank, and so may an addend, which may be
-    `out` itself. With `+=` there are no addends and no function, and `out` is the rank's own."""
+    `out` itself. With `+=` there are no addends and no function, and `out` is the rank's own. `scales`: those of the
+    left and of the right operand, if they are scaled."""
 
     out: Region
     left: Region
@@ -151,11 +153,12 @@ class Gemm(Body):
     addends: tuple[Region, ...] = ()
     function: FunctionName | None = None
     factor: Region | None = None
+    scales: tuple[Region, ...] = ()
 
     @property
     def reads(self) -> tuple[Region, ...]:
         added = (self.out,) if self.accumulate else self.addends
-        return (self.left, self.right, *added, *((self.factor,) if self.factor else ()))
+        return (self.left, self.right, *added, *((self.factor,) if self.factor else ()), *self.scales)
 
     @property
     def writes(self) -> tuple[Region, ...]:
@@ -386,8 +389,9 @@ class Claim:
     within: tuple[Dtype, ...] = ()
 
     def admits(self, dtype: Dtype, own: Dtype) -> bool:
-        """Whether intermediate values of a target of type `own` may be rounded to `dtype`."""
-        return any(holds(dtype, admitted) for admitted in (own, *self.within))
+        """Whether intermediate values of a target of type `own` may be rounded to `dtype`. Of fp8 the claim says so
+        even where the target has it."""
+        return any(holds(dtype, admitted) for admitted in (*(() if TYPES[own].quantised else (own,)), *self.within))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ..geometry.region import Box, BoxMap, Region, describe
 from . import ir
 from .budget import ACCESSES, Budget
 from .evaluate import MOST_MISTAKES
+from .scales import is_scales
 
 
 def link(
@@ -25,15 +26,16 @@ def link(
     history = _History(ops, tensors)
     budget = Budget(ACCESSES)
     conflicts: dict[tuple[Span, Span], Diagnostic] = {}
+    of_scales: dict[tuple[Span, Span], Diagnostic] = {}  # told of where nothing is wrong with the values
     deps: list[tuple[ir.Dep, ...]] = []
     for i, op in enumerate(ops):
         found, cost = history.follow(i, op)
         budget.spend(cost + 8 * len(found), op.where.origin)  # dependencies stay
         for dep in found.values():
-            _refuse_within_phase(ops, stages, i, dep, conflicts)
+            _refuse_within_phase(ops, stages, i, dep, of_scales if is_scales(dep.tensor) else conflicts)
         deps.append(tuple(sorted(found.values(), key=lambda d: d.before)) if len(found) > 1 else tuple(found.values()))
-    if conflicts:
-        raise ScheduleError(tuple(list(conflicts.values())[:MOST_MISTAKES]))
+    if conflicts or of_scales:
+        raise ScheduleError(tuple(list((of_scales | conflicts).values())[:MOST_MISTAKES]))
     return tuple(deps)
 
 

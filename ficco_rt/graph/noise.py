@@ -11,7 +11,7 @@ The ops are taken in an order in which they can happen. Each element carries
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, inf, log2
 from operator import attrgetter
@@ -20,20 +20,30 @@ from typing import NamedTuple
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import BoxMap, Region
-from ..types import ACCUMULATOR, TYPES
+from ..types import ACCUMULATOR, TYPES, Dtype
 from .functions import GROWTH, OWN, SLOPE
 from .ir import Claim, Collective, Gemm, Reduce, Tensor, by_call
 from .kinds import kind_of
+from .op_rules import SUMS
 from .trail import Step
 
-SUMS = ("all_reduce", "reduce_scatter")  # collectives that add up
 # A larger share of the result that roundings may take says nothing of whether the result is right.
 USEFUL = 0.05
+
+
+def useful(within: Iterable[Dtype]) -> float:
+    """`USEFUL`, or more of a claim that admits fp8: two roundings to it besides."""
+    coarse = (TYPES[dtype].unit_roundoff for dtype in within if TYPES[dtype].quantised)
+    return USEFUL + 2 * max(coarse, default=0.0)
+
 
 UNIT = TYPES[ACCUMULATOR].unit_roundoff
 ACCUMULATED = UNIT**2
 # NOTE tensor cores cut what they add, so that errors lean to one side: up to 2u for each step of 8 along K.
 CUT = (2 / 8) ** 2 * ACCUMULATED
+# NOTE those of Hopper keep 14 binary digits of a sum of fp8 products, up to 128 of K, and cut products to its last:
+# the mean square of that error, and the share that it takes from products of one sign.
+CUT_OF_FP8, LOST_OF_FP8 = 2.0**-19, 2.0**-6
 
 
 class Noise(NamedTuple):
@@ -145,6 +155,9 @@ class Noises:
             adds = 2 * (inner / 8 + 1)
         worse = max(left, right, key=attrgetter("lost"))
         lost = left.lost + right.lost + adds / 2 * UNIT  # partial sums are half of the final one on average
+        if self.types[gemm.left.tensor].quantised:
+            error += CUT_OF_FP8 * value
+            lost += LOST_OF_FP8
         added = (gemm.out,) if gemm.accumulate else gemm.addends
         product = Noise(value, error, lost, max(left.stores, right.stores), worse.place, worse.taken)
         self.store(gemm, [product, *(self.read(a) for a in added)], origin)
@@ -221,7 +234,7 @@ def coarse(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequence[S
     found = []
     for claim in claims:
         worst = claimed(noises, claim)
-        if worst.lost > USEFUL and worst.place >= 0:
+        if worst.lost > useful(claim.within) and worst.place >= 0:
             stores = noises.stores[worst.place]
             found.append(_too_coarse(stores, noises.types[stores.tensor].name, claim, worst.lost))
     for stores in noises.stores:
@@ -287,19 +300,20 @@ def percent(share: float) -> str:
 def _suspicious(tensors: Sequence[Tensor], steps: Sequence[Step]) -> bool:
     """Whether anything can pass the limits: a quick bound, which counts stores, and takes each tensor of a rank as a
     whole. Half of the limit is left to the sums in accumulators."""
-    coarsest = max(TYPES[t.dtype].unit_roundoff for t in tensors)
-    if any(_short(t.dtype) for t in tensors):
+    if any(_short(t.dtype) and not TYPES[t.dtype].quantised for t in tensors):
         return True
-    stored: dict[tuple[str, int], int] = {}
+    units = {t.name: TYPES[t.dtype].unit_roundoff for t in tensors}
+    stored: dict[tuple[str, int], float] = {}  # unit roundoffs
     for step in steps:
         body = step.body
-        before = [stored.get((r.tensor, r.rank), 0) for r in body.reads]
-        found = max(before, default=0) + (kind_of(body).side != "moves")
+        before = [stored.get((r.tensor, r.rank), 0.0) for r in body.reads]
+        unit = max((units[region.tensor] for region in body.writes), default=0.0)
+        found = max(before, default=0.0) + (unit if kind_of(body).side != "moves" else 0.0)
         if isinstance(body, Gemm):
-            found = max(found, 1 + before[0] + before[1])
+            found = max(found, unit + before[0] + before[1])
         elif isinstance(body, Collective) and body.kind in SUMS:
-            found += len(tensors[0].shapes)
+            found += unit * len(tensors[0].shapes)
         for region in body.writes:
             key = (region.tensor, region.rank)
             stored[key] = max(stored.get(key, 0), found)
-    return max(stored.values(), default=0) * coarsest > USEFUL / 2
+    return max(stored.values(), default=0.0) > USEFUL / 2

@@ -11,10 +11,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from ..geometry.region import shape_words
-from . import ir
+from ..types import BLOCKS
+from . import ir, scales
 from .kinds import STREAMING, kind_of
 from .ops.kind import Tensors
 
+SUMS = ("all_reduce", "reduce_scatter")  # collectives that add up
 # What a library of collectives takes (NCCL 2.28: MAXCHANNELS and NCCL_SIMPLE_MAX_NTHREADS of src/include/device.h).
 MOST_CTAS, MOST_THREADS, WARP = 64, 512, 32
 
@@ -82,6 +84,35 @@ def pairs_fit(calls: Sequence[ir.Collective], tensors: Tensors) -> str | None:
     return None
 
 
+def scales_go_along(body: ir.Body, rank: int, tensors: Tensors) -> str | None:
+    """Copies, products and what moves by a collective take whole blocks of scaled tensors; nothing else takes these."""
+    for region in (*body.reads, *body.writes):
+        tensor = tensors[region.tensor]
+        if tensor.scaling is None:
+            continue
+        summed = isinstance(body, ir.Collective) and body.kind in SUMS
+        if summed or not isinstance(body, ir.Copy | ir.Collective | ir.Gemm):
+            word = body.kind if isinstance(body, ir.Collective) else kind_of(body).word
+            way = "keep what is summed in bf16, fp16 or fp32" if summed else f"declare {tensor.name} without scales"
+            return (
+                f"{word}: {tensor.name} is scaled {tensor.scaling}; only copy, gemm, all_gather and all_to_all take "
+                f"scaled tensors: {way}"
+            )
+        if message := scales.cut(region, tensor):
+            return f"{kind_of(body).word}: {message}"
+    if isinstance(body, ir.Copy | ir.Collective):
+        a, b = tensors[body.src.tensor], tensors[body.dst.tensor]
+        words = [f"{t.name} ({f'scaled {t.scaling}' if t.scaling else 'without scales'})" for t in (a, b)]
+        if a.scaling != b.scaling:
+            return f"{kind_of(body).word} from {words[0]} to {words[1]}: scales go along with values; scale both alike"
+        if isinstance(body, ir.Collective) and a.scaling and body.kind != "send_recv":
+            down = BLOCKS[a.scaling][0]
+            rows = body.src.shape[0] // (len(a.shapes) if body.kind == "all_to_all" else 1)
+            if rows % down:
+                return f"{body.kind}: pieces of {rows} rows cut blocks of {a.name}, which is scaled {a.scaling}"
+    return None
+
+
 def fits(body: ir.Body, rank: int, tensors: Tensors) -> str | None:
     """What holds for each kind of op."""
     return kind_of(body).fits(body, rank, tensors)
@@ -94,6 +125,7 @@ RULES: tuple[Callable[[ir.Body, int, Tensors], str | None], ...] = (
     fits,
     regions_lie_inside,
     indices_name_one,
+    scales_go_along,
 )
 
 

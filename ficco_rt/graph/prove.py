@@ -14,13 +14,14 @@ from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
 from ..geometry.region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box, whole
 from ..trace.model import base_name
-from ..types import loss
+from ..types import ACCUMULATOR, BLOCKS, TYPES, loss
 from . import ir, symbolic
 from .combine import Array, combine, equal_shares
 from .difference import Terms, difference, elements, inside, same, show, terms, twice
 from .evaluate import MOST_MISTAKES, first_of, refuse
 from .kinds import kind_of
 from .op_rules import broken, misplaced, pairs_fit
+from .scales import is_scales
 from .text import body_text
 from .trail import MOST_LOOKS, Part, Step, Trails
 
@@ -67,13 +68,15 @@ class Proof:
         self.ranks = max((len(t.shapes) for t in tensors), default=0)
         inputs = {t.name: t.dtype for t in tensors if t.kind == "input"}
         places = [*(step.origin for step in steps[:1]), *(t.origin for t in tensors[:1]), Span("", 1, 1, 1, 1)]
-        self.algebra = symbolic.Algebra(places[0], inputs, error)
+        blocks = {t.name: BLOCKS[t.scaling] for t in tensors if t.scaling is not None}
+        self.algebra = symbolic.Algebra(places[0], inputs, error, blocks)
         self.noted = {  # types that some claim does not admit: who stores in one is noted
             t.dtype
             for t in tensors
             if any(not claim.admits(t.dtype, self.tensors[claim.targets[0].tensor].dtype) for claim in claims)
         }
         self.mistakes: dict[Span, Diagnostic] = {}
+        self.of_scales: list[Diagnostic] = []  # those for which one of the values is told instead, if there is one
         self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
         self.at = 0  # the step that is taken
         self.watch: Callable[[int, Region, symbolic.Pieces], None] | None = None  # is told what each step stores
@@ -147,7 +150,7 @@ class Proof:
 
     def _unwritten(self, region: Region, box: Box, step: Step) -> None:
         origin = step.origin
-        if origin in self.mistakes:
+        if origin in self.mistakes and (is_scales(region.tensor) or self.mistakes[origin] not in self.of_scales):
             return
         self.mistakes[origin] = Diagnostic(
             origin,
@@ -155,6 +158,8 @@ class Proof:
             "which nothing has written by then",
             self._told_writers(region.tensor, region.rank, self.at, box),
         )
+        if is_scales(region.tensor):
+            self.of_scales.append(self.mistakes[origin])
 
     # -- ops
 
@@ -266,12 +271,14 @@ class Proof:
             if claim.admits(r.dtype, own) or r.origin in self.mistakes:
                 continue
             word = "," if claim.within else " within"
+            coarse = TYPES[own].quantised  # sums are in fp32
+            lost, instead = loss(ACCUMULATOR, r.dtype) if coarse else loss(own, r.dtype), "bf16" if coarse else own
             self.mistakes[r.origin] = Diagnostic(
                 r.origin,
                 f"stage '{r.stage}' stores in {r.tensor}, which is {r.dtype}, what {target.tensor}@{target.rank} "
-                f"{describe(box)} is made of: {loss(own, r.dtype)}",
+                f"{describe(box)} is made of: {lost}",
                 (Note(f"claimed here: {claim.text}", claim.origin),),
-                f"make {r.tensor} {own}, or admit the rounding: computes {claim.text}{word} {r.dtype}",
+                f"make {r.tensor} {instead}, or admit the rounding: computes {claim.text}{word} {r.dtype}",
             )
 
     def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: symbolic.Value, wanted: symbolic.Sum) -> None:

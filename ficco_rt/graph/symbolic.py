@@ -119,11 +119,18 @@ Pieces: TypeAlias = "list[tuple[Box, Sum]]"  # boxes in logical coordinates
 class Algebra:
     """Makes values. One object a proof: its tables hold every value that the proof has met.
 
-    `inputs` are the types of the inputs, `error` is raised where values become too many.
+    `inputs` are the types of the inputs, `error` is raised where values become too many. `blocks`: of scaled tensors,
+    the rows and columns that share a scale.
     """
 
-    def __init__(self, origin: Span, inputs: Mapping[str, Dtype], error: type[ScheduleError] = ScheduleError) -> None:
-        self.inputs = inputs
+    def __init__(
+        self,
+        origin: Span,
+        inputs: Mapping[str, Dtype],
+        error: type[ScheduleError] = ScheduleError,
+        blocks: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.inputs, self.blocks = inputs, blocks or {}
         self._cells = Budget(PROOF_PIECES, error)
         self._terms = Budget(PROOF_TERMS, error)
         self._bags = Bags(self._terms, origin)

@@ -12,6 +12,7 @@ from ..graph import ir
 from ..graph.kinds import likeness
 from ..graph.noise import coarse
 from ..graph.prove import meaning
+from ..graph.scales import is_scales
 from ..kernels.families import choose, family_of, tensor_core_families, tuned
 from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
@@ -88,7 +89,11 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     queues = {s.queue for s in graph.stages if graph.queue(s.queue).engine == "copy"}
     for op in graph.ops:
         copy = op.body
-        if not isinstance(copy, ir.Copy) or graph.stages[op.where.stage].queue not in queues:
+        if (
+            not isinstance(copy, ir.Copy)
+            or is_scales(copy.src.tensor)
+            or graph.stages[op.where.stage].queue not in queues
+        ):
             continue
         size = copy.src.elements * TYPES[dtypes[copy.src.tensor]].bytes
         links = machine.between(copy.src.rank, copy.dst.rank)

@@ -18,6 +18,7 @@ from ..geometry.region import Box, Region
 from ..graph import ir as graph_ir
 from ..graph import op_rules as graph_rules
 from ..graph.claim_values import misfit, regions_of
+from ..graph.scales import tensor_of
 from ..kernels.catalogue import TILES, VENDOR_GEMM
 from ..kernels.family import GemmRequest
 from ..kernels.naive.family import kernel_of
@@ -94,6 +95,18 @@ def tensors_have_sizes(plan: ir.Plan) -> Iterator[Diagnostic]:
             any(shape[d] for shape in tensor.shapes) for d in range(len(tensor.shapes[0]))
         ):
             yield Diagnostic(tensor.origin, f"{tensor.name} has a dimension that is no size")
+
+
+def scales_are_there(plan: ir.Plan) -> Iterator[Diagnostic]:
+    """A scaled tensor is a matrix, or several, of fp8, and the tensor of its scales is in the plan."""
+    for tensor in plan.tensors:
+        if tensor.scaling is None:
+            continue
+        of = f"{tensor.name} is scaled {tensor.scaling}"
+        if len(tensor.shapes[0]) < 2 or not TYPES[tensor.dtype].quantised:
+            yield Diagnostic(tensor.origin, f"{of}, and is no matrix of fp8")
+        elif tensor_of(tensor) not in plan.tensors:
+            yield Diagnostic(tensor.origin, f"{of}, and its scales are not in the plan")
 
 
 def regions_lie_inside(plan: ir.Plan) -> Iterator[Diagnostic]:
@@ -409,6 +422,7 @@ RULES: tuple[Callable[[ir.Plan], Iterator[Diagnostic]], ...] = (  # in this orde
     machine_is_whole,
     streams_belong_to_ranks,
     tensors_have_sizes,
+    scales_are_there,
     commands_do_something,
     regions_lie_inside,
     writes_are_single,

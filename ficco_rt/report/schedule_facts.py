@@ -19,6 +19,7 @@ from ..geometry.region import between_ranks
 from ..graph import ir
 from ..graph.kinds import kind_of
 from ..graph.ops.kind import OpKind
+from ..machine.durations import gemm_rate
 from ..machine.model import Machine, Port, TopologyKind
 from ..plan.ir import Plan, SignalFlag
 from ..trace.model import base_name
@@ -469,8 +470,7 @@ def _compute(graph: ir.Graph, plan: Plan, machine: Machine) -> Compute:
         launches[stream.rank] += 1
         tiles[stream.rank] += sum(prod(work.tiles) for work in launch.works if work.tiles is not None)
     ranks = range(graph.ranks)
-    rate = dict(machine.device.gemm_rate)
-    slowest = min((rate[d] for d in dtypes), default=0.0)
+    slowest = min((gemm_rate(machine.device, d) for d in dtypes), default=0.0)
     return Compute(
         gemm_flops_a_rank=least_and_most(flops[r] for r in ranks),
         gemm_time=max((flops[r] for r in ranks), default=0) / slowest if slowest else 0.0,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..errors import UsageError
 from ..files.arguments import KERNEL
-from ..types import TYPES
+from ..types import TYPES, dtype_and_scaling
 
 SettingValue: TypeAlias = "int | str | tuple[SettingValue, ...]"
 
@@ -125,7 +125,8 @@ def _value(where: str, value: str) -> SettingValue:
 def _parse(where: str, tokens: list[str], at: int, depth: int = 0) -> tuple[SettingValue, int]:
     token = tokens[at] if at < len(tokens) else ""
     if token != "[":
-        return _atom(where, token, depth), at + 1
+        words = 3 if tokens[at + 1 : at + 2] == ["scaled"] else 1
+        return _atom(where, " ".join(tokens[at : at + words]), depth), at + words
     if depth == _DEPTH:
         raise UsageError(f"{where}: lists nest at most {_DEPTH} deep")
     items: list[SettingValue] = []
@@ -149,11 +150,11 @@ def _atom(where: str, token: str, depth: int) -> SettingValue:
         if len(token) > _DIGITS:
             raise UsageError(f"{where[:46]}…: the number is too large")
         return int(token)
-    if depth == 0 and token in TYPES:
+    if depth == 0 and dtype_and_scaling(token) is not None:
         return token
     raise UsageError(
         f"{where}: '{token}' is not a value; a value is a whole number (16384 or 16_384), "
-        f"a list ([4, 2, 1] or 4:2:1) or a type ({', '.join(TYPES)})"
+        f"a list ([4, 2, 1] or 4:2:1) or a type ({', '.join(TYPES)}, fp8_e4m3 scaled 1x128, …)"
     )
 
 

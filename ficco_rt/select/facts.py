@@ -179,8 +179,9 @@ class Facts:
 
 
 def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str, leave: int = 0) -> Facts | None:
-    """The facts of an operation that rules cover; None for any other operation. `sizes` are bound."""
+    """The facts of an operation that rules cover; None for any other operation. `sizes` are bound, and `dtype` is the
+    operands' type in words."""
     if operation not in OPERATIONS:
         return None
     shape = OPERATIONS[operation].shape(ranks, sizes)
-    return Facts(operation, ranks, shape, dtype, machine, leave)
+    return Facts(operation, ranks, shape, dtype.split()[0], machine, leave)

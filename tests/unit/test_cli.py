@@ -134,6 +134,9 @@ def test_settings(text: str, value: object) -> None:
     assert parse_settings([f"{name}={show_value(value)}"]) == {name: value}
 
 
+TYPE_WORDS = "bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, fp8_e4m3 scaled 1x128, …"
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -147,13 +150,13 @@ def test_settings(text: str, value: object) -> None:
         (["M=[1,2"], "--set M=[1,2: the list has no closing ']'"),
         (["M=[1 2]"], "--set M=[1 2]: expected ',' or ']' before '2'"),
         (["M=2::1"], "--set M=2::1: '' is not a value; a value is a whole number (16384 or 16_384), "
-                     "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
+                     f"a list ([4, 2, 1] or 4:2:1) or a type ({TYPE_WORDS})"),
         (["M=[fp32]"], "--set M=[fp32]: 'fp32' is not a value; a value is a whole number (16384 or 16_384), "
-                       "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
+                       f"a list ([4, 2, 1] or 4:2:1) or a type ({TYPE_WORDS})"),
         (["M=4k"], "--set M=4k: '4k' is not a value; a value is a whole number (16384 or 16_384), "
-                   "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
+                   f"a list ([4, 2, 1] or 4:2:1) or a type ({TYPE_WORDS})"),
         (["M=1.5"], "--set M=1.5: '1.5' is not a value; a value is a whole number (16384 or 16_384), "
-                    "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
+                    f"a list ([4, 2, 1] or 4:2:1) or a type ({TYPE_WORDS})"),
         (["M=" + "9" * 5000], "--set M=99999999999999999999999999999999999999…: the number is too large"),
         (["M=" + "[" * 5000], "--set M=" + "[" * 5000 + ": lists nest at most 8 deep"),
     ],

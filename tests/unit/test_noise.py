@@ -13,7 +13,8 @@ from ficco_rt import compiler
 from ficco_rt.exec.executor import Executor
 from ficco_rt.graph.noise import coarse, short_sums
 from ficco_rt.graph.prove import meaning
-from ficco_rt.types import TYPES, numpy_dtype
+from ficco_rt.types import numpy_dtype
+from tests import cases
 from tests.cases import SCHEDULES
 from tests.unit.command_line import Ending
 
@@ -148,7 +149,7 @@ def test_a_ring_and_a_collective_of_many_ranks(run: Callable[..., Ending]) -> No
     ) in [message for _, message, _ in warned(run, "gemm_rs/ring", "--gpus", "32")]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", cases.FLOATS)
 def test_shipped_schedules_at_8_ranks_are_exact_enough(dtype: str) -> None:
     for name in SCHEDULES:
         graph = compiler.build(compiler.load(name), 8, {"T": dtype})

@@ -136,6 +136,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "a shape too few": ("tensors.0.shapes", ((8, 4),), "ruled.ficco:2:1: A has 1 shapes for 2 ranks"),
     "dimensions": ("tensors.0.shapes.1", (8,), "ruled.ficco:2:1: A has shapes of [1, 2] dimensions"),
     "negative size": ("tensors.0.shapes.1", (-8, 4), "ruled.ficco:2:1: A has a dimension that is no size"),
+    "scaled": ("tensors.0.scaling", "row", "ruled.ficco:2:1: A is scaled row, and is no matrix of fp8"),
     "huge size": ("tensors.0.shapes.1", (2**31, 4), "ruled.ficco:2:1: A has a dimension that is no size"),
     # regions
     "no such tensor": (f"{GEMM}.left.tensor", "X", "ruled.ficco:17:47: X@0[0:8, 0:4] is in no tensor of the plan"),
@@ -294,7 +295,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     ),
     "gemm's types": (
         f"{GEMM}.left", box("H", 0, MINE, FIRST),
-        "ruled.ficco:17:47: H is bf16 and B is fp32; a gemm takes one type",
+        "ruled.ficco:17:47: H is bf16 and B is fp32; a gemm takes one type, or two of fp8",
     ),
     "gemm in place": (
         f"{GEMM}.out", box("P", 0, MINE, FIRST), "ruled.ficco:17:47: gemm writes the part of P that it reads",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ficco_dsl import verbs
 
 from ...geometry.region import contiguous, overlap, shape_words, summary
+from ...types import TYPES
 from .. import ir
 from ..evaluate import Mistake
 from .kind import Make, Named, Names, OpKind, Size, Tensors
@@ -70,6 +71,8 @@ class CollectiveKind(OpKind[ir.Collective]):
         a, b = tensors[src.tensor].dtype, tensors[dst.tensor].dtype
         if a != b and call.kind != "send_recv":
             return f"{call.kind} from {src.tensor} ({a}) to {dst.tensor} ({b}): a collective does not change the type"
+        if TYPES[a].quantised and call.kind in ("all_reduce", "reduce_scatter") and tensors[src.tensor].scaling is None:
+            return f"{call.kind}: {src.tensor} is {a}, of which no library makes sums: give the call bf16, fp16 or fp32"
         if overlap(dst, src) and not (call.kind == "all_reduce" and dst == src):
             return f"{call.kind}: source and destination overlap"
         ranks = len(tensors[src.tensor].shapes)

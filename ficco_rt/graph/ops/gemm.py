@@ -13,8 +13,8 @@ from ficco_dsl.diagnostics import Span
 
 from ...errors import malformed
 from ...geometry.region import Box, Region, overlap, shape_words
-from ...types import TYPES
-from .. import ir
+from ...types import BLOCKS, TYPES
+from .. import ir, scales
 from ..evaluate import Scope
 from ..functions import FunctionName
 from ..symbolic import Algebra, Pieces, added, multiply, transposed
@@ -43,7 +43,10 @@ class GemmKind(OpKind[ir.Gemm]):
                 product = (out, right, left, not right_turned, not left_turned)
             else:
                 product = (out, left, right, left_turned, right_turned)
-            return ir.Op(where, ir.Gemm(*product, s.accumulate, added(scope), function, factor(scope)))
+            tensors = names.tensors
+            scaled = [(r, tensors[r.tensor]) for r in product[1:3] if tensors[r.tensor].scaling is not None]
+            read = tuple(names.scales.of(r) for r, t in scaled if scales.cut(r, t) is None)
+            return ir.Op(where, ir.Gemm(*product, s.accumulate, added(scope), function, factor(scope), read))
 
         return gemm
 
@@ -69,11 +72,17 @@ class GemmKind(OpKind[ir.Gemm]):
         if k == 0 and m and n and not gemm.accumulate:
             return f"{product}: nothing to add up; the inner size is 0: leave such a piece out with 'if'"
         a, b, c = (tensors[r.tensor].dtype for r in (left, right, out))
-        if a != b:
-            return f"{left.tensor} is {a} and {right.tensor} is {b}; a gemm takes one type"
+        coarse = TYPES[a].quantised and TYPES[b].quantised
+        if a != b and not coarse:
+            return f"{left.tensor} is {a} and {right.tensor} is {b}; a gemm takes one type, or two of fp8"
+        if a == b == "fp8_e5m2":
+            return f"{left.tensor} and {right.tensor} are {a}; of the operands of a gemm one at least is fp8_e4m3"
         wide = TYPES[a].accumulator
-        if c not in (a, wide):
+        types: tuple[str, ...] = tuple(TYPES) if coarse else (a, wide)
+        if c not in types:
             return f"a product of {a} goes to {a} or {wide}; {out.tensor} is {c}"
+        if message := _scales_fit(gemm, tensors):
+            return message
         for operand in (left, right):
             if overlap(out, operand):
                 return f"gemm writes the part of {out.tensor} that it reads"
@@ -87,10 +96,10 @@ class GemmKind(OpKind[ir.Gemm]):
         if gemm.accumulate and (gemm.addends or gemm.function):
             return f"'+=' takes no {'sum' if gemm.addends else gemm.function}"
         for addend in gemm.addends:
-            message = term_fits("gemm", out, addend, tensors, (a, wide))
+            message = term_fits("gemm", out, addend, tensors, (c, wide) if coarse else types)
             if message is not None:
                 return message
-        return function_fits("gemm", gemm, tensors, (a, wide))
+        return function_fits("gemm", gemm, tensors, (c, wide) if coarse else types)
 
     def text(self, gemm: ir.Gemm) -> str:
         left, right = (f"{r}{'.T' if t else ''}" for r, t in _operands(gemm))
@@ -99,6 +108,10 @@ class GemmKind(OpKind[ir.Gemm]):
 
     def values(self, gemm: ir.Gemm, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         left, right = read(gemm.left), read(gemm.right)
+        for operand, pieces, of in zip((gemm.left, gemm.right), (left, right), gemm.scales, strict=False):
+            if not scales.belong(algebra, operand, pieces, of, read(of)):
+                other = algebra.opaque(f"a product of {operand.tensor} by the scales of other values")
+                return ([(Box((0, 0), gemm.out.shape), other)],)
         if gemm.left_transposed:
             left = transposed(algebra, left)
         if gemm.right_transposed:
@@ -114,7 +127,8 @@ class GemmKind(OpKind[ir.Gemm]):
             edge = [[0, n] for n in region.shape]
             edge[1 - axis if turned else axis] = [box.start[axis], box.stop[axis]]
             yield region, Box(tuple(a for a, _ in edge), tuple(b for _, b in edge))
-        yield from ((region, part_of(region, gemm.out, box)) for region in gemm.reads[2:])
+        others = gemm.reads[2 : len(gemm.reads) - len(gemm.scales)]
+        yield from ((region, part_of(region, gemm.out, box)) for region in others)
 
     def noise(self, gemm: ir.Gemm, noises: Noises, origin: Span) -> None:
         noises.multiply(gemm, origin)
@@ -128,7 +142,8 @@ class GemmKind(OpKind[ir.Gemm]):
         addends = [resolve(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
         if any(t.shape not in (out.shape, out.shape[-1:]) for t in addends):
             raise malformed(place, f"what is added to a product must have the shape of {gemm.out}")
-        a, b = _operand(left, gemm.left_transposed), _operand(right, gemm.right_transposed)
+        by: list[Memory | None] = [resolve(region) for region in gemm.scales] or [None, None]
+        a, b = _operand(left, gemm.left_transposed, by[0]), _operand(right, gemm.right_transposed, by[1])
         target = out.one
         if addends or gemm.function:
             store = twin_of(gemm, place, resolve)
@@ -145,11 +160,51 @@ class GemmKind(OpKind[ir.Gemm]):
         return lambda: out.store(np.matmul(a(), b()))
 
 
+def _scales_fit(gemm: ir.Gemm, tensors: Tensors) -> str | None:
+    """Both operands have scales or none has. Along K scales change every 128 elements in both, or in none."""
+    of = [tensors[operand.tensor] for operand in (gemm.left, gemm.right)]
+    if all(t.scaling is None for t in of):
+        return "gemm: there are scales, and its operands are not scaled" if gemm.scales else None
+    for (operand, _), t, other in zip(_operands(gemm), of, reversed(of), strict=True):
+        if t.scaling is None:
+            by = {"1x128": "128x128", "128x128": "1x128"}.get(other.scaling or "", "tensor")
+            return (
+                f"gemm: {other.name} is scaled {other.scaling} and {t.name} is not: scale both, such as "
+                f"{t.name} : {t.dtype} scaled {by}"
+            )
+        if message := scales.cut(operand, t):
+            return f"gemm: {message}"
+    for i, ((_, turned), t) in enumerate(zip(_operands(gemm), of, strict=True)):
+        if turned == (i == 0) and t.scaling != "128x128":
+            return (
+                f"gemm: {t.name} is scaled {t.scaling} as it is stored, and its rows lie along K here: its scales "
+                "would change with every element of K; store it with K as its columns"
+            )
+    blocked = [BLOCKS[t.scaling][1] for t in of if t.scaling is not None]
+    if blocked[0] != blocked[1]:
+        return (
+            f"gemm: {of[0].name} is scaled {of[0].scaling} and {of[1].name} is scaled {of[1].scaling}: along K scales "
+            "change every 128 elements on both sides or on none; scale both by blocks, or both by tensor or row"
+        )
+    if gemm.scales != tuple(scales.region_of(r, t) for r, t in zip((gemm.left, gemm.right), of, strict=True)):
+        return "gemm: the scales that it reads are not those of its operands"
+    return None
+
+
 def _operands(gemm: ir.Gemm) -> tuple[tuple[Region, bool], tuple[Region, bool]]:
     return (gemm.left, gemm.left_transposed), (gemm.right, gemm.right_transposed)
 
 
-def _operand(view: Memory, turned: bool) -> Callable[[], npt.NDArray[np.generic]]:
+def _operand(view: Memory, turned: bool, by: Memory | None = None) -> Callable[[], npt.NDArray[np.generic]]:
+    """The operand in fp32, multiplied by its scales."""
+    if by is not None:
+        plain = _operand(view, turned=False)
+
+        def scaled() -> npt.NDArray[np.generic]:
+            found: npt.NDArray[np.generic] = plain() * scales.spread(by.load32(), view.shape)
+            return found.swapaxes(-1, -2) if turned else found
+
+        return scaled
     if view.one is None:
         return (lambda: view.load32().swapaxes(-1, -2)) if turned else view.load32
     array = view.one.swapaxes(-1, -2) if turned else view.one

@@ -19,6 +19,7 @@ from ...machine.model import Machine
 from .. import ir
 from ..evaluate import Mistake, Scope
 from ..references import Reference, is_turned
+from ..scales import Companions
 from ..symbolic import Algebra, Pieces
 
 B = TypeVar("B", bound=ir.Body)
@@ -63,6 +64,7 @@ class Names:
         self, tensors: Tensors, transposed: Container[str], kernels: Mapping[str, n.KernelDecl] | None = None
     ) -> None:
         self.tensors, self.transposed, self.kernels = tensors, transposed, kernels or {}
+        self.scales = Companions(tensors)
 
     def one(self, ref: n.RegionRef) -> Callable[[Scope], Region]:
         return Reference(ref, self.tensors, self.transposed).one

@@ -102,7 +102,15 @@ class ReduceKind(OpKind[ir.Reduce]):
         """All terms have the shape of the result or are one row of it; a term may be the result itself, not a shifted
         part of it."""
         own = tensors[total.out.tensor].dtype
-        types = tuple(TYPES) if own == TYPES[own].accumulator else (own, TYPES[own].accumulator)
+        if found := next((tensors[r.tensor] for r in total.reads if tensors[r.tensor].scaling is not None), None):
+            return (
+                f"reduce: {found.name} is scaled {found.scaling}, and a reduce takes no scaled tensors; keep what is "
+                "summed in bf16, fp16 or fp32"
+            )
+        types = tuple(TYPES)
+        if own != TYPES[own].accumulator:
+            coarse = (t.name for t in TYPES.values() if t.quantised)
+            types = tuple(dict.fromkeys((own, TYPES[own].accumulator, *coarse)))
         for term in total.terms:
             message = term_fits("reduce", total.out, term, tensors, types)
             if message is not None:
