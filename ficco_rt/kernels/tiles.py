@@ -11,7 +11,7 @@ from ..geometry.region import Interval
 from ..geometry.rows import Block
 from ..graph.ir import Gemm
 from ..types import TYPES
-from .works import View, WorkOf
+from .works import View, WorkOf, scales_of
 
 DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
 
@@ -99,7 +99,7 @@ def operand(view: View) -> MatrixOperand | None:
 def work_of(product: WorkOf[Gemm]) -> MatrixWork | None:
     """The product on matrices; None if an operand's columns are not side by side."""
     operands = []
-    views = product.views[:3] if product.body.accumulate else product.views
+    views = product.views[: 3 if product.body.accumulate else len(product.views) - len(scales_of(product))]
     for view in views:
         found = operand(view)
         if found is None:

@@ -158,6 +158,8 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
     unknown = next((t for t in (dtype, out_dtype) if TYPES[t].blas is None), None)
     if unknown is not None:
         return f"it has no code for {unknown}; take tensors of another type"
+    if TYPES[dtype].quantised:
+        return f"operands are {dtype}; only our kernels multiply these"
     if product.body.function not in (None, FUNCTION):
         return f"{product.body.function} is applied to the sum; apply it by a reduce"
     if product.body.stored_afar:

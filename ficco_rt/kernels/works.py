@@ -11,7 +11,7 @@ from ..geometry.region import Axis, Interval, Region
 from ..geometry.rows import Block, Rows, fewer
 from ..graph.ir import Body, Gemm, Reduce, Tensor
 from ..graph.ops.reduce import is_row
-from ..types import TYPES, Dtype
+from ..types import TYPES, Dtype, Scaling
 
 B = TypeVar("B", bound=Body)
 B_co = TypeVar("B_co", bound=Body, covariant=True)
@@ -97,6 +97,18 @@ def _repeated(view: View, shape: tuple[int, ...]) -> View:
     return replace(view, region=region, shape=(*shape[:-1], *columns), repeated=True)
 
 
+def scales_of(work: WorkOf[Gemm]) -> tuple[View, ...]:
+    """The scales of the left and of the right operand of a product, if they are scaled."""
+    return work.views[len(work.views) - len(work.body.scales) :]
+
+
+def scaling_of(scales: View, operand: View) -> Scaling:
+    """How an operand is scaled that has such scales. Those of blocks have four columns at least."""
+    if scales.shape[-1] == 1:
+        return "row"
+    return "1x128" if scales.shape[-2] == operand.shape[-2] else "128x128"
+
+
 def with_rows(body: Body, sides: Sequence[T]) -> Sequence[T]:
     """Of a body's `sides`, its writes and then its reads, those of which it takes the same rows: those that have the
     result's, or of a product over rows its operands."""
@@ -107,6 +119,8 @@ def with_rows(body: Body, sides: Sequence[T]) -> Sequence[T]:
     rows = [not is_row(region, body.out) for region in (*body.writes, *body.reads)]
     if isinstance(body, Gemm):
         rows[2] = False
+        if body.scales:
+            rows[-1] = False
     return tuple(side for side, has_rows in zip(sides, rows, strict=True) if has_rows)
 
 

@@ -18,7 +18,7 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.kernel_compiler import compile_text
 from ficco_rt.kernels.naive.plain_kernels import ADDEND, GEMM, REDUCE, TERM
 from ficco_rt.kernels.naive.tables import FLAG, RUN, TABLE, Packed
-from ficco_rt.types import TYPES
+from ficco_rt.types import TYPES, numpy_dtype
 from tests.mock.standin import StandIn
 
 NON_BLOCKING = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
@@ -276,7 +276,7 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
         maps = [v for i in range(6) for v in (i, 1)]
         sync = (0, waits, 0, signals)
         add = (number and not terms, 2 * number, 2, 1, number, *sync, 0, terms * number)
-        works += GEMM.pack(*map(put.place, (out, a, b)), n, 1, k, 1, n, 1, *maps, m, n, k, *add)
+        works += GEMM.pack(*map(put.place, (out, a, b)), n, 1, k, 1, n, 1, *maps, m, n, k, *add, 0, 0)
     parts = (works, added, runs, FLAG.pack(flag))
     table = gpus.put(np.frombuffer(b"".join(parts) + bytes(16), np.uint8))
     at = [table + sum(map(len, parts[:i])) for i in range(5)]
@@ -293,31 +293,36 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
         assert gpus.get(at[4], 4) == [0, 0, 0, 0]
 
 
-def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
-    """A sum of one fp32 term, stored as fp16: every rounding, subnormal, overflow."""
+@pytest.mark.parametrize("dtype", ["fp16", "fp8_e4m3", "fp8_e5m2"])
+def test_short_types_round_as_numpy_does(cuda: StandIn, gpus: Gpus, dtype: str) -> None:
+    """A sum of one fp32 term, stored in a short type: every rounding, subnormal, overflow."""
+    stored = numpy_dtype(dtype)
     rng = np.random.default_rng(1)
     values = rng.integers(0, 2**32, 20000, np.uint32).view(np.float32)
     values = np.concatenate([values, np.float32([65504, 65519, 65520, 2**-24, 2**-25, 1.5 * 2**-25, 0, np.inf])])
-    values = np.concatenate([values, np.float32(2.0) ** np.float32(rng.uniform(-26, -13, 5000))])
+    values = np.concatenate([values, np.float32(2.0) ** np.float32(rng.uniform(-26, 17, 20000))])
+    values = np.concatenate([values, np.float32([464, 465, 448, 2**-9, 2**-10, 57344, 61439, 61440, np.nan])])
     count = len(values)
-    source, out = gpus.put(values), gpus.put(np.zeros(count, np.float16))
+    source, out = gpus.put(values), gpus.put(np.zeros(count, stored))
     put = Packed(REDUCE)
     job = REDUCE.pack(put.place(out), count, 1, count, 0, 1, 1, 0, 0, -(-count // 512), 0, 1, 0, 0, 0, 0)
     term = TERM.pack(put.place(source), count, TYPES["fp32"].number, 0)
     table = gpus.put(np.frombuffer(job + term + bytes(16), np.uint8))
-    code = compile_text('extern "C" __global__ void naive_reduce_fp16() {}', "x.cu", ["-arch=sm_75"]).code
-    function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), b"naive_reduce_fp16")
+    name = f"naive_reduce_{dtype}"
+    code = compile_text(f'extern "C" __global__ void {name}() {{}}', "x.cu", ["-arch=sm_75"]).code
+    function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), name.encode())
     ends = (table + len(job), table + len(job) + len(term))
     arguments = [
         TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 512), 0, 0, 0, 0, *put.addresses())
     ]
     assert launch(gpus.streams[0], function, arguments, grid=2) == 0
     call(cu.cuStreamSynchronize, gpus.streams[0])
-    got = np.empty(count, np.float16)
+    got = np.empty(count, stored)
     call(cu.cuMemcpyDtoH, got.ctypes.data, out, got.nbytes)
-    with np.errstate(over="ignore"):
-        wanted = values.astype(np.float16)
-    same = (got.view(np.uint16) == wanted.view(np.uint16)) | (np.isnan(got) & np.isnan(wanted))
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = values.astype(stored)
+    bits = np.dtype(f"u{stored.itemsize}")
+    same = (got.view(bits) == wanted.view(bits)) | (np.isnan(got) & np.isnan(wanted))
     assert same.all(), (values[~same][:3], got[~same][:3], wanted[~same][:3])
 
 

@@ -203,6 +203,7 @@ def test_sums_of_terms_of_another_type(dtype: Dtype, other: Dtype, tmp_path: Pat
         terms = [region(name, (rows,), (columns,)) for name in "ABC"]
         wanted[slice(*rows), slice(*columns)] = sum(map(tensors.of, terms))
         works.append(tensors.sum(terms[2], tuple(terms), ()))
+    wanted = wanted.astype(numpy_dtype(wide))
     run(launch(works, np.zeros(1, np.uint32), False), 3, 5, tmp_path)
     assert np.array_equal(tensors.arrays["C"], wanted)
 

@@ -43,7 +43,8 @@ def _entry(work: Work) -> str:
     """The name of the kernel that makes it, compiled for its types."""
     kernel = kernel_of([work.body])
     function = kernel.function(work)
-    return "_".join((kernel.name, *kernel.types(work), *((function,) if function else ())))
+    scaled = ("scaled",) if kernel.scaled(work) else ()
+    return "_".join((kernel.name, *kernel.types(work), *scaled, *((function,) if function else ())))
 
 
 class Naive(Family[NaiveGemm]):
@@ -76,7 +77,7 @@ class Naive(Family[NaiveGemm]):
             if isinstance(found, str):
                 return found
             left = Window(found.least, found.most if request.smem is None else request.smem)
-        dtype = only(request.works, Gemm)[0].views[1].dtype
+        dtype = PLAIN.held(only(request.works, Gemm)[0])
         fewest, most = _STAGES
         needed = PLAIN.smem(fewest, dtype)
         if needed > left.most:
@@ -88,7 +89,7 @@ class Naive(Family[NaiveGemm]):
 
     def leaving(self, kernel: NaiveKernel[Any], request: GemmRequest, limits: Limits) -> Window | str:
         """The shared memory, static and dynamic, of as many blocks of a kernel as leave what the request says."""
-        dtype = next((w.views[1].dtype for w in only(request.works, Gemm)), "bf16")
+        dtype = next(map(PLAIN.held, only(request.works, Gemm)), "bf16")
         block = block_of(kernel, limits, kernel.smem(_STAGES[0], dtype))
         ways = [s for _, s in shapes([block], request, limits)]
         if not ways:
@@ -108,7 +109,7 @@ class Naive(Family[NaiveGemm]):
             kernel = kernel_of([works[0].body])
             types, block = kernel.types(works[0]), block_of(kernel, limits)
             # the plan's figure counts all shared memory of a block
-            smem = max(kernel.smem(1, *types[:1]), request.smem - block.static_smem)
+            smem = max(kernel.smem(1, kernel.held(works[0])), request.smem - block.static_smem)
             fitting = resident(block.threads, block.registers, smem + block.static_smem, limits)
             tile = kernel.cut(works, request.sms)
             tiles = sum(kernel.tiles(w, tile) for w in works)
@@ -120,6 +121,8 @@ class Naive(Family[NaiveGemm]):
             defines = [f"-D{kernel.name.removeprefix('naive_').upper()}={entry}"]
             if types:
                 defines += (f"-DIN={TYPES[types[0]].number}", f"-DOUT={TYPES[types[-1]].number}")
+            defines += [f"-DRIGHT={TYPES[t].number}" for t in types[1:-1]]
+            defines += ["-DSCALED"] * kernel.scaled(works[0])
             defines += applied(kernel.function(works[0]))
             yield KernelConfig(
                 family=self.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -13,8 +13,8 @@ from ...geometry.cells import Cell, Side, cells
 from ...geometry.region import Axis
 from ...graph.functions import FunctionName
 from ...graph.ir import Body, Copy, Gemm, Reduce
-from ...types import TYPES
-from ..works import View, WorkOf, given
+from ...types import ACCUMULATOR, TYPES, Scaling
+from ..works import View, WorkOf, given, scales_of, scaling_of
 from .tables import Packed
 
 B = TypeVar("B", bound=Body)
@@ -26,9 +26,10 @@ SUM_TILE = 2 * THREADS  # accesses a tile
 COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, the most before its flags go up
 
 # The structs of `src/works.h`
-GEMM = struct.Struct("<9q26i")
+GEMM = struct.Struct("<9q28i")
 REDUCE = struct.Struct("<4q12i")
 ADDEND = struct.Struct("<3q6i")
+SCALES = struct.Struct("<3q6i")
 COPY = struct.Struct("<4q10i")
 TERM = struct.Struct("<Qqii")
 
@@ -60,6 +61,14 @@ class NaiveKernel(ABC, Generic[B]):
         """The function of sums for which it is compiled."""
         return None
 
+    def scaled(self, work: WorkOf[B]) -> bool:
+        """Whether it is compiled for operands with scales."""
+        return False
+
+    def held(self, work: WorkOf[B]) -> str:
+        """The type of what it has in shared memory."""
+        return "bf16"
+
     def smem(self, stages: int, dtype: str = "bf16") -> int:
         """Dynamic shared memory of a block, bytes."""
         return 0
@@ -90,11 +99,17 @@ class NaiveGemm(NaiveKernel[Gemm]):
     cluster: ClassVar[int] = 1
 
     def types(self, work: WorkOf[Gemm]) -> tuple[str, ...]:
-        out, left, *_ = work.views
-        return left.dtype, out.dtype
+        out, left, right, *_ = work.views
+        return left.dtype, *(() if right.dtype == left.dtype else (right.dtype,)), out.dtype
 
     def function(self, work: WorkOf[Gemm]) -> FunctionName | None:
         return work.body.function
+
+    def scaled(self, work: WorkOf[Gemm]) -> bool:
+        return bool(work.body.scales)
+
+    def held(self, work: WorkOf[Gemm]) -> str:
+        return ACCUMULATOR if work.body.scales else work.views[1].dtype
 
     def smem(self, stages: int, dtype: str = "bf16") -> int:
         return stages * sum(self.tile) * DEPTH * TYPES[dtype].bytes
@@ -107,7 +122,9 @@ class NaiveGemm(NaiveKernel[Gemm]):
         return -(-rows // TILE) * -(-columns // TILE)
 
     def pack(self, packed: Packed, work: WorkOf[Gemm], tile: Tile) -> int:
-        out, left, right, *others = given(work).views
+        made = given(work)
+        scales = scales_of(made)
+        out, left, right, *others = made.views[: len(made.views) - len(scales)]
         accumulate, (left_t, right_t) = work.body.accumulate, work.body.transposed
         addends = () if accumulate else others
         left_axes, right_axes = _axes(left)[:: -1 if left_t else 1], _axes(right)[:: -1 if right_t else 1]
@@ -121,13 +138,23 @@ class NaiveGemm(NaiveKernel[Gemm]):
                 packed.place(view.base), row_step, column_step,
                 *packed.runs_of(rows), *packed.runs_of(columns), TYPES[view.dtype].number, 0,
             )  # fmt: skip
+        for view, operand, flipped in zip(scales, (left, right), (left_t, not right_t), strict=False):
+            (mn, mn_step), (along, k_step) = _axes(view)[:: -1 if flipped else 1]
+            packed.terms += SCALES.pack(
+                packed.place(view.base), mn_step, k_step, *packed.runs_of(mn), *packed.runs_of(along),
+                *_SHIFTS[scaling_of(view, operand)],
+            )  # fmt: skip
         maps = [number for axis, _ in axes for number in packed.runs_of(axis)]
         packed.works += GEMM.pack(
             *(packed.place(view.base) for view in (out, left, right)), *(step for _, step in axes), *maps, m, n, k,
             int(accumulate), packed.tiles, tiles, -(-n // TILE), len(packed.of_works), *packed.sync(work), first_term,
-            len(addends),
+            len(addends), len(scales), 0,
         )  # fmt: skip
         return tiles
+
+
+# Of an operand's rows or columns of the result, and of K, that share a scale: binary digits
+_SHIFTS: Mapping[Scaling, tuple[int, int]] = {"row": (0, 31), "1x128": (0, 7), "128x128": (7, 7)}
 
 
 def _axes(view: View) -> tuple[tuple[Axis, int], ...]:
@@ -226,7 +253,7 @@ class _CopyTile:
     def unit(self) -> int:
         """Bytes of an access."""
         pitches = (self.to_pitch, self.of_pitch) if self.rows > 1 else ()
-        return next(u for u in (16, 8, 4, 2) if all(n % u == 0 for n in (self.to, self.of, self.width, *pitches)))
+        return next(u for u in (16, 8, 4, 2, 1) if all(n % u == 0 for n in (self.to, self.of, self.width, *pitches)))
 
 
 def _rows(work: WorkOf[Copy]) -> Iterator[_CopyTile]:

@@ -1,9 +1,9 @@
 // The kernels that any GPU runs: the plain twin of the GEMMs, a sum, and a copy.
 //
 // Compiled by NVRTC or hipRTC with -DGEMM=…, -DREDUCE=… or -DCOPY=…, the name of the one kernel wanted, the first two also
-// with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type), and with the function of their sums,
-// if there is one (functions.cuh). No vendor's header is included, so
-// the compiler alone suffices. With -DMARKS=1 they tell when their tiles waited, began and ended (marks.h).
+// with -DIN=… -DOUT=… (the numbers of Type below; the operands' and the result's type), a product with -DRIGHT=…, if its
+// right operand has another type, and -DSCALED, if both have scales, and with the function of their sums, if there is one
+// (functions.cuh). No vendor's header is included, so the compiler alone suffices. With -DMARKS=1 they tell when their tiles waited, began and ended (marks.h).
 //
 // All take a table of works and walk their tiles in order, giving them out by block number. In a launch that both waits
 // for flags and raises some a counter in memory gives them out, so that whatever comes earlier in the order has been
@@ -70,7 +70,7 @@ __device__ __forceinline__ void acquire() {}  // the block's barrier passes it o
 
 // The types by their numbers: the bits of an element, and to and from float, to nearest, ties to even. A number that is
 // missing here does not compile.
-constexpr int TYPES = 3;
+constexpr int TYPES = 5;
 template <int NUMBER> struct Type;
 template <> struct Type<0> {  // bf16
     typedef unsigned short Bits;
@@ -91,10 +91,41 @@ template <> struct Type<2> {  // fp32
     static __device__ __forceinline__ float widen(Bits x) { return __uint_as_float(x); }
     static __device__ __forceinline__ Bits narrow(float f) { return __float_as_uint(f); }
 };
+template <> struct Type<3> {  // fp8_e4m3: no infinity, one NaN of each sign, to which what is larger than 448 is rounded
+    typedef unsigned char Bits;
+    static __device__ __forceinline__ float widen(Bits x) {
+        const u32 sign = (u32)(x & 0x80) << 24, size = x & 0x7f;
+        if (size == 0x7f) return __uint_as_float(sign | 0x7fc00000u);
+        return __uint_as_float(sign | __float_as_uint(__uint_as_float(size << 20) * 0x1p120f));
+    }
+    static __device__ __forceinline__ Bits narrow(float f) {
+        const u32 u = __float_as_uint(f), sign = u >> 24 & 0x80;
+        u32 size = u & 0x7fffffffu;
+        if (size < 0x3c800000u) return (Bits)(sign | (__float_as_uint(__uint_as_float(size) + 0x1p14f) - 0x46800000u));  // subnormal
+        size = size > 0x7f800000u ? 0x7f : (size + 0x7ffffu + (size >> 20 & 1u) - 0x3c000000u) >> 20;
+        return (Bits)(sign | (size < 0x7f ? size : 0x7f));
+    }
+};
+template <> struct Type<4> {  // fp8_e5m2: the upper half of fp16
+    typedef unsigned char Bits;
+    static __device__ __forceinline__ float widen(Bits x) { return half_to_float((unsigned short)(x << 8)); }
+    static __device__ __forceinline__ Bits narrow(float f) {
+        const u32 u = __float_as_uint(f), sign = u >> 24 & 0x80;
+        u32 size = u & 0x7fffffffu;
+        if (size > 0x7f800000u) return (Bits)(sign | 0x7e);
+        if (size < 0x38800000u) return (Bits)(sign | (__float_as_uint(__uint_as_float(size) + 0x1p7f) - 0x43000000u));
+        size = (size + 0xfffffu + (size >> 21 & 1u) - 0x38000000u) >> 21;
+        return (Bits)(sign | (size < 0x7c ? size : 0x7c));
+    }
+};
 
 #ifndef COPY
+#ifndef RIGHT
+#define RIGHT IN
+#endif
 static_assert(IN >= 0 && IN < TYPES && OUT >= 0 && OUT < TYPES, "naive.cu knows no type of this number");
 typedef Type<IN>::Bits In;
+typedef Type<RIGHT>::Bits Right;
 typedef Type<OUT>::Bits Out;
 #endif
 
@@ -208,14 +239,37 @@ __device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
 // ---------------------------------------------------------------- out (+)= left · right (+ addends), or a function of it
 //
 // 256 threads make a tile of 128 × 128, 32 deep, 8 × 8 outputs each, summed in fp32. Any strides, any runs of
-// rows, columns and depth on every operand and addend. Dynamic shared memory: 256 · 32 elements of In.
+// rows, columns and depth on every operand and addend. Dynamic shared memory: 256 · 32 elements of In; of scaled operands
+// products with their scales, fp32.
 
 #ifdef GEMM
 constexpr int TILE = 128, DEPTH = 32;
 
+#ifdef SCALED
+typedef float InTile, RightTile;
+#define WIDEN(NUMBER, x) (x)
+
+template <int NUMBER> __device__ __forceinline__ float read(const Table &t, const Scales *s, u64 line, i64 at, int mn, int k) {
+    const Run *runs = (const Run *)t.runs;
+    const float scale = ((const float *)resolve(t, s->place))[place(runs, s->map_mn, mn >> s->by) * s->mn +
+                                                              place(runs, s->map_k, k >> s->by_k) * s->k];
+    return Type<NUMBER>::widen(((const typename Type<NUMBER>::Bits *)line)[at]) * scale;
+}
+#else
+typedef In InTile;
+typedef Right RightTile;
+#define WIDEN(NUMBER, x) Type<NUMBER>::widen(x)
+
+template <int NUMBER>
+__device__ __forceinline__ typename Type<NUMBER>::Bits read(const Table &, const Scales *, u64 line, i64 at, int, int) {
+    return ((const typename Type<NUMBER>::Bits *)line)[at];
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Mark *marks)) {
     alignas(16) extern __shared__ unsigned char dynamic[];
-    In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
+    InTile *left_tile = (InTile *)dynamic;
+    RightTile *right_tile = (RightTile *)(left_tile + TILE * DEPTH);
     __shared__ u64 at_m[TILE], at_n[TILE];  // addresses
     const Run *runs = (const Run *)t.runs;
     const Addend *all_addends = (const Addend *)t.terms;
@@ -233,8 +287,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
             if (row + thread < w.m) at_m[thread] = resolve(t, w.left) + place(runs, w.map_left_m, row + thread) * w.left_m * sizeof(In);
         } else if (column + thread - TILE < w.n) {
             at_n[thread - TILE] =
-                resolve(t, w.right) + place(runs, w.map_right_n, column + thread - TILE) * w.right_n * sizeof(In);
+                resolve(t, w.right) + place(runs, w.map_right_n, column + thread - TILE) * w.right_n * sizeof(Right);
         }
+        const Scales *scales = (const Scales *)(all_addends + w.first_addend + w.addends);
         __syncthreads();
 
         float sum[8][8] = {};
@@ -244,16 +299,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
 #pragma unroll 4
             for (int i = thread; i < TILE * DEPTH; i += THREADS) {
                 int k = left_by_k ? i % DEPTH : i / TILE, m = left_by_k ? i / DEPTH : i % TILE;
-                In v = 0;
+                InTile v = 0;
                 if (row + m < w.m && k0 + k < w.k)
-                    v = ((const In *)at_m[m])[place(runs, w.map_left_k, k0 + k) * w.left_k];
+                    v = read<IN>(t, scales, at_m[m], place(runs, w.map_left_k, k0 + k) * w.left_k, row + m, k0 + k);
                 left_tile[k * TILE + (m ^ k)] = v;
                 k = right_by_k ? i % DEPTH : i / TILE;
                 int n = right_by_k ? i / DEPTH : i % TILE;
-                v = 0;
+                RightTile r = 0;
                 if (column + n < w.n && k0 + k < w.k)
-                    v = ((const In *)at_n[n])[place(runs, w.map_right_k, k0 + k) * w.right_k];
-                right_tile[k * TILE + (n ^ k)] = v;
+                    r = read<RIGHT>(t, scales + 1, at_n[n], place(runs, w.map_right_k, k0 + k) * w.right_k, column + n, k0 + k);
+                right_tile[k * TILE + (n ^ k)] = r;
             }
             __syncthreads();
 #pragma unroll 4
@@ -261,8 +316,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
                 float a[8], b[8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    a[i] = Type<IN>::widen(left_tile[k * TILE + ((ty + 16 * i) ^ k)]);
-                    b[i] = Type<IN>::widen(right_tile[k * TILE + ((tx + 16 * i) ^ k)]);
+                    a[i] = WIDEN(IN, left_tile[k * TILE + ((ty + 16 * i) ^ k)]);
+                    b[i] = WIDEN(RIGHT, right_tile[k * TILE + ((tx + 16 * i) ^ k)]);
                 }
 #pragma unroll
                 for (int i = 0; i < 8; i++)
@@ -499,7 +554,8 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t IF_MARKS(, Mar
         if (w.unit == 16) move<Vector>(w);
         else if (w.unit == 8) move<u64>(w);
         else if (w.unit == 4) move<u32>(w);
-        else move<unsigned short>(w);
+        else if (w.unit == 2) move<unsigned short>(w);
+        else move<unsigned char>(w);
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, w.sync, w.work, w.work_tiles, flag);
     }

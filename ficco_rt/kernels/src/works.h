@@ -15,7 +15,7 @@ typedef struct Map { int first, count; } Map;   // its runs
 
 typedef struct Sync { int first_wait, waits, first_signal, signals; } Sync;   // of Table.flags
 
-// out (+)= left · right, or out = left · right + addends.
+// out (+)= left · right, or out = left · right + addends; the operands may be scaled.
 typedef struct Gemm {
     u64 out, left, right;                                   // places of element [0, 0]
     i64 out_m, out_n, left_m, left_k, right_k, right_n;     // strides, elements
@@ -24,6 +24,7 @@ typedef struct Gemm {
     int first_tile, tiles, columns, counter;                // tiles: in all; columns: tiles in a row of tiles
     Sync sync;
     int first_addend, addends;
+    int scaled, unused;                                     // scaled: 2 Scales stand behind the addends, else 0
 } Gemm;
 
 // A matrix that is added to a product, by the result's rows and columns.
@@ -31,8 +32,16 @@ typedef struct Addend {
     u64 place;                                              // of element [0, 0]
     i64 m, n;                                               // strides, elements
     Map map_m, map_n;
-    int type, unused;                                       // 0 bf16, 1 fp16, 2 fp32
+    int type, unused;                                       // the number of a type in naive.cu
 } Addend;
+
+// What the elements of an operand are multiplied by, fp32: one for 1 << by rows or columns of the result and 1 << by_k of K.
+typedef struct Scales {
+    u64 place;                                              // of element [0, 0]
+    i64 mn, k;                                              // strides, elements
+    Map map_mn, map_k;
+    int by, by_k;
+} Scales;
 
 // out = the sum of terms.
 typedef struct Reduce {
@@ -49,7 +58,7 @@ typedef struct Term { u64 place; i64 pitch; int type, unused; } Term;   // type:
 typedef struct Copy {
     u64 to, from;                                           // places
     i64 to_pitch, from_pitch;                               // bytes
-    int rows, units, unit;                                  // units: accesses a row, of 16, 8, 4 or 2 bytes
+    int rows, units, unit;                                  // units: accesses a row, of 16, 8, 4, 2 or 1 bytes
     int work, work_tiles, unused;                           // tiles of one work share a counter
     Sync sync;
 } Copy;

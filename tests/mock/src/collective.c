@@ -97,7 +97,7 @@ static Meeting *meeting_of(Clique *clique, uint64_t number) {
     return clique->meetings = m;
 }
 
-static Type type_of(int nccl) { return nccl == 6 ? FP16 : nccl == 7 ? FP32 : BF16; }
+static Type type_of(int nccl) { return nccl == 1 ? FP8_E4M3 : nccl == 6 ? FP16 : nccl == 7 ? FP32 : BF16; }   // 1: bytes
 
 static float load(Type t, uint64_t base, uint64_t i) { return number_load(t, (void *)(base + i * (uint64_t)type_bytes(t))); }
 

@@ -8,13 +8,13 @@
 #include <string.h>
 
 enum { TILE = 128, REDUCE_TILE = 512 };
-typedef struct { Type in, out; Applied function; } State;
+typedef struct { Type in, right, out; bool scaled; Applied function; } State;
 
-static const char *const type_names[] = {"bf16", "fp16", "fp32"};
+static const char *const type_names[TYPES] = {"bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2"};
 
 static int type_at(const char *name, const char **rest) {
-    for (int t = 0; t < 3; t++)
-        if (!strncmp(name, type_names[t], 4)) return *rest = name + 4, t;
+    for (int t = 0; t < TYPES; t++)
+        if (!strncmp(name, type_names[t], strlen(type_names[t]))) return *rest = name + strlen(type_names[t]), t;
     return -1;
 }
 
@@ -23,16 +23,21 @@ static int open_table(Launch *l) {
     return memory_reach(l->device, t->works, 1) || memory_reach(l->device, t->counters, 8) ? ILLEGAL_ADDRESS : OK;
 }
 
-// The types stand in the entry's name, and the function of sums: naive_gemm_<in>_<out>[_gelu], naive_reduce_<out>[_gelu].
+// The types stand in the entry's name, and the function of sums: naive_gemm_<in>[_<right>]_<out>[_scaled][_gelu],
+// naive_reduce_<out>[_gelu].
 static int open_types(Launch *l, const char *rest, bool two) {
     State *s = l->state = malloc(sizeof *s);
-    int in = type_at(rest, &rest), out = two && *rest == '_' ? type_at(rest + 1, &rest) : in;
+    int in = type_at(rest, &rest), right = in, out = two && *rest == '_' ? type_at(rest + 1, &rest) : in;
+    const char *more = rest;
+    int third = two && *rest == '_' ? type_at(rest + 1, &more) : -1;
+    if (third >= 0) rest = more, right = out, out = third;
+    if ((s->scaled = !strncmp(rest, "_scaled", 7))) rest += 7;
     s->function = function_named(kernel_name(l));
     if (in < 0 || out < 0 || !*rest == !!s->function) {
         violation("kernel %s: its name tells no types", l->function->name);
         return LAUNCH_FAILED;
     }
-    s->in = (Type)in;
+    s->in = (Type)in, s->right = (Type)right;
     s->out = (Type)out;
     return open_table(l);
 }
@@ -119,11 +124,24 @@ static float with_term(Applied function, float sum, float term, bool last) {
 }
 static float stored(Applied function, float sum) { return function == SILU_MUL ? sum : number_applied(function, sum); }
 
+// What an element of a scaled operand is multiplied by: `mn` counts rows or columns of the result, k along K.
+static int scale_of(const Launch *l, const Scales *s, int mn, int k, float *scale) {
+    const Table *t = (const Table *)l->arguments;
+    int64_t at = place(t, s->map_mn, mn >> s->by) * s->mn + place(t, s->map_k, k >> s->by_k) * s->k;
+    uint64_t from = resolve(t, s->place) + (uint64_t)(at * 4);
+    if (memory_reach(l->device, from, 4)) return ILLEGAL_ADDRESS;
+    *scale = *(const float *)from;
+    return OK;
+}
+
 static int gemm_run(Launch *l, int tile) {
     const Table *t = (const Table *)l->arguments;
     const State *types = l->state;
     const Gemm *w = gemm_of(t, tile);
-    int in = type_bytes(types->in), out = type_bytes(types->out);
+    int in = type_bytes(types->in), of = type_bytes(types->right), out = type_bytes(types->out);
+    const Scales *scales = (const Scales *)((const Addend *)t->terms + w->first_addend + w->addends);
+    float scale = 1;
+    if (w->scaled != types->scaled * 2) return violation("%s: a table of %d scaled operands", l->function->name, w->scaled), LAUNCH_FAILED;
     int row = (tile - w->first_tile) / w->columns * TILE, column = (tile - w->first_tile) % w->columns * TILE;
     int rows = w->m - row < TILE ? w->m - row : TILE, columns = w->n - column < TILE ? w->n - column : TILE;
     float *left = malloc(sizeof(float) * (size_t)w->k * 2 * TILE), *right = left + (size_t)w->k * TILE;
@@ -133,15 +151,17 @@ static int gemm_run(Launch *l, int tile) {
         for (int k = 0; k < w->k; k++) {
             uint64_t from = resolve(t, w->left) + (uint64_t)((at + place(t, w->map_left_k, k) * w->left_k) * in);
             if ((code = memory_reach(l->device, from, (uint64_t)in))) break;
-            left[(size_t)i * (size_t)w->k + (size_t)k] = number_load(types->in, (void *)from);
+            if (w->scaled && (code = scale_of(l, scales, row + i, k, &scale))) break;
+            left[(size_t)i * (size_t)w->k + (size_t)k] = number_load(types->in, (void *)from) * scale;
         }
     }
     for (int j = 0; j < columns && !code; j++) {
         int64_t at = place(t, w->map_right_n, column + j) * w->right_n;
         for (int k = 0; k < w->k; k++) {
-            uint64_t from = resolve(t, w->right) + (uint64_t)((at + place(t, w->map_right_k, k) * w->right_k) * in);
-            if ((code = memory_reach(l->device, from, (uint64_t)in))) break;
-            right[(size_t)k * TILE + (size_t)j] = number_load(types->in, (void *)from);
+            uint64_t from = resolve(t, w->right) + (uint64_t)((at + place(t, w->map_right_k, k) * w->right_k) * of);
+            if ((code = memory_reach(l->device, from, (uint64_t)of))) break;
+            if (w->scaled && (code = scale_of(l, scales + 1, column + j, k, &scale))) break;
+            right[(size_t)k * TILE + (size_t)j] = number_load(types->right, (void *)from) * scale;
         }
     }
     for (int i = 0; i < rows && !code; i++) {

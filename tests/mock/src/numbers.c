@@ -1,4 +1,4 @@
-// bf16 and fp16 to and from float: nearest, ties to even.
+// bf16, fp16 and fp8 to and from float: nearest, ties to even.
 #include "standin.h"
 
 #include <math.h>
@@ -35,13 +35,39 @@ static uint16_t float_to_half(float f) {
     return (uint16_t)(sign | ((size - 0x38000000) >> 13));
 }
 
+// fp8: bits of exponent and of mantissa. fp8_e4m3 has no infinity, and one NaN of each sign.
+static float of_fp8(Type t, uint8_t x) {
+    if (t == FP8_E5M2) return half_to_float((uint16_t)(x << 8));
+    int exponent = x >> 3 & 15, mantissa = x & 7;
+    float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+    if ((x & 0x7F) == 0x7F) size = NAN;
+    return x & 0x80 ? -size : size;
+}
+static uint8_t to_fp8(Type t, float f) {
+    int mantissa = t == FP8_E4M3 ? 3 : 2, least = t == FP8_E4M3 ? -6 : -14, top = t == FP8_E4M3 ? 0x7F : 0x7C;
+    uint8_t sign = signbit(f) ? 0x80 : 0;
+    if (isnan(f)) return (uint8_t)(sign | (t == FP8_E4M3 ? 0x7F : 0x7E));
+    if (isinf(f)) return (uint8_t)(sign | top);
+    int exponent;
+    frexpf(f, &exponent);                                          // |f| in [½, 1) · 2^exponent
+    exponent = f != 0 && exponent - 1 > least ? exponent - 1 : least;
+    long units = lrintf(ldexpf(fabsf(f), mantissa - exponent));    // of the last place: ties to even
+    long code = units + ((long)(exponent - least) << mantissa);    // the leading one is the exponent's lowest bit
+    return (uint8_t)(sign | (code < top ? code : top));
+}
+
 float number_load(Type t, const void *at) {
+    if (t > FP32) return of_fp8(t, *(const uint8_t *)at);
     if (t == FP32) return *(const float *)at;
     uint16_t h = *(const uint16_t *)at;
     return t == BF16 ? of_bits((uint32_t)h << 16) : half_to_float(h);
 }
 
 void number_store(Type t, void *at, float value) {
+    if (t > FP32) {
+        *(uint8_t *)at = to_fp8(t, value);
+        return;
+    }
     if (t == FP32) {
         *(float *)at = value;
         return;

@@ -407,11 +407,11 @@ void hip_reset(void);                // its current device is the first
 
 // ---------------------------------------------------------------- numbers
 
-typedef enum { BF16, FP16, FP32 } Type;
+typedef enum { BF16, FP16, FP32, FP8_E4M3, FP8_E5M2, TYPES } Type;
 float number_load(Type t, const void *at);
 typedef enum { NO_FUNCTION, GELU, GELU_TANH, SILU, SILU_MUL } Applied;   // with SILU_MUL what comes last is a factor
 Applied function_named(const char *entry);                               // of a kernel's sums
 float number_applied(Applied function, float sum);
 void number_store(Type t, void *at, float value);
-static inline int type_bytes(Type t) { return t == FP32 ? 4 : 2; }
+static inline int type_bytes(Type t) { return t == FP32 ? 4 : t < FP32 ? 2 : 1; }
 void kernel_store(const Launch *l, Type type, uint64_t to, float value);
