@@ -16,11 +16,13 @@ from ficco_rt.files import shipped
 from ficco_rt.geometry.rows import Rows
 from ficco_rt.graph.overrides import by_library as by_vendor
 from ficco_rt.select.sized import _ROWS
+from ficco_rt.types import ELEMENT_TYPES
 
 RANKS = (1, 2, 3, 4, 7, 8)
 ALL = bool(os.environ.get("FICCO_ALL"))  # all cases of tests that else take a few of them
 _Case = TypeVar("_Case")
 SCHEDULES = tuple(e.name for e in shipped.entries())
+FLOATS = tuple(t.name for t in ELEMENT_TYPES if not t.quantised)
 
 
 @cache
@@ -47,6 +49,23 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
         counts = [[(3 if even else 1) * (1 + (s + 2 * e) % 4) for e in range(ranks)] for s in range(ranks)]
         chosen |= {"counts": counts, "N": 5, "K": 7}
     return {k: v for k, v in chosen.items() if k in declared or k == "T"}
+
+
+SCALED = tuple(n for n in SCHEDULES if n.partition("/")[0] in ("ag_gemm", "gemm_rs", "gemm_ar", "a2a_gemm"))
+SCALINGS = (("1x128", "128x128"), ("row", "row"), ("tensor", "row"), ("row", "tensor"))
+
+
+def scaled(name: str, ranks: int, turn: int) -> dict[str, object]:
+    """Small sizes of a shipped schedule with scaled operands, others at each turn."""
+    left, right = SCALINGS[0 if name.endswith("_2d") else turn % len(SCALINGS)]
+    dtypes = [("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2")][turn % 3]
+    types = {"T": f"{dtypes[0]} scaled {left}", "Weight": f"{dtypes[1]} scaled {right}"}
+    deep = 256 if name.endswith("_2d") else 160
+    each = deep * ranks if name.startswith(("gemm_rs", "gemm_ar")) else deep
+    found = sizes(name, ranks, even=turn % 2 == 0) | few_chunks(name) | {"K": each, "transb": 1, **types}
+    if name.endswith("_2d"):
+        found["chunks"] = 2
+    return found | {"Sum": ("bf16", "fp16", "fp32")[turn % 3]}
 
 
 def rows(operation: str, ranks: int, planned: int, m: int) -> Rows:

@@ -172,7 +172,7 @@ def _sizes(operation: Operation) -> Mapping[str, object] | None:
     (product,), (exchange,) = usual.multiplications, usual.exchanges
     (m, n, k), *_ = product.shapes
     columns, depth = (sum(shape[axis] for shape in product.shapes) for axis in (1, 2))
-    types = {"T": product.dtype}
+    types = {"T": product.dtype, **({"Sum": product.result} if product.result != product.dtype else {})}
     match exchange.kind:
         case "all_gather":
             return types | {"M": m, "N": columns, "K": k}

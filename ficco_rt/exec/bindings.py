@@ -11,6 +11,7 @@ import numpy as np
 from ..driver.api import Array, DeviceArray
 from ..errors import UsageError
 from ..graph.ir import Tensor
+from ..graph.scales import columns, name_of, tensor_of
 from ..plan.ir import Plan
 from ..types import TYPES, numpy_dtype
 from .device_arrays import GAPS, host_array, look
@@ -44,6 +45,42 @@ def checked_on_device(
         bound[key] = seen
     apart(plan, {key: (seen.address, seen.shape) for key, seen in bound.items()})
     return bound
+
+
+def without_scales(plan: Plan, given: Mapping[str, object]) -> Mapping[str, object]:
+    """The given lists of pairs (values, scales) as two lists, for scaled inputs that are not given so already. Raises
+    UsageError."""
+    made = dict(given)
+    for tensor in plan.tensors:
+        pairs = given.get(tensor.name)
+        if tensor.scaling is not None and isinstance(pairs, list | tuple) and name_of(tensor.name) not in given:
+            found = [pair(tensor, number, each) for number, each in enumerate(pairs)]
+            made[tensor.name], made[name_of(tensor.name)] = [v for v, _ in found], [s for _, s in found]
+    return made
+
+
+def pair(tensor: Tensor, number: int, given: object) -> tuple[object, object]:
+    """The values and the scales that are given for a scaled tensor. Raises UsageError."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], given[1]
+    shapes = " and ".join(str(list(t.shapes[0])) for t in (tensor, tensor_of(tensor)))
+    raise UsageError(
+        f"{tensor.kind} {tensor.name}, number {number} of the list: it is scaled {tensor.scaling}; give a pair "
+        f"(values, scales), of shapes {shapes}; given {type(given).__name__}"
+    )
+
+
+def padded(tensor: Tensor, rank: int, scales: object) -> object:
+    """Scales as a run takes them: one number is repeated for every row, and rows of blocks are padded."""
+    wanted, extent = tensor_of(tensor).shapes[rank], tensor.shapes[rank][-1]
+    number = isinstance(scales, float | int)
+    array = np.array(scales, np.float32) if number else host_array(scales, lambda: f"scales of {tensor.name}")
+    if tensor.scaling == "tensor" and array.size == 1:
+        return np.full(wanted, array.reshape(()), np.float32)
+    missing = wanted[-1] - columns(tensor, extent)
+    if missing and array.shape == (*wanted[:-1], wanted[-1] - missing):
+        return np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, missing)])
+    return array
 
 
 def _wanted(tensor: Tensor, rank: int) -> str:

@@ -42,6 +42,7 @@ from ..files.arguments import of_kind, whole
 from ..files.store import Store
 from ..geometry.rows import Rows
 from ..graph.ir import Tensor
+from ..graph.scales import is_scales, name_of
 from ..machine.profiles import AnyMachine, chosen
 from ..plan.codec import plan_facts
 from ..plan.ir import Plan
@@ -50,7 +51,7 @@ from ..sim.simulate import simulate
 from ..trace.model import Lane, Trace
 from ..types import TYPES
 from ..version import __version__
-from .bindings import array_of, checked, checked_on_device
+from .bindings import array_of, checked, checked_on_device, padded, pair, without_scales
 from .bound import KEPT, KEPT_OF_MANY, Bindings, Bound, Given
 from .device_arrays import key_of
 from .workspace import TIMEOUT, Closable, User, Workspace
@@ -150,6 +151,7 @@ class Executor(Closable):
         self._user = User() if workspace is None else workspace.user
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
+        self._scaled = any(t.scaling is not None for t in plan.tensors)
         self._bound: Bound | None = None  # what the last run ran
         self._bindings = Bindings(driver, plan, KEPT if workspace is None else KEPT_OF_MANY)
         self._trace: Trace | None = None
@@ -293,7 +295,8 @@ class Executor(Closable):
 
         `tensors`: for each input and output that is bound a sequence of one array a rank of this process, of exactly
         the plan's shape and dtype, contiguous, bound by reference and written in place: a numpy array, or a tensor in
-        host memory that gives DLPack; on GPUs a tensor there. Or `bound`, what `bind` made of them. An input that is
+        host memory that gives DLPack; on GPUs a tensor there. Of a scaled input a sequence of pairs (values, scales),
+        with scales as the plan has them ("A.scales"). Or `bound`, what `bind` made of them. An input that is
         not given must have been set with `write`; an output that is not given is read with `read`. Binding other arrays
         takes milliseconds and waits for the last run; on GPUs bindings are cached, so that tensors at the addresses of
         one of the last few runs cost only a look-up.
@@ -462,7 +465,8 @@ class Executor(Closable):
     @_alone
     def write(self, tensor: str, rank: int, array: object) -> None:
         """Set the executor's own copy of an input, for runs that are not given one: from a numpy array, or a contiguous
-        tensor in host memory that gives DLPack.
+        tensor in host memory that gives DLPack. Of a scaled input a pair (values, scales), of which the scales may be
+        one number or have no padding.
 
         Raises UsageError: the tensor is no input (runs write outputs and scratch), or the array does not fit.
         """
@@ -472,10 +476,15 @@ class Executor(Closable):
         if found.kind != "input":
             names = ", ".join(t.name for t in self.plan.tensors if t.kind == "input") or "none"
             raise UsageError(f"{tensor} is {found.kind}, which a run writes; the inputs to write are {names}")
-        seen = array_of(found, rank, array, tensor, bound=False)
-        self._own([found])
-        self.driver.write(self._owned[tensor, rank], seen)
-        self._filled.add((tensor, rank))
+        parts = [(found, array)]
+        if found.scaling is not None and isinstance(array, tuple | list):
+            values, scales = pair(found, rank, array)
+            parts = [(found, values), (self._tensor(name_of(tensor), rank), padded(found, rank, scales))]
+        for part, given in parts:
+            seen = array_of(part, rank, given, part.name, bound=False)
+            self._own([part])
+            self.driver.write(self._owned[part.name, rank], seen)
+            self._filled.add((part.name, rank))
 
     @_alone
     def read(self, tensor: str, rank: int) -> Array:
@@ -556,6 +565,8 @@ class Executor(Closable):
 
     def _bind(self, tensors: Mapping[str, object]) -> Bound:
         """The plan bound to the given arrays, and to buffers of the executor for the rest."""
+        if self._scaled:
+            tensors = without_scales(self.plan, tensors)
         seen = key_of(tensors) if self.driver.on_device else None
         known = self._bindings.known(seen) if seen is not None else None
         if known is not None:
@@ -565,6 +576,9 @@ class Executor(Closable):
         self._own(mine)
         for tensor in mine:
             absent = [r for r in self.ranks if (tensor.name, r) not in self._filled]
+            if tensor.kind == "input" and absent and is_scales(tensor.name):
+                scaled, _, _ = tensor.name.partition(".")
+                raise UsageError(f"input {scaled} of rank {absent[0]} has values and no scales: give pairs of both")
             if tensor.kind == "input" and absent:
                 raise UsageError(
                     f"input {tensor.name} of rank {absent[0]} has no value: give run({tensor.name}=[…]), "

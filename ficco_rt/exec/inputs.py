@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt, log, prod
@@ -14,6 +14,7 @@ from ..driver.api import Array
 from ..graph.claim_values import functions, operands, walk
 from ..graph.functions import FUNCTIONS
 from ..graph.ir import Added, Applied, ClaimValue, Combined, Operand, Product
+from ..graph.scales import is_scales, name_of, spread
 from ..plan.ir import Plan
 from ..types import TYPES, numpy_dtype
 from .reference import extent
@@ -64,9 +65,11 @@ def integers(plan: Plan) -> Integers:
 
 
 def exact_limit(plan: Plan) -> int:
-    """The integers up to here are stored without rounding in all of the plan's tensors, and so are products of two if
-    claims have a function with a factor."""
-    types = [TYPES[t.dtype] for t in plan.tensors]
+    """The integers up to here are stored without rounding in all of the plan's tensors, but for those of fp8 that hold
+    no sums, and so are products of two if claims have a function with a factor."""
+    coarse = any(TYPES[dtype].quantised for claim in plan.claims for dtype in claim.within)
+    sums = (t for t in plan.tensors if (coarse and t.kind != "input") or not TYPES[t.dtype].quantised)
+    types = [TYPES[t.dtype] for t in sums]
     limit = min((t.exact for t in types), default=1)
     if any(FUNCTIONS[f.function].factor for c in plan.claims for f in functions(c.value)):
         limit = min(limit, isqrt(int(min(t.largest for t in types))))
@@ -76,9 +79,13 @@ def exact_limit(plan: Plan) -> int:
 def largest_one_signed(plan: Plan) -> float:
     """The largest of one-signed inputs: 1, or where a claimed result would pass the end of its type, the power of two
     that keeps it below."""
-    types = {t.name: TYPES[t.dtype] for t in plan.tensors}
+    types = {t.name: t.dtype for t in plan.tensors}
+    ends = [  # of the result's type, and of fp8 on the way to it
+        min(TYPES[t].largest for t in (types[c.targets[0].tensor], *(t for t in c.within if TYPES[t].quantised)))
+        for c in plan.claims
+    ]
     most = 1.0
-    while any(largest(c.value, most) > types[c.targets[0].tensor].largest for c in plan.claims):
+    while any(largest(c.value, most) > end for c, end in zip(plan.claims, ends, strict=True)):
         most /= 2
     return most
 
@@ -108,11 +115,15 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> d
     for number, tensor in enumerate(plan.tensors):
         if tensor.kind != "input":
             continue
-        dtype = numpy_dtype(tensor.dtype)
+        dtype, deviation = numpy_dtype(tensor.dtype), scale(plan)
+        if tensor.scaling is not None:  # of which the scales have the rest
+            deviation = 1.0
         arrays = []
         for rank, shape in enumerate(tensor.shapes):
             rng = np.random.default_rng((seed, number, rank))
-            if chosen is not None:
+            if is_scales(tensor.name):
+                arrays.append(_scales(rng, shape, values, deviation, one=_one(plan, tensor.name)))
+            elif chosen is not None:
                 table = _table(chosen.bound, chosen.density if tensor.name in chosen.sparse else 1.0, dtype)
                 arrays.append(table[rng.integers(0, table.size, shape, np.uint16)])
             elif most:
@@ -120,10 +131,36 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> d
                 arrays.append(table[rng.integers(0, table.size, shape, np.uint16)])
             else:
                 array = rng.standard_normal(shape, np.float32)
-                array *= np.float32(scale(plan))
+                array *= np.float32(deviation)
                 arrays.append(array.astype(dtype))
         inputs[tensor.name] = arrays
     return inputs
+
+
+def plain(plan: Plan, inputs: Mapping[str, Sequence[Array]]) -> Mapping[str, Sequence[Array]]:
+    """Inputs whose scaled tensors are multiplied by their scales, in fp32."""
+    scaled = [t.name for t in plan.tensors if t.kind == "input" and t.scaling is not None]
+    by = {name: zip(inputs[name], inputs[name_of(name)], strict=True) for name in scaled}
+    made = {name: [a.astype(np.float32) * spread(s, a.shape) for a, s in pairs] for name, pairs in by.items()}
+    return {**inputs, **made}
+
+
+def _one(plan: Plan, name: str) -> bool:
+    """Whether scales are one number for each rank."""
+    return any(t.scaling == "tensor" and name_of(t.name) == name for t in plan.tensors)
+
+
+def _scales(rng: np.random.Generator, shape: tuple[int, ...], values: InputValues, most: float, one: bool) -> Array:
+    """Scales: signs where nothing may be rounded; from three quarters of 1 to 1 where all have one sign; else half of
+    them powers of two, and none above `most`."""
+    drawn = (1, 1) if one else shape
+    if values == "exact":
+        found = rng.choice(np.array([-1, 1], np.float32), drawn)
+    elif values == "one-signed":
+        found = rng.uniform(0.75, 1, drawn)
+    else:
+        found = np.where(rng.random(drawn) < 0.5, 2.0 ** np.floor(np.log2(most)), most * rng.uniform(0.5, 1, drawn))
+    return np.ascontiguousarray(np.broadcast_to(found, shape), np.float32)
 
 
 @lru_cache(16)

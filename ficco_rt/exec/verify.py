@@ -25,11 +25,11 @@ from ..geometry.region import Box, Region, describe
 from ..graph.claim_values import functions
 from ..graph.functions import OWN
 from ..graph.ir import Claim
-from ..graph.noise import USEFUL
+from ..graph.noise import USEFUL, useful
 from ..plan.ir import Plan
 from ..types import TYPES
 from .executor import Executor
-from .inputs import InputValues, exact_limit, fresh_inputs, largest, largest_one_signed
+from .inputs import InputValues, exact_limit, fresh_inputs, largest, largest_one_signed, plain
 from .projection import project, times, vectors
 from .reference import DOUBLE_OPERATIONS, Inputs, evaluate, extent, take
 from .rounding import Allowance, allowances
@@ -74,12 +74,13 @@ class Verification:
         0.0  # the share of a result that roundings may take on data of one sign, of all claims the most; 0
     )
     # if integers alone were run
+    useful: float = USEFUL  # the share up to which an error says that the result is right; more if claims admit fp8
 
     @property
     def correct(self) -> bool:
-        """Whether the numbers are right. False if roundings may take more than `USEFUL` of the result: an error within
-        such an allowance proves nothing."""
-        return self.ok and self.allowance <= USEFUL
+        """Whether the numbers are right. False if roundings may take more than is `useful` of the result: an error
+        within such an allowance proves nothing."""
+        return self.ok and self.allowance <= self.useful
 
 
 def verified_run(
@@ -178,7 +179,7 @@ def check_replay(executor: Executor) -> None:
 def _differing(executor: Executor, before: Mapping[tuple[str, int], Array]) -> Iterator[Worst]:
     for (name, rank), wanted in before.items():
         got = executor.read(name, rank)
-        bits = np.uint16 if got.dtype.itemsize == 2 else np.uint32
+        bits = np.dtype(f"u{got.dtype.itemsize}")
         differs = got.view(bits) != wanted.view(bits)
         if differs.any():
             index = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), differs.shape))
@@ -216,6 +217,7 @@ def look(plan: Plan, inputs: Inputs, outputs: Outputs, values: InputValues) -> L
     hole = next(_never_written(outputs), None)
     if hole is not None:
         return Look(hole, ())
+    inputs = plain(plan, inputs)
     return Look(None, tuple(_compared(plan, claim, inputs, outputs, values) for claim in plan.claims))
 
 
@@ -238,11 +240,12 @@ def verdict(
         limit = allowance.random
         if values == "one-signed":
             limit = allowance.one_sign * _all_largest(plan, claim)
-        capped = values == "one-signed" or allowance.one_sign > USEFUL
-        found = _judged([seen.claims[number] for seen in looks], limit, USEFUL if capped else inf)
+        most_useful = useful(claim.within)
+        capped = values == "one-signed" or allowance.one_sign > most_useful
+        found = _judged([seen.claims[number] for seen in looks], limit, most_useful if capped else inf)
         if result.rel_err is None or (result.ok, -_share(result)) > (found.ok, -_share(found)):
             result = replace(found, unproven=unproven, allowance=most)
-    return result
+    return replace(result, useful=max((useful(claim.within) for claim in plan.claims), default=USEFUL))
 
 
 def _all_largest(plan: Plan, claim: Claim) -> float:

@@ -9,7 +9,7 @@ have; for others, and on the host, rows are copied to memory of the bucket's siz
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from math import prod
 
@@ -23,6 +23,7 @@ from ..files.arguments import plain, whole
 from ..files.store import user_store
 from ..geometry.rows import Rows
 from ..graph.budget import without_collection
+from ..graph.scales import name_of
 from ..plan.ir import Plan
 from ..types import TYPES
 from . import measurements
@@ -103,6 +104,7 @@ class Operation:
         self._prepared: dict[Key | None, padded.Prepared] = {}  # runs on GPUs
         self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in blocks.items()}
         self._tells = next(iter(blocks))
+        self._scaled = any(" scaled " in str(value) for value in sizes.values())
         self._store = user_store()
 
     def bucket(self, m: int) -> int:
@@ -130,6 +132,9 @@ class Operation:
             with without_collection():
                 made = Executor(self._plan(sizes), workspace=self._workspace, store=self._store)
             made.graph = self._graph
+            for tensor in made.plan.tensors:
+                if tensor.scaling is not None and tensor.name in self._blocks:
+                    self._blocks[name_of(tensor.name)] = self._blocks[tensor.name]
             self._executors[bucket] = made
         return self._executors[bucket]
 
@@ -159,6 +164,8 @@ class Operation:
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock).
         """
+        if self._scaled:
+            tensors = dict(values_and_scales(tensors))
         if self.again(tensors, streams):
             return
         key = None if self._workspace.shared is None else key_of(tensors)
@@ -200,6 +207,17 @@ class Operation:
             executor.synchronize()
             if self._workspace.shared is not None:
                 self._workspace.shared.wait_for_rows()
+
+
+def values_and_scales(tensors: Mapping[str, Sequence[object]]) -> Iterator[tuple[str, Sequence[object]]]:
+    """Lists of pairs (values, scales) as two lists, and other lists as they are."""
+    for name, given in tensors.items():
+        pairs = [each for each in given if isinstance(each, tuple) and len(each) == 2]
+        if given and len(pairs) == len(given):
+            yield name, [values for values, _ in pairs]
+            yield name_of(name), [scales for _, scales in pairs]
+        else:
+            yield name, given
 
 
 def _positive(value: object, what: str) -> int:

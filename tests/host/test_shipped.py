@@ -12,7 +12,6 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
-from ficco_rt.types import TYPES
 from tests import cases
 
 _A, _B = TypeVar("_A"), TypeVar("_B")
@@ -53,7 +52,7 @@ def test_other_topologies(name: str, ranks: int, machine: str) -> None:
             assert verified_run(executor, seed=3, values="exact").ok, order
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", cases.FLOATS)
 @pytest.mark.parametrize("name", cases.SCHEDULES)
 def test_real_numbers_stay_within_the_tolerance(name: str, dtype: str) -> None:
     sizes = cases.sizes(name, 4, even=True) | {"T": dtype}
