@@ -28,7 +28,6 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
-from ficco_rt.types import ELEMENT_TYPES
 from tests import cases
 from tests.fuzz.schedules import Memory, Orders
 from tests.fuzz.test_orders import inputs, same
@@ -87,7 +86,7 @@ def at_rest(library: standin.StandIn) -> None:
     assert (library.live(), library.violations()) == ({}, "")
 
 
-@pytest.mark.parametrize("dtype", [t.name for t in ELEMENT_TYPES if t.nccl is not None])
+@pytest.mark.parametrize("dtype", cases.FLOATS)
 def test_every_collective_is_right(library: standin.StandIn, dtype: str) -> None:
     for seed in range(3):
         fresh(library, f"seed {seed}; query_steps 3000")

@@ -218,7 +218,7 @@ def test_a_schedule_of_another_operation_is_refused(ficco: Callable[..., Ran]) -
         "broadcast.ficco": (uneven, "it has an all_gather of elements of 2 bytes, 32768 on rank 0, 0 on rank 1; "),
         "wide.ficco": (text.replace("N / ranks", "N"), "it has a product of bf16 to bf16, m × n × k = 256 × 256 × 128"),
         "open.ficco": (
-            re.sub(r"computes .*\n", "", text).replace("C[M, N / ranks] : T", "C[M, N / ranks] : T unproven"),
+            re.sub(r"computes .*\n", "", text).replace("C[M, N / ranks] : Sum", "C[M, N / ranks] : Sum unproven"),
             "nothing says that this is a schedule of ag_gemm: not all of its outputs have a claim; write `computes`",
         ),
     }
@@ -267,7 +267,10 @@ def test_the_exit_code_is_of_what_was_asked_for() -> None:
             ["ag_gemm", "--param", "chunk=2"],
             "--param chunk: no schedule here has such a param; there are K, M, ",
         ),
-        (["ag_gemm", "--set", "Q=1"], "scenario 'Q=1' sets Q, which ag_gemm/serial does not have; it has K, M, N, T"),
+        (
+            ["ag_gemm", "--set", "Q=1"],
+            "scenario 'Q=1' sets Q, which ag_gemm/serial does not have; it has K, M, N, Sum, T, Weight",
+        ),
         (["ag_gemm", "--set", "chunks=2"], "sets chunks, which is swept; give its values by --param"),
         (["ag_gemm", "--set", "M=8..4*2"], "'8..4.2' is no range; it goes from 1 or more up to its end"),
         (["ag_gemm", "--set", "M=8..64"], "'8..64' is no range; a range is 1024..16384.2 or"),
