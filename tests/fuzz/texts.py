@@ -10,7 +10,27 @@ from collections.abc import Callable, Sequence
 from ficco_dsl import grammar
 from tests import cases
 
-NAMES = ("A", "B", "C", "G", "S", "M", "N", "K", "c", "p", "rank", "ranks", "peers", "all", "q", "dma", "x", "counts")
+NAMES = (
+    "A",
+    "B",
+    "C",
+    "G",
+    "S",
+    "M",
+    "N",
+    "K",
+    "c",
+    "p",
+    "rank",
+    "ranks",
+    "peers",
+    "all",
+    "q",
+    "dma",
+    "x",
+    "counts",
+    "row",
+)
 NUMBERS = ("0", "1", "2", "3", "4", "7", "8", "16", "65536", "1_000_000", "4611686018427387903", "96 KiB", "9 GiB")
 
 # ---------------------------------------------------------------- from the grammar's own rules
@@ -45,6 +65,8 @@ def _terminal(name: str, rng: random.Random) -> str:
         return rng.choice(NUMBERS)
     if name == "SMS":
         return f"{rng.randrange(200)} sms"
+    if name == "BLOCK":
+        return rng.choice(("1x128", "128x128", "2x3"))
     if name == "STRING":
         return rng.choice(('"k.cu"', '"k"', '""', '"k.py:k"'))
     return grammar.terminal_texts()[name]
@@ -174,11 +196,17 @@ class Program:
         for i in range(r.choice((0, 0, 0, 1, 2))):
             queue = self.pick("dma", "compute", "vendor")
             stages.insert(r.randrange(len(stages) + 1), (f"extra{i}", queue, self.statement(queue)))
+        kind = self.pick("fp32", "fp32", "bf16")
+        types = [f"type T = {kind}", "type W = T", f"type O = {kind}", "input B[K, N] : W"]
+        if r.random() < 0.3:
+            left, right = r.choice(cases.SCALINGS)
+            k = r.choice((96, 128, 256, 320))
+            types = [f"type T = fp8_e4m3 scaled {left}", f"type W = fp8_e5m2 scaled {right}", f"type O = {kind}"]
+            types.append("input B[K, N] : W transposed")
         lines = [
             "schedule fuzzed", f"param M = {m} * ranks", f"param N = {n}", f"param K = {k}",
             f"param chunks = {r.choice((1, 2, 3, 4))}", f"param counts = {self.pick('[1, 2]', '[3, 0, 1]', '[1]')}",
-            f"type T = {self.pick('fp32', 'fp32', 'bf16')}",
-            "input A[M / ranks, K] : T", "input B[K, N] : T", "output C[M, N] : T", "scratch G[M, K] : T",
+            *types, "input A[M / ranks, K] : T", "output C[M, N] : O", "scratch G[M, K] : T",
             "scratch S[M, K] : T", "computes C = all_gather(A, rows) * B",
             "queue dma { engine = copy " + self.pick("", "order = auto ", "priority = high ") + "}",
             "queue compute { engine = sm " + self.pick("", "sms = 8 ", "residency = 2 ", "smem = 64 KiB ") + "}",
@@ -273,7 +301,12 @@ def small_sizes(text: str, ranks: int, rng: random.Random) -> dict[str, object]:
     declared = re.findall(r"(?m)^param (\w+)", text)
     size = rng.choice((24, 12 * ranks, 30 * ranks))
     chosen = {name: size if rng.random() < 0.8 else rng.choice((24, 36, 48)) for name in "MNK"}
-    return {k: v for k, v in {**chosen, "chunks": rng.choice((1, 2, 3, 5))}.items() if k in declared}
+    sizes: dict[str, object] = {**chosen, "chunks": rng.choice((1, 2, 3, 5)), "transb": 0}
+    if "type Weight" in text and rng.random() < 0.25:
+        left, right = rng.choice(cases.SCALINGS)
+        types = {"T": f"fp8_e4m3 scaled {left}", "Weight": f"fp8_e4m3 scaled {right}", "Sum": "fp32"}
+        return {k: v for k, v in {**sizes, "transb": 1}.items() if k in declared} | types
+    return {k: v for k, v in sizes.items() if k in declared}
 
 
 def shipped(rng: random.Random) -> str:

@@ -35,13 +35,13 @@ from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.plan.ir import Plan
-from ficco_rt.types import ELEMENT_TYPES
+from tests import cases
 from tests.gpu.apart import apart
 from tests.gpu.collectives import COLUMNS, every_plan
 
 pytestmark = [pytest.mark.nccl, pytest.mark.torch]
 
-DTYPES = [t.name for t in ELEMENT_TYPES if t.nccl is not None]
+DTYPES = cases.FLOATS
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 ROWS = {"64 KiB": 32, "4 MiB": 2048, "64 MiB": 32768}  # of what a rank gives, in bf16
 LIMITS = {"alone": 120, "right": 240, "kernels": 120, "errors": 120, "times": 300}  # seconds of a part

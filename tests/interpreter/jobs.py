@@ -27,6 +27,7 @@ class Job:
     machine: str = "h200-switch"
     scale: int = 1  # of M
     large: bool = False  # as if the scratch were too large for two sets
+    scaled: bool = False  # its operands
 
     def __str__(self) -> str:
         where = f"devices {''.join(map(str, self.devices))}"
@@ -35,7 +36,7 @@ class Job:
         if self.nodes:
             where += f", nodes {''.join(map(str, self.nodes))}"
         larger = f", {self.scale} times as many rows" if self.scale > 1 else ""
-        larger += ", of one set" * self.large
+        larger += ", of one set" * self.large + ", scaled" * self.scaled
         return f"{self.schedule}, {self.mode}, {where}{f', {self.library}' if self.library else ''}{larger}"
 
 
@@ -62,6 +63,8 @@ JOBS = (
     Job("a2a_gemm/overlapped", "streams", SHARED, SHARED),
     Job("concurrent/ar_copies", "graph", TWO),
     Job("concurrent/ar_vendor", "streams", TWO),
+    Job("ag_gemm/streamed", "streams", TWO, TWO, scaled=True),
+    Job("ag_gemm/serial", "graph", TWO, TWO, library="NCCL", scaled=True),
 )
 
 
@@ -106,6 +109,8 @@ def layout(job: Job) -> Layout:
         node = job.nodes.count(0)
         machine = replace(machine, links=replace(machine.links, ranks=node))
         sizes |= {"node": node, "chunks": 1}
+    if job.scaled:
+        sizes |= cases.scaled(job.schedule, ranks, 0)
     if job.scale > 1:
         sizes["M"] = 16 * ranks * job.scale
     plan = plan_of(build(cases.schedule(job.schedule), ranks, sizes), machine)

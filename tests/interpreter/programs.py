@@ -18,6 +18,7 @@ from ficco_rt.device.ir import (
 )
 from ficco_rt.geometry.region import Region
 from ficco_rt.graph.ir import Copy, Gemm, Reduce
+from ficco_rt.graph.scales import spread
 from ficco_rt.plan.ir import Work
 
 Numbers: TypeAlias = npt.NDArray[np.uint64]
@@ -94,9 +95,16 @@ def evaluated(body: Any, values: Sequence[Numbers]) -> list[Numbers]:
     """What the work writes, of what it reads."""
     match body:
         case Gemm():
-            left, right = _transposed(values[0], body.left_transposed), _transposed(values[1], body.right_transposed)
+            own = len(values) - len(body.scales)
+            operands = list(values[:2])
+            for i, scales in enumerate(values[own:]):
+                operands[i] = operands[i] * spread(scales, operands[i].shape)
+            left, right = (
+                _transposed(operands[0], body.left_transposed),
+                _transposed(operands[1], body.right_transposed),
+            )
             out: Numbers = left @ right
-            for addend in values[2:]:
+            for addend in values[2:own]:
                 out = out + addend
             return [out]
         case Reduce():

@@ -195,7 +195,7 @@ def doc_grammar() -> str:
     """The page's EBNF as lark reads it."""
     ((_, _, text, _),) = blocks("ebnf")
     rules = re.sub(r"\n +", " ", re.sub(r" *#.*", "", text)).replace("::=", ":")
-    terminals = re.findall(r"^(?:NAME|INT|STRING|SMS)(?:\.1)?: .*$|^%ignore .*$", GRAMMAR, re.MULTILINE)
+    terminals = re.findall(r"^(?:NAME|INT|STRING|SMS|BLOCK)(?:\.1)?: .*$|^%ignore .*$", GRAMMAR, re.MULTILINE)
     return rules + "\n" + "\n".join(terminals)
 
 
