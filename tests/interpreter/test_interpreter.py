@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from ficco_rt.device.ir import AwaitEvent, Barrier, LaunchKernel, RecordEvent, ResetSemaphores
+from ficco_rt.device.check import check
+from ficco_rt.device.ir import AwaitEvent, Barrier, CopyMemory, LaunchKernel, RecordEvent, ResetSemaphores
+from ficco_rt.errors import PlanError
 from tests.interpreter.campaign import campaign, campaign_together, harm, judged, neighbours, together, undamaged
 from tests.interpreter.hosts import Trial
 from tests.interpreter.jobs import JOBS, WORKSPACES, Job, plans
@@ -115,3 +118,26 @@ def test_no_harmful_mutant_is_accepted_in_a_workspace() -> None:
     """By the verdict of `python -m tests.interpreter --together`, which takes tens of thousands of sequences."""
     made = campaign_together(range(len(WORKSPACES)), SEQUENCES, SEED, orders=10)
     assert [str(one) for one in made if one.bad] == []
+
+
+def test_copies_of_scales_stay_where_they_are() -> None:
+    """A device plan that drops one, or copies it last of all, is refused; and it does harm."""
+    job = next(job for job in JOBS if job.scaled)
+    plan = plans(job)[job.mode]
+    damaged = 0
+    for i, action in enumerate(plan.body):
+        moved = action.moves if isinstance(action, CopyMemory) else ()
+        scales = tuple(move for move in moved if move.src.tensor == "A.scales")
+        if not scales:
+            continue
+        damaged += 1
+        rest = tuple(move for move in moved if move not in scales)
+        kept = (*plan.body[:i], *((replace(action, moves=rest),) if rest else ()), *plan.body[i + 1 :])
+        for body in (kept, (*kept, replace(action, moves=scales))):
+            made = replace(plan, body=body)
+            with pytest.raises(PlanError):
+                check(made)
+            found = harm(job, Mutant("body", "damage", made), 60)
+            assert found is not None
+            assert re.search(SEEN, str(found[1]))
+    assert damaged == len(job.devices)
