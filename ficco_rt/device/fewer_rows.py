@@ -19,6 +19,8 @@ from ..geometry.region import Axis, Interval, Region
 from ..geometry.rows import Block, Rows, pieces, segments
 from ..graph.ir import Body, Collective, Copy, Gemm, KernelCall, Reduce
 from ..kernels.naive.family import NAIVE
+from ..kernels.sm90.family import SM90
+from ..kernels.sm90.tables import MAX_OPERANDS
 from ..kernels.works import over_rows, with_rows
 from .ir import Action, CallCollective, CopyMemory, DeviceLaunch, DevicePlan
 
@@ -111,14 +113,17 @@ def _whole(region: Region, planned: int) -> bool:
 
 def _launches(launch: DeviceLaunch, body: Body, rows: Rows) -> bool:
     """Whether no tile of a product lies in several blocks. Plain kernels find each row's place, and others each piece's
-    of K."""
+    of K; tensor maps end with a block of both operands."""
     if not isinstance(body, Gemm) or launch.config.family == NAIVE.name:
         return True
+    sides = _sides(body)
+    if over_rows(body) and launch.config.family == SM90.name:
+        within = all(rows.of(sides)) and sum(1 for _ in pieces(sides, rows.of(sides))) == 1
+        return within and len(launch.works) == len(launch.config.merged) <= MAX_OPERANDS
     if over_rows(body) and not launch.config.matmuls:
         return True
     if over_rows(body) and (body.function or body.addends):  # NOTE calls over no rows are left out, with what they add
         return False
-    sides = _sides(body)
     blocks = rows.of(sides)
     step = None if launch.config.matmuls else launch.config.tile[0]
     for number, (starts, size, _) in enumerate(pieces(sides, [None] * len(sides))):

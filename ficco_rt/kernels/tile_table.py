@@ -383,6 +383,19 @@ def by_block(
     return found if taken(found) else works
 
 
+def along_blocks(works: Sequence[MatrixWork], item: int) -> Sequence[MatrixWork]:
+    """Products over the rows of both operands, each of one block of these, with this block as the operands' matrix: it
+    ends with the rows that are there. `device/fewer_rows.py` takes no others."""
+    found = []
+    for w in works:
+        left, right = _block(w.left, w.left_rows, item), _block(w.right, w.right_rows, item)
+        assert left is not None
+        assert right is not None
+        made = [replace(a[0], block=b.block) for a, b in zip((left, right), (w.left, w.right), strict=True)]
+        found.append(replace(w, left=made[0], left_rows=left[1], right=made[1], right_rows=right[1]))
+    return found
+
+
 def _block(matrix: Matrix, rows: tuple[Interval, ...], item: int) -> tuple[Matrix, tuple[Interval, ...]] | None:
     """The block that rows lie in, as a matrix of the rows that are there, and the rows in it. None: they lie in
     several."""

@@ -71,6 +71,7 @@ class Shape:
     stale: bool = False  # flags are up when the launch begins, until the launch before ends
     out: str = "bf16"
     turned: bool = False  # B is stored [N, K]
+    left_turned: bool = False  # A is stored [K, M]
     function: FunctionName | None = None
     repeated: bool = False  # the addend is the first row of D, for all rows
 
@@ -84,7 +85,8 @@ class Run:
         draw = np.random.default_rng(seed)
         m = sum(shape.rows)
         stored_b = (shape.n, shape.k) if shape.turned else (shape.k, shape.n)
-        self.a, self.b = Memory(m, shape.k, "bf16"), Memory(*stored_b, "bf16")
+        stored_a = (shape.k, m) if shape.left_turned else (m, shape.k)
+        self.a, self.b = Memory(*stored_a, "bf16"), Memory(*stored_b, "bf16")
         self.c, self.d = Memory(m, shape.n, shape.out), Memory(m, shape.n, "bf16")
         self.held = {
             id(memory): draw.integers(-3, 4, memory.values.shape).astype(memory.whole.dtype)
@@ -100,6 +102,9 @@ class Run:
     def flag(self, number: int) -> int:
         return int(self.flags.ctypes.data) + 4 * number
 
+    def _of_a(self, rows: Interval, along: Interval) -> tuple[Interval, Interval]:
+        return (along, rows) if self.shape.left_turned else (rows, along)
+
     def _given(self, memory: Memory, rows: Interval, columns: Interval) -> int:
         """A flag of another device, which writes these elements."""
         number = len(self.raises)
@@ -113,7 +118,7 @@ class Run:
         b_rows, b_columns = (n, k) if s.turned else (k, n)
         of_b: tuple[int, ...] = ()
         if s.before:
-            self.gives += [(0, self.a, Interval(0, sum(s.rows)), k), (0, self.b, b_rows, b_columns)]
+            self.gives += [(0, self.a, *self._of_a(Interval(0, sum(s.rows)), k)), (0, self.b, b_rows, b_columns)]
         elif s.read_only:
             self.b.values[:] = self.held[id(self.b)]
         else:
@@ -129,15 +134,16 @@ class Run:
             if s.before:
                 pass
             elif s.left_read_only:
-                self.a.values[rows.start : rows.stop] = self.held[id(self.a)][rows.start : rows.stop]
+                at_a = tuple(slice(*span) for span in self._of_a(rows, k))
+                self.a.values[at_a] = self.held[id(self.a)][at_a]
             elif number == len(s.rows) - 1 and len(s.rows) > 1 and self.early:
-                self.gives.append((0, self.a, rows, k))  # the launch before writes the last rows of A
+                self.gives.append((0, self.a, *self._of_a(rows, k)))  # the launch before writes the last rows of A
             elif s.by_depth:
                 step = s.k // s.by_depth
                 along = [Interval(i * step, (i + 1) * step) for i in range(s.by_depth)]
-                depths = [(piece.start, (self._given(self.a, rows, piece),)) for piece in along]
+                depths = [(piece.start, (self._given(self.a, *self._of_a(rows, piece)),)) for piece in along]
             else:
-                waits = (*of_b, self._given(self.a, rows, k))
+                waits = (*of_b, self._given(self.a, *self._of_a(rows, k)))
             signals = (self.flag(32 + number),) if s.signals else ()
             addends: tuple[Addend, ...] = ()
             behind: tuple[int, ...] = ()
@@ -145,7 +151,8 @@ class Run:
                 added = replace(self.d.matrix, pitch=0) if s.repeated else self.d.matrix
                 addends = (Addend(MatrixOperand(added, (rows,), (n,)), "bf16"),)
                 behind = (self._given(self.d, rows, n), *([self.flag(31 + number)] if s.chained and number else []))
-            pieces = ((rows,), tuple(along), (b_rows,), (b_columns,), (rows,), (n,))
+            of_a = (tuple(along), (rows,)) if s.left_turned else ((rows,), tuple(along))
+            pieces = (*of_a, (b_rows,), (b_columns,), (rows,), (n,))
             flags = (waits, signals, addends, behind, tuple(depths))
             works.append(MatrixWork(self.a.matrix, self.b.matrix, self.c.matrix, *pieces, False, *flags))
             if s.signals:
@@ -158,7 +165,7 @@ class Run:
     def wanted(self, twice: bool) -> np.ndarray:
         """The result, behind the work that makes the first rows twice as large, or before it."""
         a, b, d = (self.held[id(memory)].astype(float) for memory in (self.a, self.b, self.d))
-        made = a @ (b.T if self.shape.turned else b)
+        made = (a.T if self.shape.left_turned else a) @ (b.T if self.shape.turned else b)
         if self.shape.function is not None:
             function = FUNCTIONS[self.shape.function]
             added = d[:1] if self.shape.repeated else d if self.shape.addends else 0
@@ -304,9 +311,9 @@ def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nv
 
 def hopper_kernel(
     variant: sm90.Variant, addends: bool, out: str, folder: Path, source: Path = sm90.SOURCE, turned: bool = False,
-    function: FunctionName | None = None,
+    function: FunctionName | None = None, left_turned: bool = False,
 ) -> tuple[nvidia.Kernel, Signature]:  # fmt: skip
-    signature = Signature("bf16", out, False, turned, addends, function)
+    signature = Signature("bf16", out, left_turned, turned, addends, function)
     options, entry = variant.options(signature), signature.entry(variant.name)
     return nvidia.Kernel(folder, source, options, entry, "Parameters", IMPATIENT), signature
 
@@ -320,6 +327,27 @@ def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
             kernel, signature = hopper_kernel(variant, addends, first.out, tmp_path, turned=first.turned)
             for number, shape in enumerate(shapes.values()):
                 hopper(variant, signature, shape, kernel, number)
+
+
+LEFT_TURNED = {
+    "sm90_gemm_128x128_c2": {
+        "waits": Shape((256, 128, 40), 128, 136, 1, resets=True),
+        "splits": Shape((200,), 128, 512, 2, splits=3, before=True),
+    },
+    "sm90_gemm_64x64_c1": {
+        "by_depth": Shape((64, 56, 64), 64, 512, 2, by_depth=4),
+        "foreseen": Shape((50,), 320, 136, 3, before=True),
+    },
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", LEFT_TURNED)
+def test_a_transposed_left_operand(name: str, turned: bool, tmp_path: Path) -> None:
+    variant = next(v for v in sm90.VARIANTS if v.name == name)
+    kernel, signature = hopper_kernel(variant, False, "bf16", tmp_path, turned=turned, left_turned=True)
+    for number, shape in enumerate(LEFT_TURNED[name].values()):
+        hopper(variant, signature, replace(shape, turned=turned, left_turned=True), kernel, number)
 
 
 FUNCTIONAL = {

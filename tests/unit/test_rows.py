@@ -171,14 +171,14 @@ def test_the_hopper_kernel(name: str, addend: str, tmp_path: Path) -> None:
             hopper(kernel, variant, signature, Launch(given, N, twice=True))
 
 
-def hopper(kernel: nvidia.Kernel, variant: sm90.Variant, signature: Signature, made: Launch) -> None:
+def hopper(kernel: nvidia.Kernel, variant: sm90.Variant, signature: Signature, made: Launch | Gradient) -> None:
     split_k = SplitK(1 if variant.swapped or made.works[-1].accumulate else 2)
     packed = tables.build(made.works, variant, signature, clusters=4, stages=2, split_k=split_k)
     grid = min(4 * variant.cluster, len(packed.table.tiles))
 
     def launch(constants: int, scratch: int, seed: int) -> str:
         kernel.forget()
-        for memory in (made.a, made.b, made.c, made.d):
+        for memory in (made.a, made.b, made.c, *([made.d] if isinstance(made, Launch) else [])):
             kernel.region(memory.whole.ctypes.data, memory.whole.nbytes, memory.whole.itemsize)
         kernel.gives(0, 0, 0, 0, 0, 0, 0)  # the launch before ends
         argument = packed.parameters(constants, scratch, [encoded(m) for m in packed.maps])
@@ -211,24 +211,27 @@ def compiled(family: str, signature: Signature, folder: Path) -> tuple[nvidia.Ke
 
 class Gradient:
     """C = Aᵀ · B over rows of A and B, some of which are there: a work over all blocks, and one over a piece that may
-    have no row."""
+    have no row. `merged`: all blocks are one to the first work, as `Rows.of` makes them."""
 
-    def __init__(self, given: int) -> None:
+    def __init__(self, given: int, merged: bool = False) -> None:
         draw, rows, block = np.random.default_rng(given), BLOCKS * given, Block(PLANNED, given)
         self.a, self.b, self.c = Memory(rows, K, "bf16"), Memory(rows, N, "bf16"), Memory(2 * K, N, "fp32")
         for memory in (self.a, self.b):
             memory.values[:] = draw.integers(-2, 3, memory.values.shape)
         left, right = (m.values.astype(np.float32).reshape(BLOCKS, given, -1) for m in (self.a, self.b))
         last = slice(CUT[0], None)
-        self.wanted = np.concatenate([np.einsum("pki,pkj->ij", left, right), left[1, last].T @ right[1, last]])
+        self.wanted = np.concatenate([np.einsum("pki,pkj->ij", left, right), left[-1, last].T @ right[-1, last]])
         a, b = (replace(m.matrix, block=block) for m in (self.a, self.b))
         self.flags = np.zeros(2, np.uint32)
         first, second = (int(self.flags.ctypes.data) + 4 * i for i in range(2))
         wide, across = (Interval(0, K),), (Interval(0, N),)
-        whole, part = (Interval(0, BLOCKS * PLANNED),), (Interval(PLANNED + CUT[0], 2 * PLANNED),)
-        work = MatrixWork(a, b, self.c.matrix, whole, wide, whole, across, wide, across, False, (), (first,))
+        end = BLOCKS * PLANNED
+        whole, part = (Interval(0, end),), (Interval(end - PLANNED + CUT[0], end),)
+        one = Block(BLOCKS * PLANNED, BLOCKS * given) if merged else block
+        of_all = [replace(m, block=one) for m in (a, b)]
+        work = MatrixWork(*of_all, self.c.matrix, whole, wide, whole, across, wide, across, False, (), (first,))
         below = (Interval(K, 2 * K),)
-        again = replace(work, left_rows=part, right_rows=part, out_rows=below, signals=(second,))
+        again = replace(work, left=a, right=b, left_rows=part, right_rows=part, out_rows=below, signals=(second,))
         self.works = [work, again]
 
 
@@ -241,6 +244,17 @@ def test_products_over_rows(family: str, tmp_path: Path) -> None:
         made = Gradient(given)
         packed = by_address.build(made.works, variant, signature, blocks=3, stages=2, tail_splits=2)
         right(made, packed.table, partial(launched, kernel, packed, variant.threads))
+
+
+def test_products_over_rows_by_tensor_maps(tmp_path: Path) -> None:
+    """Each over one block, or over all as one: the maps end with the rows that are there."""
+    variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_64x64_c1")
+    signature = Signature("bf16", "fp32", True, False)
+    kernel = nvidia.Kernel(
+        tmp_path, sm90.SOURCE, variant.options(signature), signature.entry(variant.name), "Parameters", IMPATIENT
+    )
+    for given in GIVEN:
+        hopper(kernel, variant, signature, Gradient(given, merged=True))
 
 
 def launched(

@@ -33,9 +33,10 @@ def named(name: str) -> variants.Variant:
 
 
 @st.composite
-def works(draw: st.DrawFn) -> tiles.MatrixWork:
+def works(draw: st.DrawFn, left_t: bool = False) -> tiles.MatrixWork:
     m, n = draw(st.integers(1, 700)), draw(st.integers(1, 90)) * 8
-    left_rows, out_rows = draw(pieces(m, 1)), draw(pieces(m, 1))
+    m = -(-m // 8) * 8 if left_t else m
+    left_rows, out_rows = draw(pieces(m, 8 if left_t else 1)), draw(pieces(m, 8 if left_t else 1))
     right_columns, out_columns = draw(pieces(n, 8)), draw(pieces(n, 8))
     if draw(st.booleans()):
         k = draw(st.integers(1, 12)) * 64
@@ -43,17 +44,19 @@ def works(draw: st.DrawFn) -> tiles.MatrixWork:
     else:
         k = draw(st.integers(1, 100)) * 8
         left_columns = right_rows = (Interval(0, k),)
+    if left_t:
+        left_rows, left_columns = left_columns, left_rows
     return tiles.MatrixWork(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
-        out_columns, signals=(4096,), addends=(added := draw(addends(m, n, 8, ("bf16",)))),
+        out_columns, signals=(4096,), addends=(added := () if left_t else draw(addends(m, n, 8, ("bf16",)))),
         addend_waits=(64, 128) if added else (),
     )  # fmt: skip
 
 
 @settings(deadline=None)
 @given(
-    works(),
+    st.booleans().flatmap(lambda left_t: st.tuples(st.just(left_t), works(left_t))),
     st.sampled_from(variants.VARIANTS),
     st.integers(1, 140),
     st.integers(1, 6),
@@ -61,16 +64,23 @@ def works(draw: st.DrawFn) -> tiles.MatrixWork:
     st.booleans(),
 )
 def test_tiles_make_every_element_once_from_the_right_operands(
-    work: tiles.MatrixWork, variant: variants.Variant, sms: int, splits: int, band: int | None, whole: bool
+    drawn: tuple[bool, tiles.MatrixWork],
+    variant: variants.Variant,
+    sms: int,
+    splits: int,
+    band: int | None,
+    whole: bool,
 ) -> None:
+    left_t, work = drawn
+    signature = replace(PLAIN, left_transposed=left_t)
     split_k = SplitK(works=(splits,)) if whole else SplitK(tail=splits)
     clusters = variant.clusters(sms)
-    table = tables.build([work], variant, PLAIN, clusters=clusters, stages=2, band=band, split_k=split_k).table
+    table = tables.build([work], variant, signature, clusters=clusters, stages=2, band=band, split_k=split_k).table
     counted = tile_table.count(
-        [work], variant.tile, (False, False), groups=clusters, cluster=variant.cluster, split_k=split_k
+        [work], variant.tile, signature.transposed, groups=clusters, cluster=variant.cluster, split_k=split_k
     )
     assert counted == len(table.tiles)
-    assert_whole(table, work, False, False)
+    assert_whole(table, work, *signature.transposed)
     assert_addends(table, work, staged=True)
     if work.addends:
         # behind a step of K each, the first behind the tile's first at the earliest; the same in both of a cluster
@@ -571,6 +581,14 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     assert "multiple of 8" in str(reason(k=(Interval(4, 36),)))
     assert "multiple of 64" in str(reason(k=(Interval(0, 72), Interval(80, 152))))
 
+    def turned(m: Spans, k: Spans = whole) -> str | None:
+        return tables.fits(
+            tiles.MatrixWork(good, good, good, k, m, k, whole, whole, whole), replace(PLAIN, left_transposed=True)
+        )
+
+    assert turned(whole, (Interval(4, 36),)) is None
+    assert "left operand's columns does not start at a multiple of 8" in str(turned((Interval(4, 260),)))
+
 
 # ---------------------------------------------------------------- the compiler
 
@@ -587,8 +605,9 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
     kinds = [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)]
     kinds = [(dtype, out, added) for dtype, out, added in kinds if variant.stores(out) and variant.adds >= added]
     turn = EVERY.index(variant)
-    for (dtype, out, added), right_t in cases.few(list(product(kinds, [False, True])), 1, turn):
-        signature = Signature(dtype, out, False, right_t, added)
+    layouts = [(left_t, right_t) for left_t in (False, True)[: 2 - variant.swapped] for right_t in (False, True)]
+    for (dtype, out, added), (left_t, right_t) in cases.few(list(product(kinds, layouts)), 1, turn):
+        signature = Signature(dtype, out, left_t, right_t, added)
         cubin = compiled(variants.SOURCE, variant.options(signature))
         found = resources(cubin)
         assert found["registers"] <= variant.registers

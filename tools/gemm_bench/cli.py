@@ -45,7 +45,7 @@ from .sums import sums
 from .table import bench
 from .variants import keys_of, named
 
-GROUPS = ("large", "decode", "odd", "late", "sum")  # of shapes
+GROUPS = ("large", "decode", "gradients", "odd", "late", "sum")  # of shapes
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--beside", type=Path, help="another version of the kernel's source, timed beside on the same tables"
     )
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
-    parser.add_argument("--group", choices=("large", "decode"))
+    parser.add_argument("--group", choices=("large", "decode", "gradients"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
     parser.add_argument("--most", type=int, default=700, help="the greatest M, N and K of a random case, from 128")
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str]) -> int:
         bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.most, args.variants, source)
     if args.check_only or bad:
         return 4 if bad else 0
-    shapes = {g: args.shapes[g] if args.group in (None, g) else [] for g in ("large", "decode")}
+    shapes = {g: args.shapes[g] if args.group in (None, g) else [] for g in ("large", "decode", "gradients")}
     if args.pieces:
         m, n, k = args.size
         return 4 if in_pieces(m, n, k, args.pieces, args.every, args.rounds, args.variants, args.beside) else 0

@@ -57,7 +57,7 @@ def draw_geometry(rng: random.Random, v: Variant, left_t: bool, most: int) -> Ge
     several = rng.random() < 0.4
     if isinstance(v, sm80.Variant):
         return _sm80_geometry(rng, parts, left_t, most)
-    return _sm90_geometry(rng, parts if several else [*parts[:4], 1, 1], 64 if several else 8, most)
+    return _sm90_geometry(rng, parts if several else [*parts[:4], 1, 1], 64 if several else 8, left_t, most)
 
 
 def _sm80_geometry(rng: random.Random, parts: list[int], left_t: bool, most: int) -> Geometry:
@@ -73,13 +73,17 @@ def _sm80_geometry(rng: random.Random, parts: list[int], left_t: bool, most: int
     return Geometry(m, n, k, total_m, total_n, total_k, left_m, out_m, right_n, out_n, left_k, right_k)
 
 
-def _sm90_geometry(rng: random.Random, parts: list[int], depth: int, most: int) -> Geometry:
-    """Pieces of columns are of multiples of 8, pieces of K of multiples of `depth`."""
+def _sm90_geometry(rng: random.Random, parts: list[int], depth: int, left_t: bool, most: int) -> Geometry:
+    """Pieces of columns are of multiples of 8, but that rows of the product that lie along these end anywhere; pieces
+    of K of multiples of `depth`."""
     m, n = rng.randint(1, most), rng.randint(1, most // 8) * 8
     k = rng.randint(2, max(2, most // 64)) * 64 if depth == 64 else rng.randint(1, most // 8) * 8
     total_m, total_n = (m + rng.randint(0, 90) + 7) // 8 * 8, n + rng.randint(0, 9) * 8
     total_k = k + rng.randint(0, 3) * 64
-    left_m, out_m = pieces(rng, total_m, parts[0], 1, m), pieces(rng, total_m, parts[1], 1, m)
+    if left_t:
+        left_m, out_m = ragged(rng, total_m, parts[0], m), ragged(rng, total_m, parts[1], m)
+    else:
+        left_m, out_m = pieces(rng, total_m, parts[0], 1, m), pieces(rng, total_m, parts[1], 1, m)
     right_n, out_n = pieces(rng, total_n, parts[2], 8, n), pieces(rng, total_n, parts[3], 8, n)
     left_k, right_k = pieces(rng, total_k, parts[4], depth, k), pieces(rng, total_k, parts[5], depth, k)
     return Geometry(m, n, k, total_m, total_n, total_k, left_m, out_m, right_n, out_n, left_k, right_k)

@@ -74,16 +74,17 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
 def plain(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: Choice,
     band: int | None = None, source: Path | None = None, addends: tuple[tiles.Addend, ...] = (), flag: int = 0,
-    raises: int = 0,
+    raises: int = 0, left_t: bool = False,
 ) -> Launch:  # fmt: skip
-    """c = a · b + addends over whole matrices. `flag`, if not 0: the address of what says that a is there, which the
-    launch resets. `raises`, if not 0: the address of a flag that the launch raises."""
-    m, k = a.shape
-    n = c.shape[1]
-    work = tiles.MatrixWork(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
-                      whole(m), whole(n), waits=(flag,) if flag else (), addends=addends,
+    """c = a · b + addends over whole matrices; `left_t`: a is stored [K, M]. `flag`, if not 0: the address of what says
+    that a is there, which the launch resets. `raises`, if not 0: the address of a flag that the launch raises."""
+    left_rows, left_columns, right_rows, right_columns, out_rows, out_columns = (
+        whole(size) for t in (a, b, c) for size in t.shape
+    )
+    work = tiles.MatrixWork(matrix(a), matrix(b), matrix(c), left_rows, left_columns, right_rows, right_columns,
+                      out_rows, out_columns, waits=(flag,) if flag else (), addends=addends,
                       signals=(raises,) if raises else ())  # fmt: skip
-    key = Key(choice.variant, Signature("bf16", "bf16", False, right_t, bool(addends)))
+    key = Key(choice.variant, Signature("bf16", "bf16", left_t, right_t, bool(addends)))
     stages = choice.stages or key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
     blocks, split_k, band = sms() * choice.residency, SplitK(choice.splits), choice.band if band is None else band
     made = build([work], key, blocks=blocks, stages=stages, split_k=split_k, band=band, foreseen=choice.foreseen,

@@ -15,26 +15,35 @@ from tools.bench.stats import geomean
 from .product import LAYOUTS, chosen, plain
 from .timing import graph, sampled_error, sets, spread, times
 
+GRADIENTS = ((False, "A[K,M]"),)  # of weights: both operands are stored by rows of K
+
 
 def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, beside: Path | None) -> int:
     bad, rows = 0, []
     print(f"{'shape':20} {'m':>6} {'n':>6} {'k':>6} {'layout':7} {'kernel':24} {'ours µs':>9} {'cublas':>9} "
           f"{'ratio':>6} {'TFLOP/s':>8} {'spread %':>9} {'error':>8}")  # fmt: skip
-    for group in ("large", "decode"):
+    for group, left_t, layouts in (
+        ("large", False, LAYOUTS),
+        ("decode", False, LAYOUTS),
+        ("gradients", True, GRADIENTS),
+    ):
         for shape in shapes[group]:
-            for right_t, layout in LAYOUTS:
+            for right_t, layout in layouts:
                 m, n, k = shape["m"], shape["n"], shape["k"]
                 choice = chosen(kernel, m, n, k, right_t)
-                data = sets(m, n, k, right_t)
-                ours = [plain(a, b, c, right_t, choice) for a, b, c in data]
+                data = sets(m, n, k, right_t, left_t)
+                ours = [plain(a, b, c, right_t, choice, left_t=left_t) for a, b, c in data]
                 ours[0]()
                 torch.cuda.synchronize()
-                error = sampled_error(*data[0], right_t)
+                left, right, made = data[0]
+                error = sampled_error(left.T if left_t else left, right, made, right_t)
                 bad += not error < 3e-3
-                theirs = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
+                theirs = [partial(torch.mm, a.T if left_t else a, b.T if right_t else b, out=c) for a, b, c in data]
                 graphs = [graph(ours), graph(theirs)]
                 if beside:
-                    graphs.append(graph([plain(a, b, c, right_t, choice, source=beside) for a, b, c in data]))
+                    graphs.append(
+                        graph([plain(a, b, c, right_t, choice, source=beside, left_t=left_t) for a, b, c in data])
+                    )
                 t = times(graphs, len(data), rounds)
                 mine, cublas = median(t[0]), median(t[1])
                 row = {

@@ -25,10 +25,13 @@ class Key:
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a kernel: the Hopper one's addends and output are of the operands' type."""
+        """Whether there is such a kernel: the Hopper one's addends and output are of the operands' type, and
+        transposed tiles have no transposed left operand."""
         v, s = self.variant, self.signature
         if isinstance(v, sm80.Variant):
             return True
+        if v.swapped and s.left_transposed:
+            return False
         return v.stores(s.out_dtype) and not (s.addends and (s.dtype != s.out_dtype or not v.adds))
 
     def stages(self, smem: int) -> int:
@@ -60,10 +63,9 @@ def named(v: Variant, only: str) -> bool:
 def keys_of(kernel: str, only: str) -> list[Key]:
     """Of all variants the bf16 kernels, of some those of other types too; whose names have what was asked for."""
     variants = variants_of(kernel)
-    lefts = (False,) if kernel == "sm90" else (False, True)
     keys = [
         Key(v, Signature("bf16", "bf16", lt, rt, addends))
-        for v in variants for lt in lefts for rt in (False, True) for addends in (False, True)
+        for v in variants for lt in (False, True) for rt in (False, True) for addends in (False, True)
     ]  # fmt: skip
     others = (("fp16", "fp16", False, True), ("bf16", "fp32", False, False), ("fp16", "fp32", False, True))
     # the last of each kind, too

@@ -74,7 +74,8 @@ class Sm90(Family[Variant]):
             return left
         gemm, _ = found
         transposed, most, least, variants = gemm.signature.right_transposed, left.most - _ROUNDED, left.least, VARIANTS
-        if not (request.streamed or gemm.signature.out_dtype == ACCUMULATOR or any(w.accumulate for w in gemm.works)):
+        plain = not (request.streamed or gemm.signature.left_transposed or gemm.signature.out_dtype == ACCUMULATOR)
+        if plain and not any(w.accumulate for w in gemm.works):
             variants = (*VARIANTS, *SWAPPED)
         if request.leave:
             room = self._leaving(gemm, request, limits)

@@ -26,8 +26,8 @@ from ...geometry.cells import common
 from ...geometry.region import Interval
 from ..family import Move, TensorMap
 from ..signature import Signature
-from ..tile_table import WHOLE_K, SplitK, Table, band_of, by_block, shared_table
-from ..tiles import DEPTH, Matrix, MatrixWork, depths_of
+from ..tile_table import WHOLE_K, SplitK, Table, along_blocks, band_of, by_block, shared_table
+from ..tiles import DEPTH, Matrix, MatrixWork, depths_of, pieces_of
 from .variants import Variant
 
 Spans: TypeAlias = tuple[Interval, ...]
@@ -148,7 +148,7 @@ class PackedLaunch:
     variant: Variant
     table: Table
     stages: int
-    right_transposed: bool
+    signature: Signature
     maps: tuple[TensorMap, ...]
     read_only: tuple[bool, bool]  # see `build`
     first: FirstTiles | FirstGrid | None
@@ -171,8 +171,9 @@ class PackedLaunch:
         for m, data in zip(self.maps, encoded, strict=True):
             block[m.offset : m.offset + 128] = data
         for i, (_, _, out) in enumerate(table.operands):
-            short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
-            loaded = self.variant.loaded_bytes(self.right_transposed) - 128 * short
+            # rows that the left box lacks
+            short = 0 if self.signature.left_transposed else self.variant.tile[0] - self.maps[3 * i].box[1]
+            loaded = self.variant.loaded_bytes(self.signature.right_transposed) - 128 * short
             INFO.pack_into(block, INFOS_AT + i * INFO.size, out.address, out.pitch, loaded, right + 2 * left, out.rows)
         POINTERS.pack_into(
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort, partials), len(table.tiles),
@@ -225,8 +226,6 @@ def _ends(works: Sequence[MatrixWork], signature: Signature) -> dict[Matrix, int
 def fits(work: MatrixWork, signature: Signature) -> str | None:
     """Why the work cannot run here, or None. Rows of the output are free; the rest has the limits of TMA."""
     item, out_item, right_transposed = signature.item, signature.out_item, signature.right_transposed
-    if signature.left_transposed:
-        return "the left operand is stored transposed"
     for name, matrix, bytes_ in (("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)):
         if matrix.address % 16 or matrix.pitch * bytes_ % 16:
             return f"the {name} operand's address or pitch is no multiple of 16 bytes"
@@ -238,8 +237,11 @@ def fits(work: MatrixWork, signature: Signature) -> str | None:
     for s in work.out_columns if right_transposed else (*work.out_columns, *work.right_columns):
         if s.start % 8 or s.size % 8:
             return f"columns {s.start}:{s.stop} do not start and end at multiples of 8"
+    # NOTE TMA stops with an illegal instruction where a box starts inside 16 bytes
+    if signature.left_transposed and any(start % 8 for start, *_ in pieces_of(work, signature.transposed)[0]):
+        return "a piece of the transposed left operand's columns does not start at a multiple of 8"
     for a, b, n in common(*depths_of(work, *signature.transposed)):
-        if a % 8 or (right_transposed and b % 8):
+        if (a % 8 and not signature.left_transposed) or (b % 8 and right_transposed):
             return "a piece of K does not start at a multiple of 8"
         if n % DEPTH and len(common(*depths_of(work, *signature.transposed))) > 1:
             return f"one of several pieces of K has {n} elements, no multiple of {DEPTH}"
@@ -268,7 +270,10 @@ def build(
     reason = refusal(works, signature)
     if reason is not None:
         raise ValueError(reason)
-    works = by_block(works, signature.item, signature.out_item, lambda found: refusal(found, signature) is None)
+    if signature.left_transposed:
+        works = along_blocks(works, signature.item)
+    else:
+        works = by_block(works, signature.item, signature.out_item, lambda found: refusal(found, signature) is None)
     assert not (resets and any(w.accumulate for w in works))
     assert not (variant.swapped and (split_k != WHOLE_K or any(w.accumulate or w.addends for w in works)))
     made = shared_table(
@@ -287,6 +292,8 @@ def build(
         resets=tuple(resets),
     )
     ends = _ends(works, signature)
+    if signature.left_transposed:  # with the rows that are there
+        ends = {m: end if m.block is None else min(end, m.rows) for m, end in ends.items()}
     maps: list[TensorMap] = []
     for i, key in enumerate(made.operands):
         maps += _maps(key, variant, signature, ends, i * OPERAND_BYTES)
@@ -302,7 +309,7 @@ def build(
         variant=variant,
         table=made,
         stages=stages,
-        right_transposed=signature.right_transposed,
+        signature=signature,
         maps=tuple(maps),
         # NOTE a left operand that is not waited for is not waited for along K either
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
@@ -316,8 +323,10 @@ def _maps(
     left, right, out = key
     rows, columns = variant.tile
     dtype, item, out_item = signature.dtype, signature.item, signature.out_item
-    # NOTE no more rows than there are: rows outside cost as much as others, and are not stored
-    left_box = (DEPTH, min(rows, -(-left.rows // 8) * 8))
+    if signature.left_transposed:  # an atom of 64 rows of the product at a time
+        left_dims, left_box = (left.columns, ends[left]), (64, DEPTH)
+    else:  # NOTE no more rows than there are: rows outside cost as much as others, and are not stored
+        left_dims, left_box = (ends[left], left.rows), (DEPTH, min(rows, -(-left.rows // 8) * 8))
     if signature.right_transposed:
         right_dims, right_box = (ends[right], right.rows), (DEPTH, variant.right_slice)
     else:  # whole atoms for each block of the cluster, or a part of the depth of each
@@ -325,7 +334,7 @@ def _maps(
         right_dims, right_box = (right.columns, ends[right]), (64, deep)
     out_dims, out_box = (out.columns, out.rows), (128 // out_item, 16)
     return [
-        TensorMap(left.address, dtype, (ends[left], left.rows), left.pitch * item, left_box, at),
+        TensorMap(left.address, dtype, left_dims, left.pitch * item, left_box, at),
         TensorMap(right.address, dtype, right_dims, right.pitch * item, right_box, at + 128),
         TensorMap(out.address, signature.out_dtype, out_dims, out.pitch * out_item, out_box, at + 256),
     ]
