@@ -9,6 +9,12 @@ namespace simt {
 
 inline float power_of_2(float x) { return __builtin_exp2f(x); }
 
+// elect.sync: all lanes of a warp come, and one of them is meant.
+static bool elected() {
+    meet(warps[warp()], 32);
+    return number() % 32 == 0;
+}
+
 // ---------------------------------------------------------------- TMA
 
 static u32 item_of(const EncodedMap* m) { return m->type == 7 ? 4 : 2; }

@@ -17,13 +17,15 @@ from tests.simt import amd
 HERE = Path(__file__).parent
 NOTHING = "(void)0"
 ORDERS = {"relaxed": "RELAXED", "acquire": "ACQUIRE", "release": "RELEASE", "acq_rel": "ACQ_REL"}
+ONE = r"\{ \.reg \.pred one; elect\.sync _\|one, 0xffffffff; @one "
 
 # An instruction's text, and the call that it becomes: `%0` is its first operand, `{0}` the pattern's first group.
 INSTRUCTIONS: Sequence[tuple[str, str]] = (
+    (r"", NOTHING),
     # barriers in shared memory
     (r"mbarrier\.init\.shared::cta\.b64 \[%0\], %1;", "barrier_init(%0, %1)"),
     (r"fence\.mbarrier_init\.release\.cluster;", NOTHING),
-    (r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%0\], %1;", "barrier_arrive(%0, %1)"),
+    (ONE + r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%0\], %1; \}", "if (elected()) barrier_arrive(%0, %1)"),
     (r"mbarrier\.arrive\.shared::cta\.b64 _, \[%0\];", "barrier_arrive(%0, 0)"),
     (
         r"\{ \.reg \.b32 there; mapa\.shared::cluster\.u32 there, %0, %1; "
@@ -41,14 +43,14 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"barrier\.cluster\.arrive\.release\.aligned; barrier\.cluster\.wait\.acquire\.aligned;", "meet_cluster()"),
     # TMA
     (
-        r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes "
-        r"\[%0\], \[%1, \{%2, %3\}\], \[%4\];",
-        "load_box(%0, %1, %2, %3, %4, 0)",
+        ONE + r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes "
+        r"\[%0\], \[%1, \{%2, %3\}\], \[%4\]; \}",
+        "if (elected()) load_box(%0, %1, %2, %3, %4, 0)",
     ),
     (
-        r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes\.multicast::cluster "
-        r"\[%0\], \[%1, \{%2, %3\}\], \[%4\], %5;",
-        "load_box(%0, %1, %2, %3, %4, %5)",
+        ONE + r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.tile\.mbarrier::complete_tx::bytes"
+        r"\.multicast::cluster \[%0\], \[%1, \{%2, %3\}\], \[%4\], %5; \}",
+        "if (elected()) load_box(%0, %1, %2, %3, %4, %5)",
     ),
     (
         r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.tile\.bulk_group \[%0, \{%1, %2\}\], \[%3\]; "

@@ -58,15 +58,16 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
     memory.empty = memory.full + 8 * MAX_STAGES;
     memory.seen = shared_address(&waits_seen);
     IF_MARKS(memory.marks = marks;)
+    if constexpr (ADDENDS || !(PINGPONG || PRODUCER_REGS == 40)) memory.keep_in_registers();   // other consumers have no registers for that
     if (threadIdx.x == 128) {
         prefetch_map(&p.operands[0].left);
         prefetch_map(&p.operands[0].right);
         prefetch_map(&p.operands[0].out);
         if constexpr (ADDENDS) prefetch_map(p.addend_maps);
     }
-    if (threadIdx.x == 0) {
-        waits_seen = 0;
-        for (int i = 0; i < p.stages; ++i) {
+    if ((threadIdx.x & 31) == 0) {   // NOTE lanes of a warp would make theirs one after another
+        if (threadIdx.x == 0) waits_seen = 0;
+        for (int i = threadIdx.x / 32; i < p.stages; i += THREADS / 32) {
             barrier_init(memory.full + 8 * i, 1);
             barrier_init(memory.empty + 8 * i, GROUPS * CLUSTER);
         }

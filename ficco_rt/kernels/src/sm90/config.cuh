@@ -65,6 +65,13 @@ struct SharedMemory {
     u32 empty;     // a barrier for each stage: all that read it have given it back
     u32 seen;      // a word: how many of the waits that the flag warp goes through have ended
     IF_MARKS(Mark* marks;)   // one for each tile
+
+    // NOTE else the compiler makes addresses again wherever they are used, from the block's number in its cluster
+    __device__ __forceinline__ void keep_in_registers() {
+        asm volatile("" : "+r"(ring));
+        asm volatile("" : "+r"(full));
+        empty = full + 8 * MAX_STAGES;
+    }
 };
 
 // A place in the ring: a stage, and the parity by which its barrier is waited for. It changes with each turn around the

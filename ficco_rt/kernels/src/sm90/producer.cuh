@@ -43,7 +43,9 @@ __device__ __forceinline__ void look_for_flags(const Parameters& p, const Shared
 
 // Until `count` of the block's waits have ended.
 __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count) {
-    while (load_acquire_shared(memory.seen) < count) __nanosleep(32);
+    if ((threadIdx.x & 31) == 0)
+        while (load_acquire_shared(memory.seen) < count) __nanosleep(32);
+    __syncwarp();
 }
 
 // ---------------------------------------------------------------- the feeding warps
@@ -76,15 +78,14 @@ __device__ __forceinline__ void load_left(const TensorMap& map, u32 to, int row,
     }
 }
 
-// A warp that fills the ring: one for the right operand, and one for the left operand and the addends. Its first lane
-// asks for boxes. Neither warp waits for the other, so that a read-only right operand is on its way while the left one's
+// A warp that fills the ring: one for the right operand, and one for the left operand and the addends. Neither warp waits for the other, so that a read-only right operand is on its way while the left one's
 // flags are not yet up.
 template <bool RIGHT> struct Feeder {
     const Parameters& p;
     const SharedMemory& memory;
     const u32 me = CLUSTER > 1 ? block_in_cluster() : 0;
     const int lane = threadIdx.x & 31;
-    RingPlace ring = {0, 1};   // this and what else changes from step to step is the first lane's
+    RingPlace ring = {0, 1};
     int waited = -1;           // the first of the flags that were waited for last; of the addends'
     int addends_waited = -1;
     u32 waits = 0;             // how many of the block's waits stand before this step
@@ -148,7 +149,7 @@ template <bool RIGHT> struct Feeder {
                 if (!begun) begin();
                 IF_MARKS(const u64 from = device_time();)
                 wait_seen(memory, waits);
-                IF_MARKS(mark_wait(mark, from);)
+                IF_MARKS(if (lane == 0) mark_wait(mark, from);)
             }
             // NOTE both warps wait, and consumers wait for both: a wait on a barrier tests only the parity of its phase
             barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
@@ -197,7 +198,8 @@ template <bool RIGHT> struct Feeder {
         index += gridDim.x;
         const bool another = index < p.tile_count;
         if (another) read_tile(index);
-        for (int b = 0; lane == 0 && b < blocks; ++b) {
+        const int read_at = another ? min(4, blocks - 1) : -1;   // the step at which the next tile's pieces are read
+        for (int b = 0; b < blocks;) {
             if (remain == 0) {
                 const Quad d = load_quad(p.table.depths + ++piece);
                 left_k = d.x;
@@ -209,29 +211,35 @@ template <bool RIGHT> struct Feeder {
             if (looks) {
                 IF_MARKS(const u64 from = device_time();)
                 if (load_pair(p.depth_waits + piece).y > 0) wait_seen(memory, ++waits);
-                IF_MARKS(if (!RIGHT) mark_wait(mark, from, b == 0);)
+                IF_MARKS(if (!RIGHT && lane == 0) mark_wait(mark, from, b == 0);)
                 looks = false;
             }
-            if (another && b == min(4, blocks - 1)) read_first_pieces();
-            const u32 bar = memory.full + 8 * ring.stage, left = memory.ring + ring.stage * STAGE_BYTES;
-            barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
-            if (RIGHT) {
-                barrier_expect(bar, (u32)info->stage_bytes);   // both operands'
-                load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
-            } else {
-                load_left(o->left, left, left_row, left_k, bar);
+            if (b == read_at) read_first_pieces();
+            int until = min(b + remain, blocks);
+            if (b < read_at) until = min(until, read_at);
+            remain -= until - b;
+#pragma unroll 1
+            for (; b < until; ++b) {
+                const u32 bar = memory.full + 8 * ring.stage, left = memory.ring + ring.stage * STAGE_BYTES;
+                barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
+                if (RIGHT) {
+                    barrier_expect(bar, (u32)info->stage_bytes);   // both operands'
+                    load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
+                    right_k += on;
+                } else {
+                    load_left(o->left, left, left_row, left_k, bar);
+                    left_k += on;
+                }
+                ring.advance(p.stages);
+                if constexpr (ADDENDS) feed_addends(steps, b, record, now);
             }
-            left_k += on;
-            right_k += on;
-            --remain;
-            ring.advance(p.stages);
-            if constexpr (ADDENDS) feed_addends(steps, b, record, now);
         }
         __syncwarp();
     }
 };
 
-template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, const SharedMemory& memory) {
+template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, SharedMemory memory) {
+    if constexpr (!ADDENDS && PRODUCER_REGS > 40) memory.keep_in_registers();
     Feeder<RIGHT> feeder(p, memory);
     int index = blockIdx.x;
     if (FORESEEN && p.first.steps > 0) {

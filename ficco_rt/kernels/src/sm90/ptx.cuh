@@ -14,8 +14,13 @@ __device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
 __device__ __forceinline__ void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+// One lane of the warp, all of which call it. NOTE so the compiler keeps addresses in uniform registers: in a branch of one
+// lane it moves each of them there, in a loop, which a launch of few rows shows.
 __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile(
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n"
+        "@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n}" ::"r"(bar), "r"(bytes)
+        : "memory");
 }
 __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
     asm volatile(
@@ -57,17 +62,20 @@ __device__ __forceinline__ void sync_cluster() {
 
 // ---------------------------------------------------------------- tensor maps (TMA)
 
+// All lanes of the warp call it, and one of them loads.
 __device__ __forceinline__ void load_box(u32 dst, const TensorMap* map, int x, int y, u32 bar) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n@one "
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n}"
         ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(bar)
         : "memory");
 }
 __device__ __forceinline__ void load_box_for_all(u32 dst, const TensorMap* map, int x, int y, u32 bar) {
     if constexpr (CLUSTER > 1) {
         asm volatile(
+            "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n@one "
             "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-            " [%0], [%1, {%2, %3}], [%4], %5;"
+            " [%0], [%1, {%2, %3}], [%4], %5;\n}"
             ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((u16)((1 << CLUSTER) - 1))
             : "memory");
     } else {
