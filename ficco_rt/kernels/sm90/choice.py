@@ -99,29 +99,28 @@ def choose(
     smem: int = 232448 - 1024,
     late: Sequence[WaitGroup] = (),
     addends: int = 0,
-    throttled: bool | None = None,
+    throttled: bool = False,
     variants: Sequence[Variant] = VARIANTS,
     lines: tuple[bool, bool] = cost.LINES,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
-    a variant of that kind if one fits; None: where it pays. `lines` as `cost.alone` has it. ValueError: none fits
+    a variant of that kind if one fits. `lines` as `cost.alone` has it. ValueError: none fits
     `smem`."""
-    # where consumers alternate, smaller tiles pay if they are split, and in nothing else
-    alternating, plain = bool(late) and not addends, not late and not addends
+    plain = not late and not addends
     together = not addends and len(late) <= 1
     fitting = [
         v
         for v in variants
         if v.stages(smem, right_transposed) >= 2
         and v.cluster <= sms
-        and (alternating or not v.pingpong)
+        and not (v.pingpong and addends)
         and (not v.odd or plain)
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
-    for v in [v for v in fitting if v.throttled is bool(throttled)] or fitting:
+    for v in [v for v in fitting if v.throttled is throttled] or fitting:
         alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines)
         estimate = alone
         if late:
@@ -138,13 +137,4 @@ def choose(
         found.append((alone, Choice(v, parts_of_tail, estimate)))
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
     least = min(choice.estimate for _, choice in found)
-    best = min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: c[0])[1]
-    often = k <= cost.SHORT and plain
-    if (
-        throttled is None
-        and often
-        and cost.cluster_tiles(best.variant, rows, columns) > 4 * (sms // best.variant.cluster)
-    ):
-        twins = (v for v in fitting if v.throttled and (v.tile, v.cluster) == (best.variant.tile, best.variant.cluster))
-        return replace(best, variant=next(twins, best.variant))
-    return best
+    return min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: c[0])[1]

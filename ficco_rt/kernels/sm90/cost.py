@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 
 from ...machine.durations import gemm_rate
 from ...machine.model import Device
@@ -47,6 +47,8 @@ _PINGPONG = {
     (128, 160): (0.375, 0.7),
     (128, 128): (0.325, 0.7),
 }
+# … as `pace` has it: on an H200 these tiles of a product of many rows take as long an element as 128 × 256
+_PACE_STEP = {(128, 128): 0.29}
 # … and of transposed tiles, for each element: as 128 × 192. On an H200, with --odd --tries, a step is 0.94 of that at
 # 5000 × 1000 × 3000 in whole lines, and 1.01 at 3000 × 2304 × 7168. The estimate is within 11 % of all nine times.
 _SWAPPED = 0.44 / (128 * 192)
@@ -67,36 +69,40 @@ _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are a
 _LATENCY = 2.0
 _L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
-# Rows of a product that is the reading of its right operand, and little else. On an H200, with --odd --tries and up to
-# 64 rows, where launches are chained as plans chain them. Now for tiles in several rows: of 128 and 256 rows the tile
-# that is taken is within 12 % of the best by --late. Of tiles in one row see `_Row`.
-FEW = 256
-_FEW_STEP = {64: 0.20, 128: 0.25, 192: 0.31}  # a step, by columns: what its loads take where memory is quicker
-_FEW_BANDWIDTH = 4.2e6  # bytes of memory a µs
-_FEW_CACHE = 9.0e6  # bytes of L2 a µs, where every column of tiles reads the left operand again
-_FEW_SPLIT = (1.5, 0.8)  # splits, once and for each part of 128 × 256
-_FEW_BESIDE = 0.2  # of the memory's time or the steps', whichever is shorter: what the other does not hide
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """What a launch costs whose tiles lie in one row: each block reads its columns of the right operand out of memory,
-    and no other block does. Two neighbours among the multiprocessors share a way to memory, as the times say, so what
-    counts is whether both are at work."""
+class _Plain:
+    """What a launch costs that adds nothing, and whose works wait for the same or for nothing: all its tiles may be at
+    work at once."""
 
-    step: tuple[float, float]  # µs of a block whose neighbour rests: once, and for each column
-    pair: float  # bytes of memory a µs for two neighbours
-    memory: tuple[float, float]  # bytes a µs for all: one of each two is at work, or both of some
-    split: float  # µs of each part of a tile
+    start: float  # of the launch
+    memory: float  # bytes of the right operand a µs that all blocks read, each row of tiles the same ones
+    cache: float  # bytes of L2 a µs
+    norm: float  # a step is this norm of what it takes to multiply, and to read from memory and L2
+    tile: float  # start and store of a tile of 128 × 256
+    split: tuple[float, float]  # once, and for each part of 128 × 256
 
 
-# By the tiles' rows. On an H200, with --late and tiles of 64, 128 and 192 columns. With up to 64 rows, what is taken is
-# at most 1.5 % slower than the best measured, at all of 24 shapes but 16 × 10240 × 8192, whose times spread by 19 %. So
-# it is with 128 rows at four shapes; at the fifth three parts of 128 × 64 are taken, which nobody measured.
-_ROWS = {
-    64: _Row((0.13, 8.0e-4), 9.0e4, (4.35e6, 3.95e6), 0.2),
-    128: _Row((0.15, 1.2e-3), 7.5e4, (3.9e6, 3.4e6), 0.2),
+# Fitted on an H200 to 210 products of 1 to 8192 rows, most of random sizes, in both layouts, not chained: every variant
+# with several splits of K. What is chosen takes 0.8 % more than the best of these in the mean, and 10 % more at most.
+_PLAIN = _Plain(start=3.19, memory=4.14e6, cache=1.67e7, norm=3.03, tile=3.81, split=(2.04, 0.647))
+_PLAIN_STEP = {
+    (128, 256): 0.683,
+    (256, 128): 0.707,
+    (256, 160): 0.898,
+    (128, 192): 0.508,
+    (128, 160): 0.450,
+    (128, 128): 0.337,
+    (128, 64): 0.209,
+    (64, 192): 0.201,
+    (64, 128): 0.187,
+    (64, 64): 0.114,
+    (128, 216): 0.644,
+    (256, 168): 0.986,
 }
+_PLAIN_SWAPPED = 0.55 / (128 * 192)  # … for each element of a transposed tile
+_PLAIN_PINGPONG = 1.02  # … times as much where consumers alternate
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
@@ -162,29 +168,21 @@ def _costs(
     k: int,
     sms: int,
     addends: int,
-    few: bool = False,
     lines: tuple[bool, bool] = LINES,
 ) -> _Costs:
-    """`few`: of a launch that is the reading of its right operand; `lines` as in `_sectors`."""
+    """`lines` as in `_sectors`."""
     m, n = v.tile
     size = m * n / (128 * 256)
     tiles = cluster_tiles(v, rows, columns)
     clusters = max(1, sms // v.cluster)
     step, shown = _step(v)
-    if v.swapped or (not few and not all(lines)):
+    if v.swapped or not all(lines):
         step = max(step, sms * _sectors(v, lines) / _SECTORS)
     if tiles > 2 * clusters:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
         step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
     read, written = sum(rows) * k + k * sum(columns), (1 + addends) * sum(rows) * sum(columns)
     once, each = _SPLIT
     moved = 2 * (read + written) / _BANDWIDTH
-    if few:
-        step = max(step, _FEW_STEP.get(n, 0.0))
-        once, each = _FEW_SPLIT
-        again = sum(rows) * k * sum(ceil(c / n) for c in columns)
-        moved = 2 * max((read + written) / _FEW_BANDWIDTH, (k * sum(columns) + again) / _FEW_CACHE)
-    if v.swapped:
-        once = inf  # its tiles are not split
     return _Costs(
         tiles=tiles,
         clusters=clusters,
@@ -203,6 +201,7 @@ def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dty
     m, n = v.tile
     size = m * n / (128 * 256)
     step, shown = _step(v)
+    step = _PACE_STEP.get(v.tile, step)
     best = min(time / (a * b) for (a, b), time in _STEP.items())
     multiply = 2.0 * m * n * DEPTH * device.sms / (gemm_rate(device, dtype) * PIPELINE) * step / (m * n) / best
     # what their steps load comes out of L2, the right operand shared in a cluster
@@ -242,35 +241,40 @@ def alone(
     """The least time, and the splits of the last wave that give it. `plain`: nothing is added, and all works wait for
     the same flags, or for none; `lines`: whether rows of the left and the right operand start at whole lines of 128
     bytes."""
-    row = _ROWS.get(v.tile[0])
-    if row and plain and sum(rows) <= v.tile[0] and v.cluster == 1:
-        return _in_a_row(v, row, columns, k, sms)
-    few = plain and sum(rows) <= FEW
-    c = _costs(v, rows, columns, k, sms, addends, few, lines)
-    beside = _FEW_BESIDE if few else BESIDE
-    cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved, beside)
+    if plain:
+        return _plain(v, rows, columns, k, sms, lines)
+    c = _costs(v, rows, columns, k, sms, addends, lines)
+    cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved, BESIDE)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
-def _in_a_row(v: Variant, row: _Row, columns: Sequence[int], k: int, sms: int) -> tuple[float, int]:
-    """As `alone`, of tiles that lie in one row."""
-    steps, width = ceil(k / DEPTH), v.tile[1]
-    right = 2 * DEPTH * width
+def _plain(
+    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, lines: tuple[bool, bool]
+) -> tuple[float, int]:
+    """As `alone`, where nothing is added, and all works wait for the same or for nothing."""
+    (m, n), p = v.tile, _PLAIN
+    size, steps, clusters = m * n / (128 * 256), ceil(k / DEPTH), v.clusters(sms)
+    high, wide = sum(ceil(r / m / v.cluster) for r in rows), sum(ceil(c / n) for c in columns)
+    right = 2 * DEPTH * n
+    loads = (v.cluster * 2 * DEPTH * min(m, max(rows)) + right) / p.cache
+    if not all(lines):
+        loads = v.cluster * _sectors(v, lines) / _SECTORS
+    multiply = _PLAIN_SWAPPED * m * n if v.swapped else _PLAIN_STEP[v.tile] * (_PLAIN_PINGPONG if v.pingpong else 1.0)
 
-    def step(blocks: int) -> float:
-        """Of so many at work."""
-        if blocks <= sms // 2:
-            return max(row.step[0] + row.step[1] * width, blocks * right / row.memory[0])
-        return max(2 * right / row.pair, blocks * right / row.memory[1])
+    def step(at_work: int) -> float:
+        """Of so many clusters."""
+        memory = at_work / high * right / p.memory
+        return float((multiply**p.norm + (at_work * loads) ** p.norm + memory**p.norm) ** (1 / p.norm))
 
-    waves, tail = divmod(sum(ceil(c / width) for c in columns), sms)
-    whole = start(v) + waves * steps * step(sms)
+    waves, tail = divmod(high * wide, clusters)
+    whole = p.start + waves * (steps * step(clusters) + p.tile * size * _step(v)[1])
     if not tail:
         return whole, 1
-    found = [(whole + steps * step(tail), 1)]
-    for splits in range(2, MAX_SPLITS + 1):
-        if tail * splits <= sms and steps // splits >= 4:
-            found.append((whole + ceil(steps / splits) * step(tail * splits) + row.split * splits, splits))
+    found = [(whole + steps * step(tail) + p.tile * size, 1)]
+    for splits in range(2, 1 if v.swapped else MAX_SPLITS + 1):
+        if tail * splits <= clusters and steps // splits >= 4:
+            time = ceil(steps / splits) * step(tail * splits) + (p.tile + p.split[1] * splits) * size + p.split[0]
+            found.append((whole + time, splits))
     return min(found)
 
 

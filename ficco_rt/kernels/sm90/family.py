@@ -37,14 +37,9 @@ def _merged(works: Sequence[Work], private: frozenset[int]) -> tuple[MatrixGemm,
     return reason if reason is not None else (replace(gemm, works=merged.works), merged.groups)
 
 
-def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool | None:
-    """Whether stores are to be spread over the next tile's steps: those at peers are; those of a streamed launch end
-    too late for whom they are signalled. None: where it pays."""
-    if gemm.signature.out_dtype == ACCUMULATOR:
-        return False
-    if any(w.body.stored_afar for w in only(request.works, Gemm)):
-        return True
-    return False if request.streamed else None
+def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool:
+    """Whether stores are to be spread over the next tile's steps: those at peers are."""
+    return gemm.signature.out_dtype != ACCUMULATOR and any(w.body.stored_afar for w in only(request.works, Gemm))
 
 
 class Sm90(Family[Variant]):

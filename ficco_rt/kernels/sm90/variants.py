@@ -148,6 +148,8 @@ VARIANTS: tuple[Variant, ...] = (
     variant(128, 160, 1, 2, 2),
     variant(128, 128, 1, 2, 2),
     variant(128, 128, 1, 2, 1),
+    variant(128, 256, 1, 2, 1),  # of an odd number of rows of tiles
+    variant(128, 192, 1, 2, 1),
     variant(128, 64, 1, 2, 1),
     variant(64, 192, 1, 1, 1),
     variant(64, 128, 1, 1, 1),
@@ -161,7 +163,7 @@ VARIANTS: tuple[Variant, ...] = (
 VARIANTS += tuple(
     replace(v, name=f"{v.name}_paced", staging=v.blocks_m * -(-v.tile[1] // 64), throttled=True)
     for v in VARIANTS
-    if v.tile in ((128, 256), (128, 128), (64, 128))
+    if v.tile in ((128, 128), (64, 128)) or v is VARIANTS[0]
 )
 
 # Each consumer makes a tile of its own: one buffer of a warp less is a stage more for 128 x 160, not for 128 x 128.
