@@ -8,6 +8,10 @@ device waits for an unrelated one: an event of another device takes ten microsec
 two. In runs with timestamps or without callers, all devices begin together: they wait for one start on the first
 device.
 
+Among callers' streams a device's *host* is the stream of its first caller: there the device waits for all that its run
+stands behind, and there it completes the run if that delays the caller by nothing. Otherwise the host is the device's
+control stream, which has more events to wait for.
+
 A run in the mode `traced` or `gated` begins when the host has issued all of it, if it has a start gate (`start_gate`).
 
 Each device completes a run after all of its streams have ended and its semaphores are reset.
@@ -150,7 +154,7 @@ class RunEndsBuilder:
 
     def _behind(self, host: ir.StreamName, device: int) -> Iterator[ir.Action]:
         """A device's run stands behind the one before it and behind replays."""
-        yield from self._await(host, self._completions(device, but=device), "behind")
+        yield from self._await(host, self._completions(device), "behind")
         when: ir.When = "behind others" if self._knows_end(device, host) else "behind"
         yield ir.AwaitEvent(host, ir.EventName("completion", device), BEGIN, when)
         yield from self._await(host, self._replays(device), "behind replays")
@@ -170,9 +174,9 @@ class RunEndsBuilder:
         awaited = {ir.EventName("tail", number) for rank in self._needs(device) for number in self._frees(rank)}
         return all(_tail(stream) in awaited for stream in self._ends(device)) and not any(self._reset(device))
 
-    def _completions(self, device: int, *, but: int | None = None) -> list[ir.EventName]:
-        """Where the semaphores of all devices, but for one, are reset; those of a device's process."""
-        return [ir.EventName("completion", other) for other in self.placement.mates(device) if other != but]
+    def _completions(self, device: int) -> list[ir.EventName]:
+        """Where the semaphores of the other devices of a device's process are reset."""
+        return [ir.EventName("completion", other) for other in self.placement.mates(device) if other != device]
 
     def _replays(self, device: int) -> list[ir.EventName]:
         """Where graphs in callers' graphs have run, on the devices of a device's process."""

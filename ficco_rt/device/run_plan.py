@@ -225,7 +225,7 @@ class RunWait:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """The device's context is made current."""
+    """The device's context is made current, unless the process needs no other one and the caller has it current."""
 
     device: int
 

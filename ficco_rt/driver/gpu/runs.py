@@ -214,7 +214,7 @@ class Runs:
 
     def _abandon(self, error: BaseException, callers: Callers) -> None:
         """The run that was being issued stays incomplete: let through what was issued, and forget the rest. This runs
-        while another error is on its way, so it raises none. `callers`: streams that may have graphs."""
+        while another error is on its way, so it raises none. `callers`: streams on which some of it may be."""
         if not self.lost and self.here:
             self._running = self._dirty = True
             self._await_last()
