@@ -159,6 +159,33 @@ def test_a_call_on_known_tensors_comes_to_few_functions(cuda: StandIn, torch: ty
         caller.close()
 
 
+def test_a_context_that_is_current_is_not_entered(cuda: StandIn) -> None:
+    """Default streams, as PyTorch's usual one, are those of the current context."""
+    cuda.reset()
+    with ficco.Workspace(RANKS, ranks_per_gpu=RANKS) as workspace:
+        made = operation(workspace, "gemm_ar")
+        caller = Callers(made.executor(MOST).plan, RANKS, default=True)
+        values, wanted = numbers_of("gemm_ar", MOST, 1)
+        placed = {name: [caller.array(r, v.shape) for r, v in enumerate(of)] for name, of in values.items()}
+        caller.give(placed, values)
+
+        def entered() -> int:
+            before = cuda.called().get("cuCtxSetCurrent", 0)
+            made.run(streams=caller.streams, **placed)
+            return cuda.called().get("cuCtxSetCurrent", 0) - before
+
+        made.run(streams=caller.streams, **placed)
+        assert entered() > 1
+        with caller.on(0):
+            assert entered() == 0
+        made.synchronize()
+        for array, want in zip(placed["C"], wanted["C"], strict=True):
+            assert np.array_equal(caller.read(array), want)
+        caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
 def test_runs_that_come_often_become_graphs(cuda: StandIn, torch: type[Torch], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a plan without copies, unless the caller's streams are captured at that time. Runs on other tensors are
     counted by themselves."""
