@@ -13,8 +13,8 @@ DTYPES = {name: numpy_dtype(name) for name in TYPES}
 class Memory:
     """An aligned array with NaN around and in whatever its matrix does not hold."""
 
-    def __init__(self, rows: int, columns: int, dtype: str) -> None:
-        pitch = -(-columns // 8) * 8
+    def __init__(self, rows: int, columns: int, dtype: str, multiple: int = 8) -> None:
+        pitch = -(-columns // multiple) * multiple
         self._bytes = np.full(rows * pitch * DTYPES[dtype].itemsize + 4096, 0xFF, np.uint8)
         start = -self._bytes.ctypes.data % 256 + 1024
         end = start + rows * pitch * DTYPES[dtype].itemsize

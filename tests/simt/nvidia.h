@@ -17,7 +17,7 @@ static bool elected() {
 
 // ---------------------------------------------------------------- TMA
 
-static u32 item_of(const EncodedMap* m) { return m->type == 7 ? 4 : 2; }
+static u32 item_of(const EncodedMap* m) { return m->type == 7 ? 4 : m->type == 0 ? 1 : 2; }
 static bool inside(const EncodedMap* m, int x, int y) { return x >= 0 && y >= 0 && (u64)x < m->columns && (u64)y < m->rows; }
 
 static void load_box(u32 to, const void* map, int x, int y, u32 barrier, u32 mask) {
@@ -127,29 +127,40 @@ static u32 pack_words(float high, float low, bool half) { return (u32)narrow(hig
 
 // ---------------------------------------------------------------- wgmma
 
+enum Kind { BF16, F16, E4M3, E5M2 };
+static float wide_byte(unsigned char x, Kind kind) {
+    const int mantissa = kind == E4M3 ? 3 : 2, bias = kind == E4M3 ? 7 : 15;
+    const int exponent = (x & 127) >> mantissa, rest = x & ((1 << mantissa) - 1);
+    if (kind == E4M3 ? (x & 127) == 127 : exponent == 31 && rest) return __builtin_nanf("");
+    if (kind == E5M2 && exponent == 31) return x & 128 ? -__builtin_inff() : __builtin_inff();
+    const float size = __builtin_ldexpf((float)(exponent ? rest + (1 << mantissa) : rest), (exponent ? exponent : 1) - bias - mantissa);
+    return x & 128 ? -size : size;
+}
+
 static Group& group() { return groups[number() / 128]; }
 
-static void multiply_now(Group& g, int first_thread, bool half, int n, bool left_t, bool right_t) {
+static void multiply_now(Group& g, int first_thread, Kind left, Kind right, int n, bool left_t, bool right_t) {
     Product& p = g.products[g.done++];
-    static float a[64][16], b[256][16];
+    static float a[64][32], b[256][32];
+    const int item = left >= E4M3 ? 1 : 2, deep = 32 / item;
     const int from = lanes[first_thread].block;
-    auto part = [&](u64 d, bool t, int i, int k) {
+    auto part = [&](u64 d, Kind kind, bool t, int i, int k) {
         const u32 at = (u32)(d & 0x3fff) << 4, lead = (u32)(d >> 16 & 0x3fff) << 4, step = (u32)(d >> 32 & 0x3fff) << 4;
-        const u32 place = t ? at + i / 64 * lead + k / 8 * step + k % 8 * 128 + i % 64 * 2 : at + i / 8 * step + i % 8 * 128 + k * 2;
-        unsigned short x;
-        memcpy(&x, shared_at(swizzled(place), from), 2);
-        return wide(x, half);
+        const u32 place = t ? at + i / 64 * lead + k / 8 * step + k % 8 * 128 + i % 64 * 2 : at + i / 8 * step + i % 8 * 128 + k * item;
+        unsigned short x = 0;
+        memcpy(&x, shared_at(swizzled(place), from), item);
+        return item == 1 ? wide_byte((unsigned char)x, kind) : wide(x, kind == F16);
     };
-    for (int k = 0; k < 16; ++k) {
-        for (int i = 0; i < 64; ++i) a[i][k] = part(p.left, left_t, i, k);
-        for (int i = 0; i < n; ++i) b[i][k] = part(p.right, right_t, i, k);
+    for (int k = 0; k < deep; ++k) {
+        for (int i = 0; i < 64; ++i) a[i][k] = part(p.left, left, left_t, i, k);
+        for (int i = 0; i < n; ++i) b[i][k] = part(p.right, right, right_t, i, k);
     }
     for (int t = 0; t < 128; ++t) {
         const int row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
         for (int j = 0; j < n / 2; ++j) {
             const float *x = a[row + (j & 2 ? 8 : 0)], *y = b[j / 4 * 8 + column + (j & 1)];
             float sum = p.use ? p.sums[t][j] : 0;
-            for (int k = 0; k < 16; ++k) sum += x[k] * y[k];
+            for (int k = 0; k < deep; ++k) sum += x[k] * y[k];
             p.sums[t][j] = sum;
         }
     }
@@ -157,10 +168,10 @@ static void multiply_now(Group& g, int first_thread, bool half, int n, bool left
 }
 static void (*multiply_next)(Group& g, int first_thread);
 
-template <int N, bool HALF_, bool LEFT_TURNED, bool RIGHT_TURNED> static void wgmma(float* sums, u64 left, u64 right, int use) {
+template <int N, Kind LEFT, Kind RIGHT, bool LEFT_TURNED, bool RIGHT_TURNED> static void wgmma(float* sums, u64 left, u64 right, int use) {
     Group& g = group();
     Lane& t = me();
-    multiply_next = [](Group& g, int first) { multiply_now(g, first, HALF_, N, LEFT_TURNED, RIGHT_TURNED); };
+    multiply_next = [](Group& g, int first) { multiply_now(g, first, LEFT, RIGHT, N, LEFT_TURNED, RIGHT_TURNED); };
     if (t.given == g.room) {
         g.room = g.room ? 2 * g.room : 256;
         g.products = (Product*)realloc(g.products, (size_t)g.room * sizeof *g.products);
@@ -234,12 +245,12 @@ template <bool HALF_> static void mma(float& d0, float& d1, float& d2, float& d3
 
 static void copy_done(Lane& t, Lane::Copy& c) {
     char* to = shared_at(c.to, t.block);
-    memset(to, 0, 16);
+    if (!c.word) memset(to, 0, 16);
     if (c.unordered) memset(to, 0xFF, (size_t)c.size);   // it may be as old as can be
     else memcpy(to, c.from, (size_t)c.size);
     c.done = true;
 }
-static void copy_async(u32 to, const void* from, int size) {
+static void copy_async(u32 to, const void* from, int size, bool word = false) {
     Lane& t = me();
     const bool unordered = !check_read(number(), (u64)from, (u64)size, false, "cp.async", hint);
     int kept = 0;
@@ -247,8 +258,12 @@ static void copy_async(u32 to, const void* from, int size) {
         if (!t.copies[i].done) t.copies[kept++] = t.copies[i];
     t.copy_count = kept;
     if (kept == 128) abort();
-    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, false, unordered};
+    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, false, unordered, word};
     if (!draw((u32)lag + 1)) copy_done(t, t.copies[t.copy_count - 1]);
+}
+// Some of the four words may not be there yet.
+static void copy_words(u32 to, const void* from) {
+    for (u32 i = 0; i < 16; i += 4) copy_async(to + i, (const u8*)from + i, 4, true);
 }
 static void copy_async_if(u32 to, const void* from, int yes) {
     if (yes) copy_async(to, from, 16);
@@ -323,10 +338,15 @@ static void let_next_launch() {
 static void nap() { yield_now(); }
 
 template <class... T> static void load_ints(const int* p, T&... to) { ((to = *p++), ...); }
-static void store_shared(u32 at, float x, float y) {
-    const float both[2] = {x, y};
-    memcpy(shared_at(at), both, 8);
-    stored_shared(at, 8);
+template <class... T> static void store_shared(u32 at, T... x) {
+    const float all[] = {x...};
+    memcpy(shared_at(at), all, sizeof all);
+    stored_shared(at, sizeof all);
+}
+template <class... T> static void load_shared(u32 at, float& a, T&... more) {
+    const float* p = (const float*)shared_at(at);
+    a = *p++;
+    ((more = *p++), ...);
 }
 static void load_shared(u32 at, u32& a, u32& b, u32& c, u32& d) {
     u32 v[4];

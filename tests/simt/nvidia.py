@@ -84,7 +84,11 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"ld\.global\.nc\.v2\.s32 \{%0, %1\}, \[%2\];", "load_ints((const int*)(%2), %0, %1)"),
     (r"ld\.global\.nc\.v4\.s32 \{%0, %1, %2, %3\}, \[%4\];", "load_ints((const int*)(%4), %0, %1, %2, %3)"),
     (r"ld\.global\.cg\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];", "load_floats((const float4*)(%4), %0, %1, %2, %3)"),
+    (r"ld\.global\.cg\.f32 %0, \[%1\];", "%0 = load_checked((const float*)(%1))"),
+    (r"st\.shared\.f32 \[%0\], %1;", "store_shared(%0, %1)"),
     (r"st\.shared\.v2\.f32 \[%0\], \{%1, %2\};", "store_shared(%0, %1, %2)"),
+    (r"ld\.shared\.f32 %0, \[%1\];", "load_shared(%1, %0)"),
+    (r"ld\.shared\.v2\.f32 \{%0, %1\}, \[%2\];", "load_shared(%2, %0, %1)"),
     (r"ld\.shared\.v4\.u32 \{%0, %1, %2, %3\}, \[%4\];", "load_shared(%4, %0, %1, %2, %3)"),
     (
         r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[%0\], \{%1, %2, %3, %4\};",
@@ -109,6 +113,8 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
         r"@yes cp\.async\.cg\.shared\.global\.L2::128B \[%0\], \[%1\], 16; \}",
         "copy_async_if(%0, %1, %2)",
     ),
+    (r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;", "copy_words(%0, %1)"),
+    (r"cp\.async\.wait_group 0;", "copies_wait(0)"),
     (r"cp\.async\.commit_group;", "copies_commit()"),
     (r"cp\.async\.wait_group %0;", "copies_wait(%0)"),
     (r"mov\.u64 %0, %%globaltimer;", "%0 = device_time()"),
@@ -122,14 +128,15 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     ),
     (r"cvt\.f32\.f16 %0, %1;", "%0 = wide(%1, true)"),
     (r"cvt\.rn\.f16\.f32 %0, %1;", "%0 = narrow(%1, true)"),
+    (r"", NOTHING),  # of a register that the compiler must not move
     (r"wgmma\.fence\.sync\.aligned;", NOTHING),
     (r"wgmma\.commit_group\.sync\.aligned;", "wgmma_commit()"),
     (r"wgmma\.wait_group\.sync\.aligned %0;", "wgmma_wait(%0)"),
 )  # fmt: skip
 WGMMA = re.compile(
     r"\{ \.reg \.pred use; setp\.ne\.b32 use, %\d+, 0; "
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2 "
-    r"\{[%\d, ]+\}, %\d+, %\d+, use, 1, 1, ([01]), ([01]); \}"
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(?:16|32)\.f32\.(bf16|f16|e4m3|e5m2)\.(bf16|f16|e4m3|e5m2) "
+    r"\{[%\d, ]+\}, %\d+, %\d+, use, 1, 1(?:, ([01]), ([01]))?; \}"
 )
 MMA = re.compile(
     r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32 \{%0, %1, %2, %3\}, \{%4, %5, %6, %7\}, "
@@ -183,10 +190,11 @@ def _statement(source: str, at: int) -> tuple[str, list[str], int]:
 def _call(text: str, operands: list[str]) -> str:
     wgmma, mma = WGMMA.fullmatch(text), MMA.fullmatch(text)
     if wgmma:
-        columns, kind, left_turned, right_turned = wgmma.groups()
+        columns, *kinds = wgmma.groups()
         *sums, left, right, use = operands
-        half = str(kind == "f16").lower()
-        return f"simt::wgmma<{columns}, {half}, {left_turned}, {right_turned}>(&{sums[0]}, {left}, {right}, {use})"
+        types = ", ".join(f"simt::{kind.upper()}" for kind in kinds[:2])
+        turned = f"{kinds[2] or 0}, {kinds[3] or 0}"
+        return f"simt::wgmma<{columns}, {types}, {turned}>(&{sums[0]}, {left}, {right}, {use})"
     if mma:
         return f"simt::mma<{str(mma[1] == 'f16').lower()}>({', '.join(operands)})"
     for pattern, call in INSTRUCTIONS:
