@@ -122,6 +122,8 @@ def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> 
     """Why one launch of such a kernel cannot make these works; None if it can. `longest`: the most bytes that a stored
     row may have."""
     dtype, out_dtype = signature.dtype, signature.out_dtype
+    if signature.fp8:
+        return f"operands are {dtype}"
     if out_dtype not in (dtype, TYPES[dtype].accumulator):
         return f"operands are {dtype}, the output {out_dtype}"
     reasons = (_refusal(w, signature, longest) for w in works)

@@ -31,14 +31,14 @@ class Pace:
     """Microseconds of a launch's tiles. A group (a cluster of blocks, or one block) makes its tiles one after another,
     and all groups work at the same time.
 
-    groups: groups at work at once. step: 64 of K of a group's tile. ends: a tile's start and store. shown: the share of
-    `ends` that each tile costs; the last tile costs all of it. adding: besides, where a tile adds to what its output
-    holds. split: what a tile costs besides whose K is split, once and for each part. start: a launch, beyond what the
-    stream pays. whole_edges: a tile at an edge takes as long as any other; otherwise it takes its share. fetched: a
-    step whose right operand no other group loads at the same time, so that it comes out of memory. addend_steps: steps
-    of the pipeline that an addend of a tile takes, each behind `addend_gap` steps of K at most; 0: addends are added
-    where the tile is stored. cache: a right operand of so many bytes is read from memory once by products whose tiles
-    are at work at once. drift: of a launch whose tiles wait.
+    groups: groups at work at once. step: `depth` of K of a group's tile. ends: a tile's start and store. shown: of
+    `ends` the share that each tile costs; the last tile costs all of it. adding: besides, where a tile adds to what its
+    output holds. split: what a tile costs besides whose K is split, once and for each part. start: a launch, beyond
+    what the stream pays. whole_edges: a tile at an edge takes as long as any other; otherwise it takes its share.
+    fetched: a step whose right operand no other group loads at the same time, so that it comes out of memory.
+    addend_steps: steps of the pipeline that an addend of a tile takes, each behind `addend_gap` steps of K at most; 0:
+    addends are added where the tile is stored. cache: a right operand of so many bytes is read from memory once by
+    products whose tiles are at work at once. drift: of a launch whose tiles wait.
     """
 
     groups: int
@@ -54,13 +54,14 @@ class Pace:
     addend_steps: int = 0
     addend_gap: int = 0
     drift: Drift = NO_DRIFT
+    depth: int = DEPTH
 
     def steps(self, k: int) -> float:
-        return ceil(k / DEPTH) if self.whole_edges else k / DEPTH
+        return ceil(k / self.depth) if self.whole_edges else k / self.depth
 
     def behind_addends(self, addends: int, k: int) -> float:
         """The share of a tile's steps that stand behind the first of its addends."""
-        taken, blocks = addends * self.addend_steps, ceil(k / DEPTH)
+        taken, blocks = addends * self.addend_steps, ceil(k / self.depth)
         return taken * min(self.addend_gap, blocks // (taken + 1)) / blocks
 
     def tail(self, parts: int, accumulate: bool) -> float:

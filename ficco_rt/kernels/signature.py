@@ -8,18 +8,24 @@ from dataclasses import dataclass
 from ..graph.functions import FUNCTIONS, FunctionName
 from ..types import ACCUMULATOR, TYPES
 from . import target
+from .tiles import DEPTH
+
+SCALINGS = ("row", "1x128")  # of the left operand; the right one's is alike, and 128x128
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     """Types and layout of a product. A transposed left is stored [K, M], a transposed right [N, K]."""
 
-    dtype: str  # of both operands
+    dtype: str  # of both operands; of the left one where `right_dtype` is given
     out_dtype: str
     left_transposed: bool
     right_transposed: bool
     addends: bool = False  # kernels with addends are compiled apart from others
     function: FunctionName | None = None  # and so are those with a function of the sum
+    right_dtype: str | None = None
+    scaling: str | None = None  # of fp8 operands: of SCALINGS
+    fast: bool = False  # fp8 products are added up by the tensor core alone, which keeps some 14 bits
 
     @property
     def factor(self) -> bool:
@@ -36,6 +42,20 @@ class Signature:
         return TYPES[self.dtype].bytes
 
     @property
+    def fp8(self) -> bool:
+        return self.item == 1
+
+    @property
+    def blocks(self) -> bool:
+        """Whether operands have scales of blocks."""
+        return self.scaling == "1x128"
+
+    @property
+    def step(self) -> int:
+        """Elements of K in a step of the pipeline: 128 bytes."""
+        return DEPTH * 2 // self.item
+
+    @property
     def out_item(self) -> int:
         return TYPES[self.out_dtype].bytes
 
@@ -43,20 +63,31 @@ class Signature:
         """The kernel's name: of the entry point, the trace and the cache alike."""
         layout = "".join("nt"[transposed] for transposed in self.transposed)
         variant = variant if self.function is None else f"{variant}_{self.function}"
-        return f"{variant}{'_sum' if self.addends else ''}_{self.dtype}_{self.out_dtype}_{layout}"
+        words = ("sum" if self.addends else "", self.dtype, self.right_dtype, self.scaling, "fast" if self.fast else "")
+        return "_".join(filter(None, (variant, *words, self.out_dtype, layout)))
 
     def options(self, variant: str, arch: str, defines: Mapping[str, object]) -> tuple[str, ...]:
         """What the source of a variant is compiled with; `defines` are the variant's own."""
         values = {
             "ENTRY": self.entry(variant),
-            "HALF": TYPES[self.dtype].half,
+            "HALF": (TYPES[self.out_dtype].half or 0) if self.fp8 else TYPES[self.dtype].half,
             "OUT_FP32": int(self.out_dtype == ACCUMULATOR),
             "LEFT_T": int(self.left_transposed),
             "RIGHT_T": int(self.right_transposed),
             "ADDENDS": int(self.addends),
+            **(self._fp8_defines() if self.fp8 else {}),
             **defines,
         }
         return (*target.options(arch), *(f"-D{key}={value}" for key, value in values.items()), *applied(self.function))
+
+    def _fp8_defines(self) -> dict[str, int]:
+        return {
+            "FP8": 1,
+            "LEFT_E5M2": int(self.dtype == "fp8_e5m2"),
+            "RIGHT_E5M2": int((self.right_dtype or self.dtype) == "fp8_e5m2"),
+            "SCALES": SCALINGS.index(self.scaling) + 1 if self.scaling else 0,
+            "FAST": int(self.fast),
+        }
 
 
 def applied(function: FunctionName | None) -> tuple[str, ...]:

@@ -207,6 +207,7 @@ class _Parts:
         groups: int,
         cluster: int,
         band: int | None,
+        step: int,
     ) -> Rows:
         """A work's tiles; see `table`."""
         k_pieces, by_rows = common(*depths_of(w, *transposed)), (w.left, w.out)
@@ -215,7 +216,7 @@ class _Parts:
         assert w.addends or not w.addend_waits
         assert k_pieces
         assert not w.addends or not w.depth_waits  # a kernel checks the flags of both when it reaches a tile
-        rows, columns = (_cut(axis, step) for axis, step in zip(pieces_of(w, transposed), tile, strict=True))
+        rows, columns = (_cut(axis, side) for axis, side in zip(pieces_of(w, transposed), tile, strict=True))
         rows = _given(rows, (*by_rows, *(addend.operand.matrix for addend in w.addends)))
         if len(rows) % cluster:  # a neighbour with nothing to store
             nothing = rows[-1:].copy()
@@ -233,11 +234,11 @@ class _Parts:
         part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
         part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
         part["k_first"] = len(self.depths)
-        part["k_blocks"] = sum(max(1, ceil(n / DEPTH)) for _, _, n in k_pieces)
+        part["k_blocks"] = sum(max(1, ceil(n / step)) for _, _, n in k_pieces)
         late = {at: self._flags(waits) for at, waits in w.depth_waits}
         starts = accumulate((n for _, _, n in k_pieces), initial=0)
         self.depths += [
-            _Depth(a, b, max(1, ceil(n / DEPTH)), n, late.get(at, (0, 0)))
+            _Depth(a, b, max(1, ceil(n / step)), n, late.get(at, (0, 0)))
             for at, (a, b, n) in zip(starts, k_pieces, strict=False)
         ]
         part["operands"] = self.triples.setdefault((w.left, w.right, w.out), len(self.triples))
@@ -284,6 +285,7 @@ def table(
     addend_gap: int = 0,
     serpentine: bool = False,
     resets: Sequence[int] = (),
+    step: int = DEPTH,
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
 
@@ -293,14 +295,15 @@ def table(
     addend_gap: steps of K from one of those to the next, at most; 0: all of them stand behind the last of K.
     serpentine: every other wave walks K backwards, where none of its pieces is waited for.
     resets: addresses of flags that the launch resets when nothing of it waits any more.
+    step: elements of K in a step of the pipeline.
     """
     parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.addends))})
-    whole = [parts.add(w, tile, transposed, groups, cluster, band) for w in works]
-    both, partials = _split_all(whole, split_k, groups, cluster, parts.depths)
+    whole = [parts.add(w, tile, transposed, groups, cluster, band, step) for w in works]
+    both, partials = _split_all(whole, split_k, groups, cluster, parts.depths, step)
     _place_addends(both, addend_steps, addend_gap)
     tiles = np.ascontiguousarray(both["tile"])
     if serpentine:
-        _serpentine(tiles, groups * cluster, parts.depths)
+        _serpentine(tiles, groups * cluster, parts.depths, step)
     tile_addends = np.ascontiguousarray(both["addends"][: len(tiles) if parts.matrices else 0])
     records = np.concatenate(parts.addends)
     depths = np.array([d[:4] for d in parts.depths], np.int32).reshape(-1, 4)
@@ -401,6 +404,8 @@ def _block(matrix: Matrix, rows: tuple[Interval, ...], item: int) -> tuple[Matri
     several."""
     if matrix.block is None:
         return matrix, rows
+    if matrix.scales is not None:
+        return None
     planned, given = matrix.block
     (first, *others) = {s.start // planned for s in rows} | {(s.stop - 1) // planned for s in rows}
     if others:
@@ -418,15 +423,14 @@ def count(
     groups: int,
     cluster: int = 1,
     split_k: SplitK = WHOLE_K,
+    step: int = DEPTH,
 ) -> int:
     """How many tiles, and parts of tiles, `table` makes of these works."""
     found = []  # of each work: clusters' tiles, steps of K
     for w in works:
         rows, columns = pieces_of(w, transposed)
-        high, wide = (sum(ceil(n / step) for *_, n in axis) for axis, step in zip((rows, columns), tile, strict=True))
-        found.append(
-            (ceil(high / cluster) * wide, sum(ceil(n / DEPTH) for *_, n in common(*depths_of(w, *transposed))))
-        )
+        high, wide = (sum(ceil(n / side) for *_, n in axis) for axis, side in zip((rows, columns), tile, strict=True))
+        found.append((ceil(high / cluster) * wide, sum(ceil(n / step) for *_, n in common(*depths_of(w, *transposed)))))
     if split_k.works:
         parts = sum(n * min(s, MAX_SPLITS, steps) for (n, steps), s in zip(found, split_k.works, strict=True))
         return parts * cluster
@@ -452,7 +456,7 @@ def _place_addends(both: Rows, addend_steps: int, gap: int) -> None:
     addends["at"] = tiles["k_blocks"] - steps * addends["gap"]
 
 
-def _serpentine(tiles: Rows, wave: int, depths: list[_Depth]) -> None:
+def _serpentine(tiles: Rows, wave: int, depths: list[_Depth], step: int) -> None:
     """Every second wave walks K backwards: its first steps find in L2 what the previous wave read last."""
     odd = np.arange(len(tiles)) // wave % 2 == 1
     firsts, blocks = tiles["k_first"].copy(), tiles["k_blocks"]
@@ -466,12 +470,12 @@ def _serpentine(tiles: Rows, wave: int, depths: list[_Depth]) -> None:
         if not any(d.waits[1] for d in pieces):
             tiles["k_first"][these] = len(depths)
             for d in reversed(pieces):
-                last = DEPTH * (d.blocks - 1)
+                last = step * (d.blocks - 1)
                 depths.append(_Depth(d.left + last, d.right + last, d.blocks, -d.size, d.waits))
 
 
 def _split_all(
-    works: Sequence[Rows], split_k: SplitK, groups: int, cluster: int, depths: list[_Depth]
+    works: Sequence[Rows], split_k: SplitK, groups: int, cluster: int, depths: list[_Depth], step: int
 ) -> tuple[Rows, int]:
     """The tiles of all works, in their order, K of each split as is said, and how many partials that leaves."""
     if split_k.works:
@@ -483,7 +487,7 @@ def _split_all(
     out, partials = [], 0
     for tiles, splits in runs:
         if splits > 1 and len(tiles):
-            parts, more = _split(tiles, splits, cluster, depths)
+            parts, more = _split(tiles, splits, cluster, depths, step)
             parts["tile"]["slot"] += partials
             partials += more
             out.append(parts)
@@ -492,7 +496,7 @@ def _split_all(
     return np.concatenate(out), partials
 
 
-def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:
+def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth], step: int) -> tuple[Rows, int]:
     """Split K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
     splits = min(splits, MAX_SPLITS)
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
@@ -512,8 +516,8 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tupl
                     d = depths[i]
                     a, b = max(low, at), min(high, at + d.blocks)
                     if a < b:
-                        skipped = (a - at) * DEPTH
-                        size = min((b - a) * DEPTH, d.size - skipped)
+                        skipped = (a - at) * step
+                        size = min((b - a) * step, d.size - skipped)
                         depths.append(_Depth(d.left + skipped, d.right + skipped, b - a, size, d.waits))
                     at, i = at + d.blocks, i + 1
         splits_of.append(made[key])

@@ -13,7 +13,15 @@ from ..graph.ir import Gemm
 from ..types import TYPES
 from .works import View, WorkOf, scales_of
 
-DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
+DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory; of fp8 twice as many
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Of an fp8 matrix, fp32 in device memory; `pitch`: elements from a row of scales to the next."""
+
+    address: int
+    pitch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,7 @@ class Matrix:
     columns: int
     pitch: int
     block: Block | None = field(default=None, compare=False)
+    scales: Scales | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ def operand(view: View) -> MatrixOperand | None:
 
 def work_of(product: WorkOf[Gemm]) -> MatrixWork | None:
     """The product on matrices; None if an operand's columns are not side by side."""
-    operands = []
+    operands, scales = [], [operand(view) for view in scales_of(product)]
     views = product.views[: 3 if product.body.accumulate else len(product.views) - len(scales_of(product))]
     for view in views:
         found = operand(view)
@@ -106,6 +115,10 @@ def work_of(product: WorkOf[Gemm]) -> MatrixWork | None:
             return None
         operands.append(found)
     out, left, right, *others = operands
+    if scales:
+        if None in scales:
+            return None
+        left, right = (_scaled(o, s) for o, s in zip((left, right), scales, strict=True))
     addends = tuple(Addend(o, v.dtype) for o, v in zip(others, views[3:], strict=True))
     # a product of what nothing writes need not wait for what comes to its addends, or for who still reads its output
     late = bool(addends) and not any(view.written for view in views[1:3])
@@ -115,6 +128,13 @@ def work_of(product: WorkOf[Gemm]) -> MatrixWork | None:
         left.rows, left.columns, right.rows, right.columns, out.rows, out.columns,
         product.body.accumulate, waits, product.signals, addends, addend_waits,
     )  # fmt: skip
+
+
+def _scaled(operand: MatrixOperand, scales: MatrixOperand | None) -> MatrixOperand:
+    """With where its scales lie, whose rows and columns are those of its blocks."""
+    assert scales is not None
+    of = Scales(scales.matrix.address, scales.matrix.pitch)
+    return replace(operand, matrix=replace(operand.matrix, scales=of))
 
 
 def depths_of(
@@ -147,19 +167,21 @@ class Merged:
     groups: tuple[tuple[int, ...], ...]
 
 
-def in_registers(works: Sequence[MatrixWork], transposed: tuple[bool, bool], private: Container[int] = ()) -> Merged:
+def in_registers(
+    works: Sequence[MatrixWork], transposed: tuple[bool, bool], private: Container[int] = (), step: int = DEPTH
+) -> Merged:
     """Works that add pieces of K to one product, one after another, as one work: its sums stay in registers, and each
     piece waits for its own flags.
 
     `transposed`: the left and the right operand are stored transposed; `private`: flags that nothing outside these
-    works waits for.
+    works waits for; `step`: elements of K in a step of the pipeline.
     """
     inside = Counter(flag for w in works for flag in set(w.flags))
 
     def goes_on(last: MatrixWork, index: int) -> bool:
         w = works[index]
         unseen = all(f in private and inside[f] == (f in w.waits) for f in last.signals)
-        return unseen and _goes_on(last, w, transposed)
+        return unseen and _goes_on(last, w, transposed, step)
 
     return _merged(works, transposed, goes_on)
 
@@ -200,14 +222,14 @@ def _added(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> Matri
     )
 
 
-def _goes_on(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> bool:
+def _goes_on(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool], step: int) -> bool:
     """Whether b adds more of K to the product that a makes. A tile that waits between its steps also waits before the
     first one, because storing warps look at that wait alone."""
     if not b.accumulate or a.addends or b.addends:
         return False
     if (a.left, a.right, a.out, a.out_rows, a.out_columns) != (b.left, b.right, b.out, b.out_rows, b.out_columns):
         return False
-    whole = all(n % DEPTH == 0 for w in (a, b) for *_, n in common(*depths_of(w, *transposed)))
+    whole = all(n % step == 0 for w in (a, b) for *_, n in common(*depths_of(w, *transposed)))
     waits = a.waits or not b.waits or b.waits == a.signals
     return bool(outer_axes(a, transposed) == outer_axes(b, transposed) and whole and waits)
 

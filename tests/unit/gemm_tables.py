@@ -78,7 +78,9 @@ def assert_addends(table: Table, work: tiles.MatrixWork, staged: bool) -> None:
             assert from_columns[c : c + wide].tolist() == list(range(record["col"], record["col"] + wide))
 
 
-def assert_whole(table: Table, work: tiles.MatrixWork, left_transposed: bool, right_transposed: bool) -> None:
+def assert_whole(
+    table: Table, work: tiles.MatrixWork, left_transposed: bool, right_transposed: bool, step: int = tiles.DEPTH
+) -> None:
     """Every element of the work's output is made once, from its row of the left and its column of the right operand,
     over all of K."""
     # where each element of the output must come from
@@ -106,8 +108,8 @@ def assert_whole(table: Table, work: tiles.MatrixWork, left_transposed: bool, ri
             n = int(d["blocks"])
             assert 0 < n <= left
             size = int(d["size"])
-            assert -(-abs(size) // tiles.DEPTH) == n
-            start = tiles.DEPTH * (n - 1) if size < 0 else 0  # of the last step, from which it goes backwards
+            assert -(-abs(size) // step) == n
+            start = step * (n - 1) if size < 0 else 0  # of the last step, from which it goes backwards
             of_piece = [(int(d["left"]) - start + i, int(d["right"]) - start + i) for i in range(abs(size))]
             pairs = of_piece + pairs if size < 0 else pairs + of_piece
             left, at = left - n, at + 1

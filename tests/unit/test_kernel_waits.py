@@ -29,16 +29,17 @@ from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import tables
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, Table
-from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork
+from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork, Scales
 from ficco_rt.kernels.works import View, Work
 from ficco_rt.machine.profiles import stored
+from tests import cases
 from tests.simt import nvidia
 from tests.simt.memory import DTYPES, Memory, aligned
 from tests.unit.hand_made import copied, total
 
 MAP = struct.Struct("<5Q3I")  # EncodedMap of mock/src/tensor_map.h
 MAGIC = 0x70616D726F736E74
-MAP_TYPES = {"bf16": 9, "fp16": 6, "fp32": 7}
+MAP_TYPES = {"bf16": 9, "fp16": 6, "fp32": 7, "fp8_e4m3": 0, "fp8_e5m2": 0}
 SEEDS = range(6)
 NAIVE = KERNELS / "naive.cu"
 
@@ -74,6 +75,7 @@ class Shape:
     left_turned: bool = False  # A is stored [K, M]
     function: FunctionName | None = None
     repeated: bool = False  # the addend is the first row of D, for all rows
+    scaling: str | None = None  # of A and B, which are fp8 then; scales come with their rows, and pieces of K
 
 
 class Run:
@@ -86,12 +88,20 @@ class Run:
         m = sum(shape.rows)
         stored_b = (shape.n, shape.k) if shape.turned else (shape.k, shape.n)
         stored_a = (shape.k, m) if shape.left_turned else (m, shape.k)
-        self.a, self.b = Memory(*stored_a, "bf16"), Memory(*stored_b, "bf16")
+        types = ("fp8_e4m3", "fp8_e5m2") if shape.scaling else ("bf16", "bf16")
+        self.a, self.b = Memory(*stored_a, types[0], 16), Memory(*stored_b, types[1], 16)
         self.c, self.d = Memory(m, shape.n, shape.out), Memory(m, shape.n, "bf16")
         self.held = {
             id(memory): draw.integers(-3, 4, memory.values.shape).astype(memory.whole.dtype)
             for memory in (self.a, self.b, self.d)
         }
+        self.scales: dict[int, Memory] = {}
+        if shape.scaling:
+            for memory, of_a in ((self.a, True), (self.b, False)):
+                rows, columns = self._scales_of(of_a, Interval(0, memory.matrix.rows), Interval(0, shape.k))
+                made = self.scales[id(memory)] = Memory(rows.stop, columns.stop, "fp32", 4 if columns.stop > 1 else 1)
+                self.held[id(made)] = 2.0 ** draw.integers(-1, 2, made.values.shape).astype(np.float32)
+                memory.matrix = replace(memory.matrix, scales=Scales(made.matrix.address, made.matrix.pitch))
         self.flags = np.zeros(64, np.uint32)
         self.gives: list[tuple[int, Memory, Interval, Interval]] = []
         self.raises: list[tuple[int, int]] = []
@@ -105,10 +115,32 @@ class Run:
     def _of_a(self, rows: Interval, along: Interval) -> tuple[Interval, Interval]:
         return (along, rows) if self.shape.left_turned else (rows, along)
 
+    def _scales_of(self, of_a: bool, rows: Interval, columns: Interval) -> tuple[Interval, Interval]:
+        """Where those of elements of A or B are."""
+
+        def cut(axis: Interval, size: int) -> Interval:
+            return Interval(axis.start // size, -(-axis.stop // size))
+
+        blocks = self.shape.scaling == "1x128"
+        return cut(rows, 128 if blocks and not of_a else 1), cut(columns, 128) if blocks else Interval(0, 1)
+
+    def _give(self, who: int, memory: Memory, rows: Interval, columns: Interval) -> None:
+        self.gives.append((who, memory, rows, columns))
+        if id(memory) in self.scales:
+            self.gives.append((who, self.scales[id(memory)], *self._scales_of(memory is self.a, rows, columns)))
+
+    def _there(self, memory: Memory, rows: Interval, columns: Interval) -> None:
+        """Nobody writes these."""
+        at = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        memory.values[at] = self.held[id(memory)][at]
+        if id(memory) in self.scales:
+            scales, of = self.scales[id(memory)], self._scales_of(memory is self.a, rows, Interval(0, 1))[0]
+            scales.values[of.start : of.stop] = self.held[id(scales)][of.start : of.stop]
+
     def _given(self, memory: Memory, rows: Interval, columns: Interval) -> int:
         """A flag of another device, which writes these elements."""
         number = len(self.raises)
-        self.gives.append((number + 1, memory, rows, columns))
+        self._give(number + 1, memory, rows, columns)
         self.raises.append((number + 1, number))
         return self.flag(number)
 
@@ -118,9 +150,10 @@ class Run:
         b_rows, b_columns = (n, k) if s.turned else (k, n)
         of_b: tuple[int, ...] = ()
         if s.before:
-            self.gives += [(0, self.a, *self._of_a(Interval(0, sum(s.rows)), k)), (0, self.b, b_rows, b_columns)]
+            self._give(0, self.a, *self._of_a(Interval(0, sum(s.rows)), k))
+            self._give(0, self.b, b_rows, b_columns)
         elif s.read_only:
-            self.b.values[:] = self.held[id(self.b)]
+            self._there(self.b, b_rows, b_columns)
         else:
             of_b = (self._given(self.b, b_rows, b_columns),)
         for number, size in enumerate(s.rows):
@@ -134,10 +167,9 @@ class Run:
             if s.before:
                 pass
             elif s.left_read_only:
-                at_a = tuple(slice(*span) for span in self._of_a(rows, k))
-                self.a.values[at_a] = self.held[id(self.a)][at_a]
+                self._there(self.a, *self._of_a(rows, k))
             elif number == len(s.rows) - 1 and len(s.rows) > 1 and self.early:
-                self.gives.append((0, self.a, *self._of_a(rows, k)))  # the launch before writes the last rows of A
+                self._give(0, self.a, *self._of_a(rows, k))  # the launch before writes the last rows of A
             elif s.by_depth:
                 step = s.k // s.by_depth
                 along = [Interval(i * step, (i + 1) * step) for i in range(s.by_depth)]
@@ -165,6 +197,12 @@ class Run:
     def wanted(self, twice: bool) -> np.ndarray:
         """The result, behind the work that makes the first rows twice as large, or before it."""
         a, b, d = (self.held[id(memory)].astype(float) for memory in (self.a, self.b, self.d))
+        for values, memory, high in ((a, self.a, 1), (b, self.b, 128)):
+            if id(memory) in self.scales:
+                scales = self.held[id(self.scales[id(memory)])]
+                if self.shape.scaling == "1x128":
+                    scales = scales.repeat(high, 0)[: len(values)].repeat(128, 1)[:, : self.shape.k]
+                values *= scales
         made = (a.T if self.shape.left_turned else a) @ (b.T if self.shape.turned else b)
         if self.shape.function is not None:
             function = FUNCTIONS[self.shape.function]
@@ -181,12 +219,12 @@ class Run:
         kernel.forget()
         self.flags[:] = 0
         self.c.whole.view(np.uint8)[:] = 0xFF
-        given: dict[int, np.ndarray] = {}
-        for who, memory, rows, columns in self.gives:
+        for _, memory, rows, columns in self.gives:
             memory.values[rows.start : rows.stop, columns.start : columns.stop].view(np.uint8)[:] = 0xFF
-            given[who] = memory.whole
         for memory, after in ((self.a, -1), (self.b, -1), (self.d, -1), (self.c, 0 if self.early else -1)):
             kernel.region(memory.whole.ctypes.data, memory.whole.nbytes, memory.whole.itemsize, after)
+        for memory in self.scales.values():
+            kernel.region(memory.whole.ctypes.data, memory.whole.nbytes, 4)
         if table.partials:
             parts = scratch[table.counter_bytes :]
             kernel.region(parts.ctypes.data, len(parts) // 16 * 16, 16)
@@ -348,6 +386,35 @@ def test_a_transposed_left_operand(name: str, turned: bool, tmp_path: Path) -> N
     kernel, signature = hopper_kernel(variant, False, "bf16", tmp_path, turned=turned, left_turned=True)
     for number, shape in enumerate(LEFT_TURNED[name].values()):
         hopper(variant, signature, replace(shape, turned=turned, left_turned=True), kernel, number)
+
+
+SCALED = {
+    "1x128": {
+        "sm90_gemm_64x64_c1": (
+            Shape((100, 64, 30), 128, 200, 3, stale=True),
+            Shape((64, 50), 64, 1024, 2, by_depth=8, resets=True),
+            Shape((64, 64), 64, 1088, 4, splits=4),
+            Shape((64, 40), 64, 136, 2, read_only=True, left_read_only=True, free=True),
+            Shape((100,), 192, 640, 2, stages=2, before=True),
+        ),
+        # a tile's columns lie in two blocks, a cluster's rows in two tiles; waves go through K there and back
+        "sm90_gemm_128x160_c2": (Shape((256, 40), 480, 648, 1, resets=True),),
+        "sm90_gemm_256x128_c2": (Shape((512, 40), 128, 264, 1),),
+    },
+    "row": {"sm90_gemm_64x64_c1": (Shape((100, 30), 136, 264, 3), Shape((64, 64), 64, 512, 4, splits=4))},
+}
+
+
+@pytest.mark.parametrize("scaling", SCALED)
+def test_the_hopper_kernel_with_scales(scaling: str, tmp_path: Path) -> None:
+    for fast in (False, True) if scaling == "row" and cases.ALL else (False,):
+        for name, shapes in SCALED[scaling].items():
+            variant = next(v for v in sm90.VARIANTS if v.name == name)
+            signature = Signature("fp8_e4m3", "bf16", False, True, right_dtype="fp8_e5m2", scaling=scaling, fast=fast)
+            options, entry = variant.options(signature), signature.entry(name)
+            kernel = nvidia.Kernel(tmp_path, sm90.SOURCE, options, entry, "Parameters", IMPATIENT)
+            for number, shape in enumerate(shapes):
+                hopper(variant, signature, replace(shape, scaling=scaling, turned=True), kernel, number)
 
 
 FUNCTIONAL = {

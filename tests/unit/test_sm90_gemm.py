@@ -546,6 +546,72 @@ def test_parameters_hold_the_maps_of_addends() -> None:
     assert launch.table.tile_addends.tolist()[1] == (3, 3, 4, 0, 0, 0, 0, 0)
 
 
+def scaled(scaling: str | None = "1x128", **changes: Any) -> tuple[tiles.MatrixWork, Signature]:
+    """A product of fp8 matrices, of 300 rows, 576 columns, 1160 deep. `changes`: of the work, or of its types."""
+    m, n, k = (Interval(0, 300),), (Interval(0, 576),), (Interval(0, 1160),)
+    pitch = 12 if scaling == "1x128" else 1
+    left = tiles.Matrix(1 << 20, 300, 1160, 1168, scales=tiles.Scales(4 << 20, pitch))
+    right = tiles.Matrix(2 << 20, 576, 1160, 1168, scales=tiles.Scales(5 << 20, pitch))
+    work = tiles.MatrixWork(left, right, tiles.Matrix(3 << 20, 300, 576, 576), m, k, n, k, m, n)
+    types = {
+        name: changes.pop(name) for name in ("dtype", "right_dtype", "right_transposed", "fast") if name in changes
+    }
+    signature = replace(Signature("fp8_e4m3", "bf16", False, True, scaling=scaling), **types)
+    return replace(work, **changes), signature
+
+
+def test_steps_of_fp8_operands_are_128_deep() -> None:
+    work, signature = scaled()
+    v = named("sm90_gemm_128x160_c2")
+    launch = tables.build([work], v, signature, clusters=4, stages=4, split_k=SplitK(2))
+    assert_whole(launch.table, work, False, True, 128)
+    assert [(m.dtype, m.box) for m in launch.maps] == [
+        ("fp8_e4m3", (128, 128)),
+        ("fp8_e4m3", (128, 80)),
+        ("bf16", (64, 16)),
+    ]
+    data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
+    assert tables.SCALES.unpack_from(data, tables.ADDEND_MAPS_AT) == (4 << 20, 5 << 20, 12, 12)
+    moved = launch.moved(lambda address: address + 4096)
+    data = moved.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
+    assert tables.SCALES.unpack_from(data, tables.ADDEND_MAPS_AT)[:2] == ((4 << 20) + 4096, (5 << 20) + 4096)
+
+
+def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
+    every = tuple(v for v in variants.VARIANTS if v.takes(scaled()[1]))
+    assert choice.choose([8192], [2560], 4096, 132, True, variants=every, blocks=True).variant in every
+    assert not any(v.pingpong or v.tile[0] * v.tile[1] > 256 * 128 for v in every)
+    (work,) = in_pieces(512)
+    assert choice.wait_groups([replace(work, waits=(8,))], 8192, item=1) == choice.wait_groups(
+        [replace(work, waits=(8,))], 4096
+    )
+
+
+def test_what_of_fp8_the_kernel_cannot_take_is_said() -> None:
+    def reason(scaling: str | None = "1x128", **changes: Any) -> str | None:
+        work, signature = scaled(scaling, **changes)
+        return tables.refusal([work], signature)
+
+    half = (Interval(0, 64),)
+    for scaling in ("1x128", "row", None):
+        assert reason(scaling) is None
+    assert reason(dtype="fp8_e5m2") is not None
+    assert reason(dtype="fp8_e5m2", right_dtype="fp8_e4m3") is None
+    assert "lie along K" in str(reason(right_transposed=False))
+    assert "no meaning" in str(reason(fast=True))
+    assert reason("row", fast=True) is None
+    bare = tiles.Matrix(1 << 20, 300, 1160, 1168)
+    assert "one has no scales" in str(reason(left=bare))
+    assert reason(None, left=bare) is None
+    assert "16 bytes" in str(reason(None, left=replace(bare, pitch=1160)))
+    assert "scales start at no multiple" in str(reason(left=replace(bare, scales=tiles.Scales(4 << 20, 10))))
+    assert "of K starts inside" in str(reason(left_columns=(Interval(64, 192),), right_columns=(Interval(64, 192),)))
+    assert "of columns starts inside" in str(reason(right_rows=(Interval(64, 128),), out_columns=half))
+    assert reason("row", right_rows=(Interval(64, 128),), out_columns=half) is None
+    addend = tiles.Addend(tiles.MatrixOperand(bare, (Interval(0, 300),), (Interval(0, 576),)), "bf16")
+    assert "terms are added" in str(reason(addends=(addend,)))
+
+
 def test_what_the_kernel_cannot_take_is_said() -> None:
     whole = (Interval(0, 256),)
     good = tiles.Matrix(0, 256, 256, 256)
@@ -604,17 +670,26 @@ KEPT = {
 }
 
 
+_SCALED = (("1x128", False), ("row", False), ("row", True), (None, True))
+FP8 = [
+    Signature(left, out, False, True, right_dtype=right, scaling=scaling, fast=fast)
+    for left, right, out in (("fp8_e4m3", None, "bf16"), ("fp8_e5m2", "fp8_e4m3", "fp32"))
+    for scaling, fast in _SCALED
+]
 EVERY = (*variants.VARIANTS, *variants.SWAPPED, *variants.LEAN)
 
 
 @pytest.mark.parametrize("variant", EVERY, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant) -> None:
     kinds = [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)]
-    kinds = [(dtype, out, added) for dtype, out, added in kinds if variant.stores(out) and variant.adds >= added]
-    turn = EVERY.index(variant)
     layouts = [(left_t, right_t) for left_t in (False, True)[: 2 - variant.swapped] for right_t in (False, True)]
-    for (dtype, out, added), (left_t, right_t) in cases.few(list(product(kinds, layouts)), 1, turn):
-        signature = Signature(dtype, out, left_t, right_t, added)
+    plain = [Signature(dtype, out, *layout, added) for (dtype, out, added), layout in product(kinds, layouts)]
+    turn = EVERY.index(variant)
+    made = [*cases.few([s for s in plain if variant.takes(s)], 1, turn)]
+    if turn % 2 or cases.ALL:
+        made += cases.few([s for s in FP8 if variant.takes(s)], 1, turn // 2)
+    for signature in made:
+        added, right_t, blocks = signature.addends, signature.right_transposed, signature.blocks
         cubin = compiled(variants.SOURCE, variant.options(signature))
         found = resources(cubin)
         assert found["registers"] <= variant.registers
@@ -623,7 +698,8 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
         assert signature.entry(variant.name).encode() in cubin
         producer, consumers = variant.trade(added)
         assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
-        assert variant.smem(variant.stages(231424, right_t), right_t) + variants.STATIC_BYTES <= 232448
+        smem = variant.smem(variant.stages(231424, right_t, blocks), right_t, blocks)
+        assert smem + variants.STATIC_BYTES <= 232448
 
 
 @pytest.mark.parametrize(("name", "added"), [("sm90_gemm_256x160_c2", False), ("sm90_gemm_128x160_c2_pp", True)])

@@ -1,4 +1,7 @@
-"""Chooses the variant of the Hopper kernel for a launch's works, and its configuration, by the cost model."""
+"""Chooses the variant of the Hopper kernel for a launch's works, and its configuration, by the cost model.
+
+The model counts K in 2 bytes, so that a step of fp8 operands, 128 deep, is a step: it takes as long as one of bf16.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
 from ..tile_table import WHOLE_K, SplitK, band_of
-from ..tiles import DEPTH, Matrix, MatrixWork, depth_of
+from ..tiles import Matrix, MatrixWork, depth_of
 from . import cost
 from .cost import WaitGroup
 from .variants import VARIANTS, Variant
@@ -22,25 +25,28 @@ class Choice:
     estimate: float  # microseconds, for ranking only
 
 
-def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool], sms: int) -> int | None:
+def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool], sms: int, item: int = 2) -> int | None:
     """Rows of clusters' tiles that are best walked together; None: so many that a wave is about square."""
-    if not v.throttled or depth_of(works, transposed) > cost.SHORT:
+    if not v.throttled or depth_of(works, transposed) * item // 2 > cost.SHORT:
         return None
     return max(1, band_of(v.clusters(sms), v.tile, v.cluster) // 2)
 
 
-def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], k: int, sms: int) -> SplitK:
-    """How K of the works' tiles is best split. Works that wait for flags come one after another, and one that makes few
-    tiles leaves multiprocessors idle until the next has come: then all are split, if what a split costs is hidden.
-    Works that signal are split where all tiles are at work at once, and wait for the same flags, or for none: they end
-    together. A flag goes up behind the last part of the last tile."""
+def split_k_of(
+    v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], k: int, sms: int, item: int = 2
+) -> SplitK:
+    """How K of the works' tiles is best split, `item` bytes an element. Works that wait for flags come one after
+    another, and one that makes few tiles leaves multiprocessors idle until the next has come: then all are split, if
+    what a split costs is hidden. Works that signal are split where all tiles are at work at once, and wait for the same
+    flags, or for none: they end together. A flag goes up behind the last part of the last tile."""
     if v.swapped:
         return WHOLE_K
     addends = max(len(w.addends) for w in works)
-    found = wait_groups(works, k)
+    found = wait_groups(works, k, item=item)
+    k = k * item // 2
     rows = [n for group in found for n in group.rows]
     plain = not addends and len(found) == 1
-    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works))[1])
+    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item))[1])
     clusters, tiles = v.clusters(sms), cost.cluster_tiles(v, rows, columns)
     if any(w.signals for w in works) and not (plain and tiles <= clusters):
         # works of several waves end one by one, and those that signal are not split; what follows them is
@@ -58,16 +64,18 @@ def _awaited(work: MatrixWork) -> tuple[int, ...]:
     return work.waits or work.addend_waits
 
 
-def whole_lines(works: Sequence[MatrixWork]) -> tuple[bool, bool]:
+def whole_lines(works: Sequence[MatrixWork], item: int = 2) -> tuple[bool, bool]:
     """Whether rows of all left operands, and of all right ones, start at whole lines of 128 bytes."""
 
     def whole(m: Matrix) -> bool:
-        return m.pitch % DEPTH == m.address % 128 == 0
+        return m.pitch * item % 128 == m.address % 128 == 0
 
     return all(whole(w.left) for w in works), all(whole(w.right) for w in works)
 
 
-def wait_groups(works: Sequence[MatrixWork], k: int, arrival: float | None = None) -> tuple[WaitGroup, ...]:
+def wait_groups(
+    works: Sequence[MatrixWork], k: int, arrival: float | None = None, item: int = 2
+) -> tuple[WaitGroup, ...]:
     """Works in the order in which they wait. What they wait for comes one after another, at the pace of the links, or
     evenly until `arrival`."""
     found, at = [], 0.0
@@ -82,7 +90,7 @@ def wait_groups(works: Sequence[MatrixWork], k: int, arrival: float | None = Non
             found.append(WaitGroup(rows, 0.0, at, 0.0))
             continue
         places = [place for place, _ in members[-1].depth_waits]
-        time = 2 * sum(rows) * k / cost.ARRIVING + cost.PIECE * (1 + len(places))
+        time = item * sum(rows) * k / cost.ARRIVING + cost.PIECE * (1 + len(places))
         first, last = at + time * (places[0] if places else k) / k, at + time
         found.append(WaitGroup(rows, first, last, (k - places[-1]) / k if places else 1.0))
         at = last
@@ -102,17 +110,19 @@ def choose(
     throttled: bool = False,
     variants: Sequence[Variant] = VARIANTS,
     lines: tuple[bool, bool] = cost.LINES,
+    blocks: bool = False,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
-    a variant of that kind if one fits. `lines` as `cost.alone` has it. ValueError: none fits
+    a variant of that kind if one fits. `lines` as `cost.alone` has it; `blocks`: operands with scales of blocks.
+    ValueError: none fits
     `smem`."""
     plain = not late and not addends
     together = not addends and len(late) <= 1
     fitting = [
         v
         for v in variants
-        if v.stages(smem, right_transposed) >= 2
+        if v.stages(smem, right_transposed, blocks) >= 2
         and v.cluster <= sms
         and not (v.pingpong and addends)
         and (not v.odd or plain)

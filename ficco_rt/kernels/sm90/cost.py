@@ -13,6 +13,7 @@ from math import ceil
 
 from ...machine.durations import gemm_rate
 from ...machine.model import Device
+from ...types import TYPES
 from ..pace import Drift, Pace
 from ..shared_costs import BESIDE, best_splits
 from ..tile_table import MAX_SPLITS
@@ -52,6 +53,9 @@ _PACE_STEP = {(128, 128): 0.29}
 # … and of transposed tiles, for each element: as 128 × 192. On an H200, with --odd --tries, a step is 0.94 of that at
 # 5000 × 1000 × 3000 in whole lines, and 1.01 at 3000 × 2304 × 7168. The estimate is within 11 % of all nine times.
 _SWAPPED = 0.44 / (128 * 192)
+# … times as long where fp8 sums of each step are promoted: with scales of rows or none, and with those of blocks.
+# 8192 × 2560 × 8192 on an H200, tiles of 256 × 128: 272.7 and 300.2 µs, fast 231.7 (tools.gemm_bench --types fp8)
+PROMOTION = (1.18, 1.3)
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _ADDEND = 1.8  # … and each of its addends
 _LAUNCH = 6.0
@@ -195,15 +199,21 @@ def _costs(
     )
 
 
-def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dtype: str) -> Pace:
+def pace(
+    v: Variant, clusters: int, tiles: int, stages: int, device: Device, dtype: str, promotion: float = 1.0
+) -> Pace:
     """What the tiles of a launch take on a device whose tensor cores may be slower or faster than those of the GPU on
-    which the steps above were measured: the steps keep their ratios, and the best variant's reach the device's rate."""
+    which the steps above were measured: the steps keep their ratios, and the best variant's reach the device's rate.
+    `promotion`: of PROMOTION."""
     m, n = v.tile
     size = m * n / (128 * 256)
     step, shown = _step(v)
     step = _PACE_STEP.get(v.tile, step)
     best = min(time / (a * b) for (a, b), time in _STEP.items())
-    multiply = 2.0 * m * n * DEPTH * device.sms / (gemm_rate(device, dtype) * PIPELINE) * step / (m * n) / best
+    depth = 2 * DEPTH // TYPES[dtype].bytes
+    multiply = (
+        2.0 * m * n * depth * device.sms / (gemm_rate(device, dtype) * PIPELINE) * step / (m * n) / best * promotion
+    )
     # what their steps load comes out of L2, the right operand shared in a cluster
     busy, loaded = min(tiles, clusters * v.cluster), 2 * DEPTH * (m + n / v.cluster)
     step = max(multiply, busy * loaded / _LOADS, loaded / _PORT)
@@ -220,6 +230,7 @@ def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dty
         addend_steps=v.addend_steps,
         addend_gap=v.addend_gap,
         drift=DRIFT,
+        depth=depth,
     )
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ...graph.ir import Body, Gemm
 from ...machine.model import Device
-from ...types import ACCUMULATOR
+from ...types import ACCUMULATOR, TYPES
 from .. import tiles
 from ..block_fit import Footprint, resident
 from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
@@ -19,7 +19,7 @@ from ..pace import Pace
 from ..tile_table import count
 from ..works import Work, only
 from .choice import band, choose, split_k_of, wait_groups, whole_lines
-from .cost import WaitGroup, pace
+from .cost import PROMOTION, WaitGroup, pace
 from .tables import PackedLaunch, build, refusal
 from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, SWAPPED, VARIANTS, Variant
 
@@ -32,7 +32,7 @@ def _merged(works: Sequence[Work], private: frozenset[int]) -> tuple[MatrixGemm,
     gemm = gemm_of(works)
     if isinstance(gemm, str):
         return gemm
-    merged = tiles.in_registers(gemm.works, gemm.signature.transposed, private)
+    merged = tiles.in_registers(gemm.works, gemm.signature.transposed, private, gemm.signature.step)
     reason = refusal(merged.works, gemm.signature)
     return reason if reason is not None else (replace(gemm, works=merged.works), merged.groups)
 
@@ -68,8 +68,9 @@ class Sm90(Family[Variant]):
         if isinstance(left, str):
             return left
         gemm, _ = found
-        transposed, most, least, variants = gemm.signature.right_transposed, left.most - _ROUNDED, left.least, VARIANTS
-        plain = not (request.streamed or gemm.signature.left_transposed or gemm.signature.out_dtype == ACCUMULATOR)
+        signature, most, least, variants = gemm.signature, left.most - _ROUNDED, left.least, VARIANTS
+        transposed, blocks, item = signature.right_transposed, signature.blocks, signature.item
+        plain = not (request.streamed or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
         if plain and not any(w.accumulate for w in gemm.works):
             variants = (*VARIANTS, *SWAPPED)
         if request.leave:
@@ -77,35 +78,48 @@ class Sm90(Family[Variant]):
             if room is None:
                 return NO_ROOM
             variants, least, most = room
-        if all(v.stages(most, transposed) < 2 for v in variants):
+        variants = tuple(v for v in variants if v.takes(signature))
+        if all(v.stages(most, transposed, blocks) < 2 for v in variants):
             return f"no variant fits {left.most} bytes of shared memory"
         late: tuple[WaitGroup, ...] = ()
         if request.streamed and request.arrival:
-            late = wait_groups(gemm.works, gemm.depth, request.arrival)
+            late = wait_groups(gemm.works, gemm.depth, request.arrival, item)
         sms = request.sms or limits.sms
         throttled = _throttled(request, gemm)
-        lines = whole_lines(gemm.works)
+        lines, depth = whole_lines(gemm.works, item), gemm.depth * item // 2
         v = _chosen(
-            gemm.rows, gemm.columns, gemm.depth, sms, transposed, most, late, gemm.addends, throttled, variants, lines
+            gemm.rows,
+            gemm.columns,
+            depth,
+            sms,
+            transposed,
+            most,
+            late,
+            gemm.addends,
+            throttled,
+            variants,
+            lines,
+            blocks,
         ).variant
-        stages = v.stages(most, transposed)
-        smem = request.smem if request.smem is not None else max(v.smem(stages, transposed), least)
-        return Chosen(self.name, v.name, (*v.tile, tiles.DEPTH), stages, smem, request.residency, request.sms)
+        stages = v.stages(most, transposed, blocks)
+        smem = request.smem if request.smem is not None else max(v.smem(stages, transposed, blocks), least)
+        return Chosen(self.name, v.name, (*v.tile, signature.step), stages, smem, request.residency, request.sms)
 
     def _leaving(
         self, gemm: MatrixGemm, request: GemmRequest, limits: Limits
     ) -> tuple[tuple[Variant, ...], int, int] | None:
         """Variants whose blocks, one on each multiprocessor, leave room for others, and the least and the most dynamic
         shared memory of these. Lean ones only where no other does."""
-        transposed = gemm.signature.right_transposed
-        for variants in (VARIANTS, tuple(v for v in LEAN if v.adds or not gemm.addends)):
-            blocks = [footprint(v, v.smem(2, transposed), STATIC_BYTES) for v in variants]
-            found = list(shapes(blocks, request, limits, most=1))
+        transposed, blocks = gemm.signature.right_transposed, gemm.signature.blocks
+        for every in (VARIANTS, LEAN):
+            variants = tuple(v for v in every if v.takes(gemm.signature))
+            takers = [footprint(v, v.smem(2, transposed, blocks), STATIC_BYTES) for v in variants]
+            found = list(shapes(takers, request, limits, most=1))
             if found:
                 most = found[0][1].most if request.smem is None else request.smem
                 chosen = tuple(variants[number] for number, _ in found)
                 # NOTE the estimate knows nothing of stages, and two hide no load
-                chosen = tuple(v for v in chosen if v.stages(most, transposed) > 2) or chosen
+                chosen = tuple(v for v in chosen if v.stages(most, transposed, blocks) > 2) or chosen
                 return chosen, found[0][1].least, most
         return None
 
@@ -119,16 +133,19 @@ class Sm90(Family[Variant]):
         transposed = signature.right_transposed
         if not v.stores(signature.out_dtype):
             return f"{v.name} stores no {signature.out_dtype}"
+        if signature.fp8 and not v.takes(signature):
+            return f"{v.name} multiplies no {signature.dtype}"
         if v.swapped and any(w.accumulate or w.addends for w in works):
             return f"{v.name} adds nothing to a product"
         budget = min(request.smem, limits.smem_per_block - STATIC_BYTES)
-        stages = v.stages(budget, transposed)
+        stages = v.stages(budget, transposed, signature.blocks)
         if stages < 2:
             return f"{v.name} does not fit {request.smem} bytes of shared memory"
-        smem = max(budget, v.smem(stages, transposed))
+        smem = max(budget, v.smem(stages, transposed, signature.blocks))
         clusters = v.clusters(request.sms)
-        split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms)
-        tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, split_k=split_k)
+        split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms, signature.item)
+        tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, split_k=split_k,
+                      step=signature.step)  # fmt: skip
         awaited = {flag for w in works for flag in w.flags}
         stays = {flag for w in works for flag in w.signals}
         inside = {flag for w in request.works for flag in w.signals} - stays  # of merged works: nobody raises these
@@ -157,14 +174,16 @@ class Sm90(Family[Variant]):
                 tile=v.tile,
                 stages=stages,
                 wave=clusters,
-                band=band(v, works, signature.transposed, request.sms),
+                band=band(v, works, signature.transposed, request.sms, signature.item),
                 split_k=split_k,
                 merged=groups,
             ),
         )
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
-        return pace(self.variant(config.kernel), config.wave, config.tiles, config.stages, device, dtype)
+        promoted = TYPES[dtype].bytes == 1 and "_fast_" not in config.entry
+        promotion = PROMOTION[int("_1x128_" in config.entry)] if promoted else 1.0
+        return pace(self.variant(config.kernel), config.wave, config.tiles, config.stages, device, dtype, promotion)
 
     def movable(self, bodies: Iterable[Body]) -> bool:
         return True

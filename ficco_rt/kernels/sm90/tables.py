@@ -24,6 +24,7 @@ import numpy as np
 
 from ...geometry.cells import common
 from ...geometry.region import Interval
+from ...types import TYPES
 from ..family import Move, TensorMap
 from ..signature import Signature
 from ..tile_table import WHOLE_K, SplitK, Table, along_blocks, band_of, by_block, shared_table
@@ -35,6 +36,7 @@ Spans: TypeAlias = tuple[Interval, ...]
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 4  # different matrices that addends lie in
 PARAMETER_BYTES = 4032  # of 4096 that a launch's may have
+SCALES = struct.Struct("<4Q")  # struct OperandScales
 OPERAND_BYTES = 384  # three tensor maps
 INFOS_AT = MAX_OPERANDS * OPERAND_BYTES
 INFO = struct.Struct("<3QIi")  # struct OperandInfo of `src/tiles.h`
@@ -58,18 +60,18 @@ class FirstTiles(NamedTuple):
     across: int
     parts: int
 
-    def parts_of_tiles(self, blocks: int, columns: int) -> list[tuple[int, int, int, int, int]]:
+    def parts_of_tiles(self, blocks: int, columns: int, deep: int = DEPTH) -> list[tuple[int, int, int, int, int]]:
         """What the kernel makes of it for each block: left row, right column, steps of K, and where K starts."""
         found = []
         for block in range(blocks):
             part, tile = divmod(block, self.across)
             low, high = (self.steps * n // self.parts for n in (part, part + 1))
-            at = (self.left_k + DEPTH * low, self.right_k + DEPTH * low)
+            at = (self.left_k + deep * low, self.right_k + deep * low)
             found.append((self.left_row, self.right_col + tile * columns, high - low, *at))
         return found
 
 
-def first_tiles(made: Table, blocks: int) -> FirstTiles | None:
+def first_tiles(made: Table, blocks: int, deep: int = DEPTH) -> FirstTiles | None:
     """The first tiles of so many blocks, if they can be told from a block's number: tiles of one row that wait for
     nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
     tiles = made.tiles[:blocks]
@@ -83,7 +85,7 @@ def first_tiles(made: Table, blocks: int) -> FirstTiles | None:
     found = FirstTiles(int(start["left_row"]), int(start["right_col"]), left_k, right_k, steps, across, parts)
     wanted = np.stack([tiles["left_row"], tiles["right_col"], tiles["k_blocks"], depth["left"], depth["right"]], 1)
     whole = (depth["blocks"] == tiles["k_blocks"]).all() and (depth["size"] > 0).all()
-    same = np.array_equal(wanted, np.array(found.parts_of_tiles(len(tiles), made.tile[1])))
+    same = np.array_equal(wanted, np.array(found.parts_of_tiles(len(tiles), made.tile[1], deep)))
     return found if whole and same and len(tiles) == across * parts else None
 
 
@@ -156,7 +158,10 @@ class PackedLaunch:
     def moved(self, move: Move) -> PackedLaunch:
         """The launch for tensors that lie elsewhere."""
         maps = tuple([replace(m, address=move(m.address)) for m in self.maps])
-        operands = tuple([(a, b, replace(out, address=move(out.address))) for a, b, out in self.table.operands])
+        operands = tuple([
+            (_scaled_at(a, move), _scaled_at(b, move), replace(out, address=move(out.address)))
+            for a, b, out in self.table.operands
+        ])  # fmt: skip
         return replace(self, maps=maps, table=replace(self.table, operands=operands))
 
     def parameters(
@@ -184,8 +189,17 @@ class PackedLaunch:
             FIRST_TILES.pack_into(block, FIRST_TILES_AT, *self.first)
         elif self.first is not None:
             FIRST_GRID.pack_into(block, FIRST_GRID_AT, *self.first)
+        for i, (a, b, _) in enumerate(table.operands):
+            if a.scales and b.scales:
+                at = ADDEND_MAPS_AT + i * SCALES.size
+                SCALES.pack_into(block, at, a.scales.address, b.scales.address, a.scales.pitch, b.scales.pitch)
         assert len(block) == PARAMETER_BYTES
         return bytes(block)
+
+
+def _scaled_at(matrix: Matrix, move: Move) -> Matrix:
+    scales = matrix.scales
+    return matrix if scales is None else replace(matrix, scales=replace(scales, address=move(scales.address)))
 
 
 def refusal(works: Sequence[MatrixWork], signature: Signature) -> str | None:
@@ -197,13 +211,15 @@ def refusal(works: Sequence[MatrixWork], signature: Signature) -> str | None:
         if reason is not None:
             return reason
         for a, b, n in common(*depths_of(w, *signature.transposed)):
-            if n % DEPTH and (a + n != ends[w.left] or b + n != ends[w.right]):
+            if n % signature.step and (a + n != ends[w.left] or b + n != ends[w.right]):
                 return f"a piece of K of {n} elements ends before another of the same operand"
     if len({(w.left, w.right, w.out) for w in works}) > MAX_OPERANDS:
         return f"more than {MAX_OPERANDS} different triples of operands in one launch"
     if signature.factor:
         return f"{signature.function} has a factor; apply it by a reduce to what the gemm stores"
     addends = [t for w in works for t in w.addends]
+    if addends and signature.fp8:
+        return f"operands are {dtype}, and terms are added"
     if addends and out_dtype != dtype:
         return f"addends are added, and the output is {out_dtype}"
     for t in addends:
@@ -226,6 +242,10 @@ def _ends(works: Sequence[MatrixWork], signature: Signature) -> dict[Matrix, int
 def fits(work: MatrixWork, signature: Signature) -> str | None:
     """Why the work cannot run here, or None. Rows of the output are free; the rest has the limits of TMA."""
     item, out_item, right_transposed = signature.item, signature.out_item, signature.right_transposed
+    if signature.fp8:
+        reason = _fp8_refusal(work, signature)
+        if reason is not None:
+            return reason
     for name, matrix, bytes_ in (("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)):
         if matrix.address % 16 or matrix.pitch * bytes_ % 16:
             return f"the {name} operand's address or pitch is no multiple of 16 bytes"
@@ -243,8 +263,34 @@ def fits(work: MatrixWork, signature: Signature) -> str | None:
     for a, b, n in common(*depths_of(work, *signature.transposed)):
         if (a % 8 and not signature.left_transposed) or (b % 8 and right_transposed):
             return "a piece of K does not start at a multiple of 8"
-        if n % DEPTH and len(common(*depths_of(work, *signature.transposed))) > 1:
-            return f"one of several pieces of K has {n} elements, no multiple of {DEPTH}"
+        if n % signature.step and len(common(*depths_of(work, *signature.transposed))) > 1:
+            return f"one of several pieces of K has {n} elements, no multiple of {signature.step}"
+    return None
+
+
+def _fp8_refusal(work: MatrixWork, signature: Signature) -> str | None:
+    """What of fp8 operands Hopper's tensor cores do not multiply, or this kernel does not scale."""
+    left, right = signature.dtype, signature.right_dtype or signature.dtype
+    if not signature.right_transposed:
+        return "fp8 operands lie along K, and the right one is stored [K, N]"
+    if left == right == "fp8_e5m2":
+        return "both operands are fp8_e5m2"
+    if TYPES[signature.out_dtype].bytes == 1:
+        return f"the output is {signature.out_dtype}"
+    if signature.scaling and not (work.left.scales and work.right.scales):
+        return f"operands are scaled {signature.scaling}, and one has no scales"
+    if signature.scaling == "1x128" and signature.fast:
+        return "scales of blocks are applied in fp32, so that fast has no meaning"
+    if signature.scaling != "1x128":
+        return None
+    for scales, item in ((work.left.scales, 16), (work.right.scales, 4)):
+        if scales and (scales.address % item or 4 * scales.pitch % item):
+            return f"an operand's scales start at no multiple of {item} bytes, or their rows do"
+    for a, b, _ in common(*depths_of(work, *signature.transposed)):
+        if a % 128 or b % 128:
+            return "a piece of K starts inside a block of 128 that has one scale"
+    if any(columns % 128 for columns, *_ in common(work.right_rows, work.out_columns)):
+        return "a piece of columns starts inside a block of 128 that has one scale"
     return None
 
 
@@ -290,6 +336,7 @@ def build(
         addend_gap=variant.addend_gap,
         serpentine=True,
         resets=tuple(resets),
+        step=signature.step,
     )
     ends = _ends(works, signature)
     if signature.left_transposed:  # with the rows that are there
@@ -300,7 +347,9 @@ def build(
     first: FirstTiles | FirstGrid | None = None
     if variant.foreseen:
         grid = variant.swapped
-        first = first_grid(made, works, variant, clusters, band) if grid else first_tiles(made, clusters)
+        first = (
+            first_grid(made, works, variant, clusters, band) if grid else first_tiles(made, clusters, signature.step)
+        )
     box = (64, variant.tile[0] // variant.addend_steps)
     for i, m in enumerate(made.matrices):
         at = ADDEND_MAPS_AT + 128 * i
@@ -326,15 +375,15 @@ def _maps(
     if signature.left_transposed:  # an atom of 64 rows of the product at a time
         left_dims, left_box = (left.columns, ends[left]), (64, DEPTH)
     else:  # NOTE no more rows than there are: rows outside cost as much as others, and are not stored
-        left_dims, left_box = (ends[left], left.rows), (DEPTH, min(rows, -(-left.rows // 8) * 8))
+        left_dims, left_box = (ends[left], left.rows), (signature.step, min(rows, -(-left.rows // 8) * 8))
     if signature.right_transposed:
-        right_dims, right_box = (ends[right], right.rows), (DEPTH, variant.right_slice)
+        right_dims, right_box = (ends[right], right.rows), (signature.step, variant.right_slice)
     else:  # whole atoms for each block of the cluster, or a part of the depth of each
         deep = DEPTH if -(-columns // 64) % variant.cluster == 0 else DEPTH // variant.cluster
         right_dims, right_box = (right.columns, ends[right]), (64, deep)
     out_dims, out_box = (out.columns, out.rows), (128 // out_item, 16)
     return [
         TensorMap(left.address, dtype, left_dims, left.pitch * item, left_box, at),
-        TensorMap(right.address, dtype, right_dims, right.pitch * item, right_box, at + 128),
+        TensorMap(right.address, signature.right_dtype or dtype, right_dims, right.pitch * item, right_box, at + 128),
         TensorMap(out.address, signature.out_dtype, out_dims, out.pitch * out_item, out_box, at + 256),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 
 from ...types import ACCUMULATOR
@@ -104,14 +105,37 @@ class Variant:
         its turned rows."""
         return not (self.throttled or self.swapped) or out_dtype != ACCUMULATOR
 
-    def smem(self, stages: int, right_transposed: bool) -> int:
-        """Dynamic shared memory of a block."""
-        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.staging_bytes
+    @property
+    def promotes(self) -> bool:
+        """Whether sums of a step of fp8 operands fit beside those of a tile: of 64 rows a time."""
+        accumulators = (self.blocks_m + 1) * self.tile[1] // 2
+        return accumulators <= 192 and not (self.pingpong or self.swapped or self.launch_registers)
 
-    def stages(self, budget: int, right_transposed: bool) -> int:
+    def takes(self, signature: Signature) -> bool:
+        """Whether it is made for these types and scales."""
+        if signature.addends and not self.adds:
+            return False
+        if signature.fp8 and (self.swapped or not (signature.fast or self.promotes)):
+            return False
+        return self.stores(signature.out_dtype)
+
+    @property
+    def scale_bytes(self) -> tuple[int, int]:
+        """Of scales of blocks: those of a stage, one for each row and block of columns that a tile may touch, and those
+        of the rows in eight steps."""
+        rows, columns = self.tile
+        return 4 * rows * -(-(columns + 128 - gcd(columns, 128)) // 128), 32 * rows
+
+    def smem(self, stages: int, right_transposed: bool, blocks: bool = False) -> int:
+        """Dynamic shared memory of a block; `blocks`: with scales of blocks."""
+        each, four = self.scale_bytes if blocks else (0, 0)
+        return ALIGN_BYTES + stages * (self.stage_bytes(right_transposed) + each) + four + self.staging_bytes
+
+    def stages(self, budget: int, right_transposed: bool, blocks: bool = False) -> int:
         """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
-        left = budget - ALIGN_BYTES - self.staging_bytes
-        return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
+        each, four = self.scale_bytes if blocks else (0, 0)
+        left = budget - ALIGN_BYTES - self.staging_bytes - four
+        return min(MAX_STAGES, left // (self.stage_bytes(right_transposed) + each))
 
     def options(self, signature: Signature) -> tuple[str, ...]:
         """What the source is compiled with."""

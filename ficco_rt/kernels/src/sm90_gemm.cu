@@ -10,6 +10,7 @@
 //   sm90/ptx.cuh        instructions, a function each; sm90/wgmma.cuh the multiplication
 //   sm90/producer.cuh   the warps that feed the ring, the warp that looks for flags
 //   sm90/consumer.cuh   the main loop
+//   sm90/scales.cuh     scales of fp8 operands, promotion of their sums
 //   sm90/epilogue.cuh   stores; sm90/addends.cuh, sm90/split_k.cuh, sm90/flags.cuh what their names say
 //
 // Compiled once for each variant, with
@@ -23,7 +24,13 @@
 //                              stores, the other multiplies
 //   CLUSTER                    1, or 2 blocks whose tiles share the right operand: each loads half of it for both
 //   HALF                       1: fp16, 0: bf16
-//   OUT_FP32                   1: the output is fp32, 0: as the operands
+//   OUT_FP32                   1: the output is fp32, 0: as HALF says
+//   FP8                        1: the operands are fp8, along K: e5m2 where LEFT_E5M2 or RIGHT_E5M2 is 1, otherwise e4m3; 0,
+//                              as if not defined: they are as HALF says. The tensor core keeps some 14 bits of a sum of
+//                              fp8 products, so that the sums of every 128 of K are added up in fp32
+//   SCALES                     of fp8: 1: one for each stored row of either operand, 2: one for 128 of K of a left row, and
+//                              for 128 x 128 of the right operand
+//   FAST                       1: fp8 products are added up by the tensor core alone
 //   LEFT_T, RIGHT_T            1: the operand is stored transposed, left [K, M], right [N, K]
 //   ADDENDS                    1: works may have addends, of the operands' type
 //   STAGING                    buffers of a storing warp, 1 or 2; 0: it stores from registers, which leaves memory for
@@ -36,7 +43,7 @@
 //   MARKS                      1: it tells when its tiles waited, began and ended (marks.h)
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
-// multiples of 64 except one that ends where the operand does. Rows are free.
+// multiples of 128 bytes except one that ends where the operand does. Rows are free.
 
 #include "sm90/consumer.cuh"
 #include "sm90/producer.cuh"
@@ -54,6 +61,7 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
     SharedMemory memory;
     memory.ring = (shared_address(dynamic) + 1023) & ~1023u;
     memory.staging = memory.ring + p.stages * STAGE_BYTES;
+    memory.scales = memory.staging + 4 * CONSUMERS * STAGING * CHUNK_BYTES;
     memory.full = shared_address(barriers);
     memory.empty = memory.full + 8 * MAX_STAGES;
     memory.seen = shared_address(&waits_seen);
@@ -68,8 +76,8 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
     if ((threadIdx.x & 31) == 0) {   // NOTE lanes of a warp would make theirs one after another
         if (threadIdx.x == 0) waits_seen = 0;
         for (int i = threadIdx.x / 32; i < p.stages; i += THREADS / 32) {
-            barrier_init(memory.full + 8 * i, 1);
-            barrier_init(memory.empty + 8 * i, GROUPS * CLUSTER);
+            barrier_init(memory.full + 8 * i, BLOCK_SCALES ? 2 : 1);
+            barrier_init(memory.empty + 8 * i, (BLOCK_SCALES ? 4 : 1) * GROUPS * CLUSTER);
         }
         fence_barrier_init();
     }
@@ -79,6 +87,7 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
         if (threadIdx.x < 32) feed<false>(p, memory);
         else if (threadIdx.x < 64) feed<true>(p, memory);
         else if (threadIdx.x < 96) look_for_flags(p, memory);
+        else if (BLOCK_SCALES) feed_scales(p, memory);
     } else {
         take_registers<CONSUMER_REGS>();
         consume(p, memory);

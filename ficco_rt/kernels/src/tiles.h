@@ -115,6 +115,9 @@ typedef struct FirstGrid {
     int rows, columns, band;           // of clusters' tiles
 } FirstGrid;
 
+// Scales of fp8 operands, fp32. Pitches: elements from a row of scales to the next.
+typedef struct OperandScales { const float *left, *right; i64 left_pitch, right_pitch; } OperandScales;
+
 typedef struct MappedParameters {
     MappedOperands operands[8];
     OperandInfo infos[8];
@@ -125,7 +128,7 @@ typedef struct MappedParameters {
     u32* ended;                        // blocks that wait for nothing any more; zero before the first launch and after each
     int reset_first, reset_count;      // Table.flags that are reset when all blocks have ended so
     const DepthWait* depth_waits;      // one for each of Table.depths; null: no piece of K waits
-    TensorMap addend_maps[4];
+    TensorMap addend_maps[4];          // of fp8 operands, which have no addends: their OperandScales, 8 of them
     FirstTiles first;                  // used by kernels whose tiles have 64 rows
     FirstGrid grid;                    // used by kernels of transposed tiles
 } MappedParameters;

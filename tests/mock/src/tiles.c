@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEP = 64, MAX_COLUMNS = 512 };   // columns: of a tile
+enum { MAX_COLUMNS = 512 };   // of a tile
 typedef struct {
     const Table *table;
     const MappedOperands *mapped;    // with infos, or
@@ -20,7 +20,10 @@ typedef struct {
     const TensorMap *maps;           // or
     const PitchedMatrix *matrices;
     int tile_count, tile_m, tile_n, warps;
-    Type in, out;
+    const OperandScales *scales;     // null where operands have none
+    Type in, right, out;
+    int step;                        // elements of K
+    bool blocks;                     // scales of blocks, not of rows
     Applied function;
     bool left_t, right_t;
 } State;
@@ -30,16 +33,28 @@ static int type_of(const char *name) {
     return !strncmp(name, "bf16", 4) ? BF16 : !strncmp(name, "fp16", 4) ? FP16 : !strncmp(name, "fp32", 4) ? FP32 : -1;
 }
 
-// <family>_<rows>x<columns>…[_gelu][_sum]_<in>_<out>_<layout>
+// …_<in>[_<right>][_<scaling>][_fast]_<out>_<layout>; only fp8 has what is in brackets.
+static bool named_types(State *s, const char *name, const char *end) {
+    const char *fp8 = strstr(name, "_fp8_"), *other = fp8 ? strstr(fp8 + 1, "_fp8_") : NULL;
+    int in = fp8 ? (fp8[6] == '4' ? FP8_E4M3 : FP8_E5M2) : type_of(end - 12), out = type_of(end - 7);
+    if (in < 0 || out < 0) return false;
+    s->in = (Type)in, s->out = (Type)out;
+    s->right = other ? (other[6] == '4' ? FP8_E4M3 : FP8_E5M2) : s->in;
+    s->step = 128 / type_bytes(s->in);
+    s->blocks = fp8 && strstr(fp8, "_1x128_");
+    return true;
+}
+static bool scaled(const char *name) { return strstr(name, "_1x128_") || strstr(name, "_row_"); }
+
+// <family>_<rows>x<columns>…[_gelu][_sum]<types>
 static int open_tiles(Launch *l, int warps) {
     State *s = l->state = calloc(1, sizeof *s);
     const char *name = l->function->name, *end = name + strlen(name), *digits = strpbrk(strstr(name, "_gemm_"), "123456789");
     if (end - name < 20 || sscanf(digits, "%dx%d", &s->tile_m, &s->tile_n) != 2 || s->tile_n > MAX_COLUMNS
-        || type_of(end - 12) < 0 || type_of(end - 7) < 0) {
+        || !named_types(s, name, end)) {
         violation("kernel %s: its name tells no tile and types", name);
         return LAUNCH_FAILED;
     }
-    s->in = (Type)type_of(end - 12), s->out = (Type)type_of(end - 7);
     s->left_t = end[-2] == 't', s->right_t = end[-1] == 't';
     s->function = function_named(name);
     s->warps = warps;
@@ -71,6 +86,7 @@ static int open_mapped(Launch *l) {
     const MappedParameters *p = (const MappedParameters *)l->arguments;
     s->table = &p->table, s->mapped = p->operands, s->infos = p->infos, s->tile_count = p->tile_count;
     s->tile_addends = p->tile_addends, s->addends = p->addends, s->maps = p->addend_maps, s->depth_waits = p->depth_waits;
+    if (scaled(l->function->name)) s->scales = (const OperandScales *)p->addend_maps;
     check_smem(l, p->stages, true);
     return open_checked(l);
 }
@@ -146,8 +162,15 @@ static int rows_of(const State *s, const Tile *t) {
 }
 
 enum { LEFT = 2, RIGHT = 1 };   // as in OperandInfo.read_only
-static size_t left_floats(const State *s, const Tile *t) { return (size_t)s->tile_m * (size_t)t->k_blocks * STEP; }
-static size_t right_floats(const State *s, const Tile *t) { return (size_t)s->tile_n * (size_t)t->k_blocks * STEP; }
+static size_t left_floats(const State *s, const Tile *t) { return (size_t)s->tile_m * (size_t)t->k_blocks * (size_t)s->step; }
+static size_t right_floats(const State *s, const Tile *t) { return (size_t)s->tile_n * (size_t)t->k_blocks * (size_t)s->step; }
+
+// Elements that share a scale times that.
+static int scale(const Launch *l, const float *at, float *to, int count, int apart) {
+    if (memory_reach(l->device, (uint64_t)at, sizeof *at)) return ILLEGAL_ADDRESS;
+    for (int i = 0; i < count; i++) to[i * apart] *= *at;
+    return OK;
+}
 
 // A tile's operands, `sides` of them: rows of the left one to `a`, steps of the right one to `b`, `tile_n` floats each.
 static int read_operands(const Launch *l, const Tile *t, int sides, float *a, float *b) {
@@ -160,18 +183,26 @@ static int read_operands(const Launch *l, const Tile *t, int sides, float *a, fl
         left = (Matrix){o->left, (uint64_t)o->left_pitch, UINT64_MAX, UINT64_MAX};
         right = (Matrix){o->right, (uint64_t)o->right_pitch, UINT64_MAX, UINT64_MAX};
     }
-    int depth = t->k_blocks * STEP, wide = s->tile_n, code = OK, k = 0;
+    const OperandScales *o = s->scales ? s->scales + t->operands : NULL;
+    int step = s->step, depth = t->k_blocks * step, wide = s->tile_n, code = OK, k = 0;
     for (const Depth *piece = s->table->depths + t->k_first; k < depth && !code; piece++)
-        for (int block = 0; block < piece->blocks && k < depth && !code; block++, k += STEP) {
-            int from = piece->size < 0 ? -block * STEP : block * STEP;   // below 0: backwards
-            int steps = s->mapped || piece->size - from > STEP ? STEP : piece->size - from;
+        for (int block = 0; block < piece->blocks && k < depth && !code; block++, k += step) {
+            int from = piece->size < 0 ? -block * step : block * step;   // below 0: backwards
+            int steps = s->mapped || piece->size - from > step ? step : piece->size - from;
             int64_t ka = piece->left + from, kb = piece->right + from;
-            for (int r = 0; sides & LEFT && !s->left_t && r < rows_of(s, t) && !code; r++)
-                code = load(l, &left, s->in, t->left_row + r, ka, steps, &a[r * depth + k], 1);
+            for (int r = 0; sides & LEFT && !s->left_t && r < rows_of(s, t) && !code; r++) {
+                int64_t row = t->left_row + r;
+                code = load(l, &left, s->in, row, ka, steps, &a[r * depth + k], 1);
+                if (o && !code) code = scale(l, o->left + row * o->left_pitch + (s->blocks ? ka / 128 : 0), &a[r * depth + k], steps, 1);
+            }
             for (int i = 0; sides & LEFT && s->left_t && i < steps && !code; i++)
                 code = load(l, &left, s->in, ka + i, t->left_row, t->rows, &a[k + i], depth);
-            for (int c = 0; sides & RIGHT && s->right_t && c < t->cols && !code; c++)
-                code = load(l, &right, s->in, t->right_col + c, kb, steps, &b[k * wide + c], wide);
+            for (int c = 0; sides & RIGHT && s->right_t && c < t->cols && !code; c++) {
+                int64_t row = t->right_col + c;
+                code = load(l, &right, s->right, row, kb, steps, &b[k * wide + c], wide);
+                if (o && !code)
+                    code = scale(l, o->right + (s->blocks ? row / 128 * o->right_pitch + kb / 128 : row * o->right_pitch), &b[k * wide + c], steps, wide);
+            }
             for (int i = 0; sides & RIGHT && !s->right_t && i < steps && !code; i++)
                 code = load(l, &right, s->in, kb + i, t->right_col, t->cols, &b[(k + i) * wide], 1);
         }
@@ -197,7 +228,7 @@ static void read_ahead(Launch *l, int at) {
 static int multiply(const Launch *l, const Tile *t, float *sums) {
     const State *s = l->state;
     float *a = l->running[l->chosen].ahead;
-    int sides = a ? (LEFT | RIGHT) & ~sides_ahead(s, t) : LEFT | RIGHT, depth = t->k_blocks * STEP;
+    int sides = a ? (LEFT | RIGHT) & ~sides_ahead(s, t) : LEFT | RIGHT, depth = t->k_blocks * s->step;
     bool mine = !a;
     if (!a) a = calloc(left_floats(s, t) + right_floats(s, t), sizeof *a);
     float *b = a + left_floats(s, t);

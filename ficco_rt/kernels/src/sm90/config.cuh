@@ -2,9 +2,15 @@
 #pragma once
 #include "../tiles.h"
 
+#ifndef FP8
+#define FP8 0
+#define SCALES 0
+#define FAST 0
+#endif
+
 typedef MappedParameters Parameters;
 
-constexpr int TILE_K = 64;                         // elements: 128 bytes, one swizzle row
+constexpr int TILE_K = FP8 ? 128 : 64;             // elements: 128 bytes, one swizzle row
 constexpr int GROUPS = PINGPONG ? 1 : CONSUMERS;   // consumer groups that make a tile together
 #ifdef TILE_ROWS
 // The operands are exchanged: wgmma makes the transposed tile, 64 columns of the right operand for each of its blocks. So
@@ -27,7 +33,7 @@ constexpr bool FORESEEN = TILE_M == 64 && CLUSTER == 1 && !ADDENDS;
 
 // A stage of the ring holds a step of both operands.
 constexpr int ATOM = 64 * 128;                     // bytes of 64 swizzle rows
-constexpr int LEFT_BYTES = TILE_M * TILE_K * 2;
+constexpr int LEFT_BYTES = TILE_M * 128;
 constexpr int RIGHT_ATOMS = (TILE_N + 63) / 64;
 constexpr int RIGHT_BYTES = RIGHT_T ? TILE_N * 128 : RIGHT_ATOMS * ATOM;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
@@ -42,6 +48,15 @@ constexpr int ADDEND_STEPS = TILE_M * ADDEND_ATOMS <= TILE_M + TILE_N ? 1 : CONS
 constexpr int ADDEND_ROWS = TILE_M / ADDEND_STEPS;
 constexpr int ADDEND_BYTES = ADDEND_ATOMS * ADDEND_ROWS * 128;
 
+// Scales of blocks: a stage has the products of both operands' scales, one for each row and each 128-column block of the
+// right operand that the tile may touch. Tiles start at multiples of UNIFORM columns.
+constexpr bool PROMOTED = FP8 && !FAST;            // sums of a step are added to others in registers
+constexpr bool BLOCK_SCALES = SCALES == 2;
+constexpr int UNROLLED = BLOCKS_M == 1 && TILE_N <= 160 && !THROTTLED ? 4 : 1;   // PROMOTED: steps, as registers allow
+constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
+constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
+constexpr int SCALE_BYTES = BLOCK_SCALES ? TILE_M * SPANNED * 4 : 0;
+
 // A warp stores 16 rows at a time, a chunk of 128 bytes of each, from buffers of its own: no barrier among warps.
 constexpr int CHUNK_BYTES = 16 * 128;
 constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;
@@ -54,6 +69,9 @@ static_assert(!SWAPPED || (TILE_N == 64 * BLOCKS_M * GROUPS && STAGING == 1), "w
 static_assert(!SWAPPED || !(LEFT_T || OUT_FP32 || ADDENDS || PINGPONG || THROTTLED), "the plain product alone");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
+static_assert(!FP8 || (RIGHT_T && !LEFT_T && !SWAPPED && !ADDENDS), "fp8: both operands along K, no addends");
+static_assert(!PROMOTED || !PINGPONG, "sums of two tiles and of a step do not fit the registers");
+static_assert(!BLOCK_SCALES || (PROMOTED && SPANNED <= 2), "scales of two blocks of columns at most");
 static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");
 static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two groups in turn, 128 rows each");
 
@@ -61,6 +79,7 @@ static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two
 struct SharedMemory {
     u32 ring;      // the stages
     u32 staging;   // the storing warps' buffers
+    u32 scales;    // BLOCK_SCALES: those of each stage
     u32 full;      // a barrier for each stage: its loads have come
     u32 empty;     // a barrier for each stage: all that read it have given it back
     u32 seen;      // a word: how many of the waits that the flag warp goes through have ended

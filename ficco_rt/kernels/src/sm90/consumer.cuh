@@ -4,6 +4,7 @@
 #include "addends.cuh"
 #include "epilogue.cuh"
 #include "flags.cuh"
+#include "scales.cuh"
 #include "split_k.cuh"
 #include "wgmma.cuh"
 
@@ -35,6 +36,12 @@ __device__ __forceinline__ int steps_of(const Parameters& p, int index) {
 
 // ---------------------------------------------------------------- the main loop
 
+// A value that the compiler keeps, since it cannot make it again.
+__device__ __forceinline__ u32 kept(u32 x) {
+    if constexpr (PROMOTED) asm volatile("" : "+r"(x)::"memory");
+    return x;
+}
+
 // A tile's entry, on its way from memory.
 struct TileEntry {
     Quad place, size, rest, end;
@@ -61,15 +68,19 @@ struct Consumer {
     const u32 staging;        // its warp's buffers
     const u32 left_base;      // where its group's rows of the left operand start in the first stage; SWAPPED: its columns
                               // of the right one
+    const u32 left_words, right_words;   // PROMOTED: where its group's rows and the right operand start, in 16 bytes
     RingPlace ring;
     u32 turn;                 // the buffer to write next
     Boxes boxes;
     int pending;              // the signal of a stored tile that is not counted yet, or -1: its stores end after the loads
                               // of the next tile
 
-    // Give a stage back to the producers of all blocks of the cluster: one thread of the group a block.
+    // Give a stage back to the producers of all blocks of the cluster: one thread of the group a block; BLOCK_SCALES: one
+    // of each warp.
     __device__ __forceinline__ void give_back(int stage) const {
-        if ((thread & 127) < CLUSTER) barrier_arrive(memory.empty + 8 * stage, thread & 127);
+        if constexpr (BLOCK_SCALES) __syncwarp();   // each warp reads scales by itself
+        const int arriving = BLOCK_SCALES ? lane : thread & 127;
+        if (arriving < CLUSTER) barrier_arrive(memory.empty + 8 * stage, arriving);
     }
 
     __device__ __forceinline__ void count_pending() {
@@ -81,19 +92,58 @@ struct Consumer {
 
     // Add a step of K to the sums; `b` is its number. At its end the previous step has been read.
     __device__ __forceinline__ void multiply(Sums& d, int b) const {
-        // bytes, 16 deep, in what comes first and second in the instruction
+        // bytes, from one instruction's to the next one's, in what comes first and second in the instruction
         constexpr u32 left_step = (SWAPPED ? !RIGHT_T : LEFT_T) ? 2048 : 32, right_step = SWAPPED || RIGHT_T ? 32 : 2048;
         const u32 left = left_base + ring.stage * STAGE_BYTES;
         const u64 right = descriptor(memory.ring + ring.stage * STAGE_BYTES + (SWAPPED ? 0 : LEFT_BYTES), ATOM, 1024);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < TILE_K / 16; ++k)
+        for (int k = 0; k < 4; ++k)
 #pragma unroll
             for (int m = 0; m < BLOCKS_M; ++m)
                 wgmma(d[m], descriptor(left + m * ATOM, ATOM, 1024) + k * (left_step >> 4),
                       right + k * (right_step >> 4), k > 0 ? 1 : b);
         wgmma_commit();
         wgmma_wait<1>();
+    }
+
+    // PROMOTED: a step has come, with the scales of this thread's rows.
+    __device__ __forceinline__ void wait_step(RowScales (&scales)[BLOCKS_M]) const {
+        barrier_wait(memory.full + 8 * ring.stage, ring.parity);
+        if constexpr (BLOCK_SCALES) {
+            const u32 from = memory.scales + ring.stage * SCALE_BYTES;
+            const int row = group * 64 * BLOCKS_M + (warp & 3) * 16 + (lane >> 2);
+#pragma unroll
+            for (int m = 0; m < BLOCKS_M; ++m) scales[m].load(from, row + 64 * m);
+        }
+    }
+
+    // PROMOTED: add a step that has come to the sums, by registers of its own for 64 rows at a time, give the stage back, and
+    // wait for the next step, if there is `another`. The second block of scaled columns begins at column `edge` of the tile.
+    __device__ __forceinline__ void multiply_apart(Sums& d, RowScales (&scales)[BLOCKS_M], int edge, bool another) {
+        constexpr u64 K_MAJOR = (u64)(1024 >> 4) << 32 | 1ull << 62;   // as `descriptor` has it
+        const int stage = ring.stage;
+        const u32 left = left_words + stage * (STAGE_BYTES >> 4), right = right_words + stage * (STAGE_BYTES >> 4);
+        RowScales next[BLOCKS_M];
+#pragma unroll
+        for (int m = 0; m < BLOCKS_M; ++m) {
+            float step[ACC];
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                wgmma(step, K_MAJOR | (left + m * (ATOM >> 4) + 2 * k), K_MAJOR | (right + 2 * k), k > 0);
+            wgmma_commit();
+            if (m == BLOCKS_M - 1) {
+                ring.advance(p.stages);
+                if (another) wait_step(next);
+            }
+            wgmma_wait<0>();
+            hold(step);
+            if (m == BLOCKS_M - 1) give_back(stage);
+            promote(d[m], step, scales[m], edge);
+        }
+#pragma unroll
+        for (int m = 0; m < BLOCKS_M; ++m) scales[m] = next[m];
     }
 
     // The stages of addends that stand behind step b of K. `before` is the stage that is to be given back, or -1.
@@ -152,16 +202,32 @@ struct Consumer {
     }
 
     // A tile's product: `blocks` steps of K, and the addends among them. `before`: the stage that is left to give back.
-    // The tile before is counted behind step `count_at`.
-    __device__ __forceinline__ void multiply_tile(Sums& d, int blocks, int count_at, AddendSteps& steps, int& before) {
+    // The tile before is counted behind step `count_at`. `edge`: see multiply_apart.
+    __device__ __forceinline__ void multiply_tile(Sums& d, int blocks, int count_at, int edge, AddendSteps& steps,
+                                                  int& before) {
+        RowScales scales[BLOCKS_M];
+        if constexpr (PROMOTED) {
+            wait_step(scales);
+#pragma unroll
+            for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+                for (int i = 0; i < ACC; ++i) d[m][i] = 0.0f;
+        }
         const int interval = THROTTLED ? max(1, blocks / max(1, STAGING)) : 0;   // steps of K from one box to the next
         int send_at = 0;
+#if FP8 && !FAST
+#pragma unroll UNROLLED
+#endif
         for (int b = 0; b < blocks; ++b) {
-            barrier_wait(memory.full + 8 * ring.stage, ring.parity);
-            multiply(d, b);
-            if (ADDENDS ? before >= 0 : b > 0) give_back(before);
-            before = ring.stage;
-            ring.advance(p.stages);
+            if constexpr (PROMOTED) {
+                multiply_apart(d, scales, edge, b + 1 < blocks);
+            } else {
+                barrier_wait(memory.full + 8 * ring.stage, ring.parity);
+                multiply(d, b);
+                if (ADDENDS ? before >= 0 : b > 0) give_back(before);
+                before = ring.stage;
+                ring.advance(p.stages);
+            }
             if constexpr (THROTTLED) {
                 if (boxes.left && b >= send_at) {
                     boxes.send(staging);
@@ -175,6 +241,7 @@ struct Consumer {
 
     // The warp's part of a tile, or the lanes of it that are this split's to store.
     __device__ __forceinline__ void store_part(const Tile& t, Sums& d, u32 lanes) {
+        scale_sums(p, t, d, group);
         if constexpr (FUNCTION) {
 #pragma unroll
             for (int m = 0; m < BLOCKS_M; ++m)
@@ -205,10 +272,10 @@ struct Consumer {
             Sums d;
             const int next = index + stride;
             // load now for use after the loop. PINGPONG: load during the last step's multiplication, because registers
-            // are scarce
+            // are scarce; PROMOTED: behind it
             TileEntry entry;
             const Tile* at = p.table.tiles + index;
-            if constexpr (!PINGPONG) entry.load(at);
+            if constexpr (!(PINGPONG || PROMOTED)) entry.load(at);
             const int next_blocks = !PINGPONG && next < p.tile_count ? __ldg(&p.table.tiles[next].k_blocks) : 0;
             int others = 0;   // PINGPONG: steps of the other group's next tile; 0: there is none
             if constexpr (PINGPONG) {
@@ -223,13 +290,14 @@ struct Consumer {
             // count before waiting for the first addend: the addend may wait for this very signal
             int count_at = THROTTLED ? blocks - 1 : 3;
             AddendSteps steps;
-            int before = ADDENDS ? -1 : 0;   // the stage that is to be given back; ADDENDS: -1 if there is none
+            int before = ADDENDS || PROMOTED ? -1 : 0;   // the stage that is to be given back, or -1
             if constexpr (ADDENDS) {
                 steps.start(load_quad(p.tile_addends + index));
                 if (__ldg(&p.tile_addends[index].wait_count) > 0) count_at = min(count_at, steps.at - 1);
             }
 
-            multiply_tile(d, blocks, count_at, steps, before);
+            const int edge = BLOCK_SCALES && SPANNED == 2 ? 128 - __ldg(&at->right_col) % 128 : 0;
+            multiply_tile(d, blocks, count_at, edge, steps, before);
 
             int ahead = 0;   // the last stages of addends: all of these have come before the first of them is added
             if constexpr (PINGPONG) {
@@ -237,8 +305,9 @@ struct Consumer {
                 if (ahead == 0 && others > 0) give_turn(self);   // the last step is still being multiplied
                 if constexpr (!ADDENDS) entry.load(at);
             }
+            if constexpr (PROMOTED) entry.load(at);
             wgmma_wait<0>();
-            if (!ADDENDS || before >= 0) give_back(before);
+            if (!(ADDENDS || PROMOTED) || before >= 0) give_back(before);
             if constexpr (PINGPONG) {
                 if constexpr (ADDENDS) {
                     add_behind(d, steps, ahead, others > 0);
@@ -280,7 +349,9 @@ __device__ __forceinline__ void consume(const Parameters& p, const SharedMemory&
     const int group = PINGPONG ? 0 : self, warp = PINGPONG ? thread >> 5 & 3 : thread >> 5;
     Consumer consumer{p, memory, thread, thread & 31, self, group, warp,
                       memory.staging + (thread >> 5) * STAGING * CHUNK_BYTES,
-                      memory.ring + (SWAPPED ? LEFT_BYTES : 0) + group * BLOCKS_M * ATOM, {0, 0}, 0, {}, -1};
+                      memory.ring + (SWAPPED ? LEFT_BYTES : 0) + group * BLOCKS_M * ATOM,
+                      kept((memory.ring + group * BLOCKS_M * ATOM) >> 4), kept((memory.ring + LEFT_BYTES) >> 4),
+                      {0, 0}, 0, {}, -1};
     if constexpr (PINGPONG)
         if (self > 0) consumer.ring.advance_by(steps_of(p, blockIdx.x), p.stages);
     consumer.run(blockIdx.x + (PINGPONG ? self * gridDim.x : 0), (PINGPONG ? 2 : 1) * gridDim.x);

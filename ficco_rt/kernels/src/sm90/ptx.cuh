@@ -28,6 +28,9 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
         "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(bar), "r"(parity)
         : "memory");
 }
+__device__ __forceinline__ void barrier_arrive_here(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 // Arrive on the same barrier of block `cta` of the cluster.
 // NOTE no `.release.cluster`: it costs a fence of the whole GPU. Only reads are released, and those are complete.
 __device__ __forceinline__ void barrier_arrive(u32 bar, u32 cta) {
@@ -37,7 +40,7 @@ __device__ __forceinline__ void barrier_arrive(u32 bar, u32 cta) {
             "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(cta)
             : "memory");
     } else {
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+        barrier_arrive_here(bar);
     }
 }
 
@@ -160,12 +163,27 @@ __device__ __forceinline__ float4 load_partial(const float4* p) {
 __device__ __forceinline__ void store_shared(u32 at, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
+__device__ __forceinline__ void store_shared(u32 at, float x) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
+}
+__device__ __forceinline__ void load_shared(u32 at, float& x, float& y) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void load_shared(u32 at, float& x) {
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+}
 __device__ __forceinline__ uint4 load_shared(u32 at) {
     uint4 v;
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
+// 16 bytes to shared memory, past L1.
+__device__ __forceinline__ void copy_async(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 // Four 8×8 matrices between a warp's registers and shared memory; each lane gives the address of a row.
 __device__ __forceinline__ void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
