@@ -8,6 +8,7 @@
     python -m tools.gemm_bench --late           # products of few rows that wait for a copy of all rows
     python -m tools.gemm_bench --sum            # terms that a GEMM adds to its product, beside a `reduce` behind it
     python -m tools.gemm_bench --check-only
+    python -m tools.gemm_bench --types fp8      # scaled fp8 beside torch._scaled_mm; --scales 1x128 row tensor
     python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
     python -m tools.gemm_bench --beside old.cu  # another version of the source, timed in turn with this one
     python -m tools.gemm_bench --pieces 4       # a product in one launch of four works, that come one after another
@@ -38,6 +39,8 @@ from .arrivals import in_pieces
 from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
+from .fp8 import bench as bench_fp8
+from .fp8 import check as check_fp8
 from .late import late
 from .odd import former, odd, told
 from .product import LAYOUTS
@@ -45,7 +48,7 @@ from .sums import sums
 from .table import bench
 from .variants import keys_of, named
 
-GROUPS = ("large", "decode", "gradients", "odd", "late", "sum")  # of shapes
+GROUPS = ("large", "decode", "gradients", "odd", "late", "sum", "fp8")  # of shapes
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -74,6 +77,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tries", action="store_true", help="of --odd, the shapes that name what is tried: 30 s")
     parser.add_argument("--late", action="store_true", help="time the group `late` of --shapes, each result checked")
     parser.add_argument("--sum", action="store_true", help="time the group `sum` of --shapes, each result checked")
+    parser.add_argument("--types", choices=("bf16", "fp8"), default="bf16", help="fp8: the group `fp8` of --shapes")
+    parser.add_argument("--scales", nargs="*", choices=("1x128", "row", "tensor"), default=("1x128", "row", "tensor"))
+    parser.add_argument(
+        "--best", type=int, default=1, help="time so many of the variants estimated best, with --types fp8"
+    )
+    parser.add_argument("--deepgemm", type=Path, help="DeepGEMM's checkout, built: time it, too")
     parser.add_argument("--layouts", choices=("kn", "nk", "both"), default="kn", help="of the right operand, for --odd")
     parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
     parser.add_argument("--every", type=float, default=30.0, help="microseconds from a piece to the next")
@@ -129,6 +138,14 @@ def main(arguments: Sequence[str]) -> int:
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
+    if args.types == "fp8":
+        bad = 0 if args.no_check else check_fp8(args.seed, args.cases, args.variants)
+        if bad or args.check_only:
+            return 4 if bad else 0
+        shapes = args.shapes["fp8"]
+        return 4 if bench_fp8(
+            shapes, args.scales, args.rounds, args.variants, args.best, args.deepgemm, args.json
+        ) else 0  # fmt: skip
     if args.sum:
         return 4 if sums(args.shapes["sum"], args.rounds) else 0
     if args.late:

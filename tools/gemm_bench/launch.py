@@ -63,7 +63,7 @@ def build(
             resets=resets,
         )
         made = made if foreseen else replace(made, first=None)
-        smem = v.smem(stages, signature.right_transposed)
+        smem = v.smem(stages, signature.right_transposed, signature.blocks)
         return Built(key, made, min(clusters * v.cluster, len(made.table.tiles)), smem)
     other = by_address.build(works, v, signature, blocks=blocks, stages=stages, tail_splits=split_k.tail, band=band)
     return Built(key, other, min(blocks, len(other.table.tiles)), v.smem(stages))

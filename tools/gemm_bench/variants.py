@@ -32,12 +32,14 @@ class Key:
             return True
         if v.swapped and s.left_transposed:
             return False
-        return v.stores(s.out_dtype) and not (s.addends and (s.dtype != s.out_dtype or not v.adds))
+        return v.takes(s) and not (s.addends and s.dtype != s.out_dtype)
 
     def stages(self, smem: int) -> int:
         """The deepest pipeline that so much shared memory holds."""
         v = self.variant
-        return v.stages(smem, self.signature.right_transposed) if isinstance(v, sm90.Variant) else v.stages(smem)
+        if not isinstance(v, sm90.Variant):
+            return v.stages(smem)
+        return v.stages(smem, self.signature.right_transposed, self.signature.blocks)
 
 
 def variants_of(kernel: str) -> tuple[Variant, ...]:

@@ -271,8 +271,9 @@ def fits(work: MatrixWork, signature: Signature) -> str | None:
 def _fp8_refusal(work: MatrixWork, signature: Signature) -> str | None:
     """What of fp8 operands Hopper's tensor cores do not multiply, or this kernel does not scale."""
     left, right = signature.dtype, signature.right_dtype or signature.dtype
-    if not signature.right_transposed:
-        return "fp8 operands lie along K, and the right one is stored [K, N]"
+    if signature.left_transposed or not signature.right_transposed:
+        wrong = "left one is stored transposed" if signature.left_transposed else "right one is stored [K, N]"
+        return f"fp8 operands lie along K, and the {wrong}"
     if left == right == "fp8_e5m2":
         return "both operands are fp8_e5m2"
     if TYPES[signature.out_dtype].bytes == 1:
