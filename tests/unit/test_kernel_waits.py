@@ -415,6 +415,12 @@ def test_the_hopper_kernel_with_scales(scaling: str, tmp_path: Path) -> None:
             kernel = nvidia.Kernel(tmp_path, sm90.SOURCE, options, entry, "Parameters", IMPATIENT)
             for number, shape in enumerate(shapes):
                 hopper(variant, signature, replace(shape, scaling=scaling, turned=True), kernel, number)
+    variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_64x64_c1")
+    signature = replace(signature, addends=True, fast=False)
+    options, entry = variant.options(signature), signature.entry(variant.name)
+    kernel = nvidia.Kernel(tmp_path, sm90.SOURCE, options, entry, "Parameters", IMPATIENT)
+    for shape in (Shape((100, 64, 30), 64, 136, 2, stages=2), Shape((64, 64), 64, 512, 4, splits=4)):
+        hopper(variant, signature, replace(shape, addends=True, scaling=scaling, turned=True), kernel, 0)
 
 
 FUNCTIONAL = {

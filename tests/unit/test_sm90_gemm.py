@@ -571,10 +571,10 @@ def test_steps_of_fp8_operands_are_128_deep() -> None:
         ("bf16", (64, 16)),
     ]
     data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
-    assert tables.SCALES.unpack_from(data, tables.ADDEND_MAPS_AT) == (4 << 20, 5 << 20, 12, 12)
+    assert tables.SCALES.unpack_from(data, tables.SCALES_AT) == (4 << 20, 5 << 20, 12, 12)
     moved = launch.moved(lambda address: address + 4096)
     data = moved.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
-    assert tables.SCALES.unpack_from(data, tables.ADDEND_MAPS_AT)[:2] == ((4 << 20) + 4096, (5 << 20) + 4096)
+    assert tables.SCALES.unpack_from(data, tables.SCALES_AT)[:2] == ((4 << 20) + 4096, (5 << 20) + 4096)
 
 
 def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
@@ -609,7 +609,8 @@ def test_what_of_fp8_the_kernel_cannot_take_is_said() -> None:
     assert "of columns starts inside" in str(reason(right_rows=(Interval(64, 128),), out_columns=half))
     assert reason("row", right_rows=(Interval(64, 128),), out_columns=half) is None
     addend = tiles.Addend(tiles.MatrixOperand(bare, (Interval(0, 300),), (Interval(0, 576),)), "bf16")
-    assert "terms are added" in str(reason(addends=(addend,)))
+    assert reason(addends=(addend,)) is None
+    assert "an addend is fp32" in str(reason(addends=(replace(addend, dtype="fp32"),)))
 
 
 def test_what_the_kernel_cannot_take_is_said() -> None:
@@ -676,6 +677,7 @@ FP8 = [
     for left, right, out in (("fp8_e4m3", None, "bf16"), ("fp8_e5m2", "fp8_e4m3", "fp32"))
     for scaling, fast in _SCALED
 ]
+ADDED = [replace(s, addends=True) for s in FP8 if s.out_dtype == "bf16"]
 EVERY = (*variants.VARIANTS, *variants.SWAPPED, *variants.LEAN)
 
 
@@ -688,6 +690,7 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
     made = [*cases.few([s for s in plain if variant.takes(s)], 1, turn)]
     if turn % 2 or cases.ALL:
         made += cases.few([s for s in FP8 if variant.takes(s)], 1, turn // 2)
+        made += [s for s in ADDED if variant.takes(s)][turn % 4 :: 4]
     for signature in made:
         added, right_t, blocks = signature.addends, signature.right_transposed, signature.blocks
         cubin = compiled(variants.SOURCE, variant.options(signature))

@@ -228,7 +228,7 @@ def pace(
         split=(_SPLIT[0], _SPLIT[1] * size),
         start=start(v) - _STREAM,
         addend_steps=v.addend_steps,
-        addend_gap=v.addend_gap,
+        addend_gap=v.addend_gap if depth == DEPTH else 0,
         drift=DRIFT,
         depth=depth,
     )

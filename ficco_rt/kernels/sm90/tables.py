@@ -24,7 +24,7 @@ import numpy as np
 
 from ...geometry.cells import common
 from ...geometry.region import Interval
-from ...types import TYPES
+from ...types import ACCUMULATOR, TYPES
 from ..family import Move, TensorMap
 from ..signature import Signature
 from ..tile_table import WHOLE_K, SplitK, Table, along_blocks, band_of, by_block, shared_table
@@ -43,6 +43,7 @@ INFO = struct.Struct("<3QIi")  # struct OperandInfo of `src/tiles.h`
 POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
 POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 ADDEND_MAPS_AT = 3456
+SCALES_AT = ADDEND_MAPS_AT + 2 * 128
 FIRST_TILES = struct.Struct("<7i")
 FIRST_TILES_AT = ADDEND_MAPS_AT + MAX_ADDENDS * 128
 FIRST_GRID = struct.Struct("<8i")
@@ -191,7 +192,7 @@ class PackedLaunch:
             FIRST_GRID.pack_into(block, FIRST_GRID_AT, *self.first)
         for i, (a, b, _) in enumerate(table.operands):
             if a.scales and b.scales:
-                at = ADDEND_MAPS_AT + i * SCALES.size
+                at = SCALES_AT + i * SCALES.size
                 SCALES.pack_into(block, at, a.scales.address, b.scales.address, a.scales.pitch, b.scales.pitch)
         assert len(block) == PARAMETER_BYTES
         return bytes(block)
@@ -218,15 +219,14 @@ def refusal(works: Sequence[MatrixWork], signature: Signature) -> str | None:
     if signature.factor:
         return f"{signature.function} has a factor; apply it by a reduce to what the gemm stores"
     addends = [t for w in works for t in w.addends]
-    if addends and signature.fp8:
-        return f"operands are {dtype}, and terms are added"
-    if addends and out_dtype != dtype:
+    most, added = (2, out_dtype) if signature.fp8 else (MAX_ADDENDS, dtype)
+    if addends and (out_dtype != added or out_dtype == ACCUMULATOR):
         return f"addends are added, and the output is {out_dtype}"
     for t in addends:
-        if t.dtype != dtype:
+        if t.dtype != added:
             return f"operands are {dtype}, an addend is {t.dtype}"
-    if len({t.operand.matrix for t in addends}) > MAX_ADDENDS:
-        return f"addends in more than {MAX_ADDENDS} different matrices in one launch"
+    if len({t.operand.matrix for t in addends}) > most:
+        return f"addends in more than {most} different matrices in one launch"
     return None
 
 
@@ -250,7 +250,7 @@ def fits(work: MatrixWork, signature: Signature) -> str | None:
         if matrix.address % 16 or matrix.pitch * bytes_ % 16:
             return f"the {name} operand's address or pitch is no multiple of 16 bytes"
     for t in work.addends:
-        if t.operand.matrix.address % 16 or t.operand.matrix.pitch * item % 16:
+        if t.operand.matrix.address % 16 or t.operand.matrix.pitch * t.item % 16:
             return "an addend's address or pitch is no multiple of 16 bytes"
         if any(s.start % 8 or s.size % 8 for s in t.operand.columns):
             return "an addend's columns do not start and end at multiples of 8"
@@ -334,7 +334,7 @@ def build(
         shared=True,
         band=band,
         addend_steps=variant.addend_steps,
-        addend_gap=variant.addend_gap,
+        addend_gap=0 if signature.fp8 else variant.addend_gap,
         serpentine=True,
         resets=tuple(resets),
         step=signature.step,
@@ -354,7 +354,8 @@ def build(
     box = (64, variant.tile[0] // variant.addend_steps)
     for i, m in enumerate(made.matrices):
         at = ADDEND_MAPS_AT + 128 * i
-        maps.append(TensorMap(m.address, signature.dtype, (m.columns, m.rows), m.pitch * signature.item, box, at))
+        dtype = signature.out_dtype if signature.fp8 else signature.dtype
+        maps.append(TensorMap(m.address, dtype, (m.columns, m.rows), m.pitch * TYPES[dtype].bytes, box, at))
     return PackedLaunch(
         variant=variant,
         table=made,

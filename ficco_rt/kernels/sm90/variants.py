@@ -113,7 +113,7 @@ class Variant:
 
     def takes(self, signature: Signature) -> bool:
         """Whether it is made for these types and scales."""
-        if signature.addends and not self.adds:
+        if signature.addends and (not self.adds or (signature.fp8 and self.tile[1] > 160)):  # they would spill
             return False
         if signature.fp8 and (self.swapped or not (signature.fast or self.promotes)):
             return False

@@ -128,7 +128,7 @@ typedef struct MappedParameters {
     u32* ended;                        // blocks that wait for nothing any more; zero before the first launch and after each
     int reset_first, reset_count;      // Table.flags that are reset when all blocks have ended so
     const DepthWait* depth_waits;      // one for each of Table.depths; null: no piece of K waits
-    TensorMap addend_maps[4];          // of fp8 operands, which have no addends: their OperandScales, 8 of them
+    TensorMap addend_maps[4];          // of fp8 operands 2, and the operands' OperandScales behind these
     FirstTiles first;                  // used by kernels whose tiles have 64 rows
     FirstGrid grid;                    // used by kernels of transposed tiles
 } MappedParameters;

@@ -86,7 +86,7 @@ static int open_mapped(Launch *l) {
     const MappedParameters *p = (const MappedParameters *)l->arguments;
     s->table = &p->table, s->mapped = p->operands, s->infos = p->infos, s->tile_count = p->tile_count;
     s->tile_addends = p->tile_addends, s->addends = p->addends, s->maps = p->addend_maps, s->depth_waits = p->depth_waits;
-    if (scaled(l->function->name)) s->scales = (const OperandScales *)p->addend_maps;
+    if (scaled(l->function->name)) s->scales = (const OperandScales *)(p->addend_maps + 2);
     check_smem(l, p->stages, true);
     return open_checked(l);
 }
@@ -251,7 +251,7 @@ static int add_addends(const Launch *l, int tile, float *sums) {
     for (const Addend *a = first; !code && a < first + added->count; a++) {
         const PitchedMatrix *m = s->mapped ? NULL : s->matrices + a->matrix;
         Matrix from = m ? (Matrix){m->address, (uint64_t)m->pitch, UINT64_MAX, UINT64_MAX} : of_map(&s->maps[a->matrix]);
-        Type type = m && m->item == 4 ? FP32 : s->in;
+        Type type = m && m->item == 4 ? FP32 : type_bytes(s->in) == 1 ? s->out : s->in;
         for (int r = 0; r < rows_of(s, t) && !code; r++) {
             float values[MAX_COLUMNS] = {0}, *row = sums + r * s->tile_n;
             code = load(l, &from, type, a->row + r, a->col, t->cols, values, 1);

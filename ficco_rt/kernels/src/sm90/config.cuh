@@ -52,7 +52,7 @@ constexpr int ADDEND_BYTES = ADDEND_ATOMS * ADDEND_ROWS * 128;
 // right operand that the tile may touch. Tiles start at multiples of UNIFORM columns.
 constexpr bool PROMOTED = FP8 && !FAST;            // sums of a step are added to others in registers
 constexpr bool BLOCK_SCALES = SCALES == 2;
-constexpr int UNROLLED = BLOCKS_M == 1 && TILE_N <= 160 && !THROTTLED ? 4 : 1;   // PROMOTED: steps, as registers allow
+constexpr int UNROLLED = BLOCKS_M == 1 && TILE_N <= 160 && !THROTTLED && !ADDENDS ? 4 : 1;   // steps, if PROMOTED
 constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
 constexpr int SCALE_BYTES = BLOCK_SCALES ? TILE_M * SPANNED * 4 : 0;
@@ -69,7 +69,7 @@ static_assert(!SWAPPED || (TILE_N == 64 * BLOCKS_M * GROUPS && STAGING == 1), "w
 static_assert(!SWAPPED || !(LEFT_T || OUT_FP32 || ADDENDS || PINGPONG || THROTTLED), "the plain product alone");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
-static_assert(!FP8 || (RIGHT_T && !LEFT_T && !SWAPPED && !ADDENDS), "fp8: both operands along K, no addends");
+static_assert(!FP8 || (RIGHT_T && !LEFT_T && !SWAPPED), "fp8: both operands along K");
 static_assert(!PROMOTED || !PINGPONG, "sums of two tiles and of a step do not fit the registers");
 static_assert(!BLOCK_SCALES || (PROMOTED && SPANNED <= 2), "scales of two blocks of columns at most");
 static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");

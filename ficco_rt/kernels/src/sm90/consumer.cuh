@@ -203,8 +203,8 @@ struct Consumer {
 
     // A tile's product: `blocks` steps of K, and the addends among them. `before`: the stage that is left to give back.
     // The tile before is counted behind step `count_at`. `edge`: see multiply_apart.
-    __device__ __forceinline__ void multiply_tile(Sums& d, int blocks, int count_at, int edge, AddendSteps& steps,
-                                                  int& before) {
+    __device__ __forceinline__ void multiply_tile(Sums& d, const Tile* tile, int blocks, int count_at, int edge,
+                                                  AddendSteps& steps, int& before) {
         RowScales scales[BLOCKS_M];
         if constexpr (PROMOTED) {
             wait_step(scales);
@@ -235,13 +235,19 @@ struct Consumer {
                 }
             }
             if (!PINGPONG && b == count_at && pending >= 0) count_pending();
+            if (SCALES == 1 && ADDENDS && b + 1 == blocks) {   // all addends of fp8 operands stand behind the steps of K
+                wgmma_wait<0>();
+                TileEntry entry;
+                entry.load(tile);
+                scale_sums(p, entry.tile(), d, group);
+            }
             if constexpr (ADDENDS && !PINGPONG) add_due(d, steps, b, before);
         }
     }
 
     // The warp's part of a tile, or the lanes of it that are this split's to store.
     __device__ __forceinline__ void store_part(const Tile& t, Sums& d, u32 lanes) {
-        scale_sums(p, t, d, group);
+        if constexpr (!ADDENDS) scale_sums(p, t, d, group);
         if constexpr (FUNCTION) {
 #pragma unroll
             for (int m = 0; m < BLOCKS_M; ++m)
@@ -297,7 +303,7 @@ struct Consumer {
             }
 
             const int edge = BLOCK_SCALES && SPANNED == 2 ? 128 - __ldg(&at->right_col) % 128 : 0;
-            multiply_tile(d, blocks, count_at, edge, steps, before);
+            multiply_tile(d, at, blocks, count_at, edge, steps, before);
 
             int ahead = 0;   // the last stages of addends: all of these have come before the first of them is added
             if constexpr (PINGPONG) {

@@ -5,7 +5,7 @@
 
 #if SCALES
 __device__ __forceinline__ const OperandScales& scales_of(const Parameters& p, int operands) {
-    return ((const OperandScales*)p.addend_maps)[operands];
+    return ((const OperandScales*)(p.addend_maps + 2))[operands];
 }
 __device__ __forceinline__ float load_scale(const float* p) {   // past L1, as load_partial
     float v;
@@ -29,6 +29,7 @@ struct ScaleFeeder {
     int turn = 0;
     RingPlace ring = {0, 1};
     int waited = -1;           // see Feeder
+    int addends_waited = -1;
     u32 waits = 0;
     bool begun = false;
     // of a tile
@@ -115,6 +116,15 @@ struct ScaleFeeder {
             const int blocks = min(depth.z, size.w - b);
             feed_piece(depth.x / TILE_K, depth.y / TILE_K, depth.w < 0 ? -1 : 1, blocks);
             b += blocks;
+        }
+        if constexpr (ADDENDS) {   // their stages have no scales
+            const Pair flags = load_pair(&p.tile_addends[index].wait_first);
+            if (flags.y > 0 && flags.x != addends_waited) ++waits, addends_waited = flags.x;
+            for (int left = load_quad(p.tile_addends + index).y * ADDEND_STEPS; left > 0; --left) {
+                barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
+                if (lane == 0) barrier_arrive_here(memory.full + 8 * ring.stage);
+                ring.advance(p.stages);
+            }
         }
     }
 };
