@@ -24,7 +24,7 @@ from tests import cases
 from tools.bench.on_two import NotAlike, on_two
 
 REFUSED = {
-    "gemm_ar/serial": "schedules/gemm_ar/serial.ficco:30: all_reduce is a collective of all 4 ranks; two ranks cannot "
+    "gemm_ar/serial": "schedules/gemm_ar/serial.ficco:32: all_reduce is a collective of all 4 ranks; two ranks cannot "
     "call it for all",
     "concurrent/ar_vendor": "schedules/concurrent/ar_vendor.ficco:33: all_reduce is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
@@ -35,11 +35,11 @@ REFUSED = {
         for operation in ("a2a_gemm", "a2a_gemm_backward", "gemm_a2a")
         for name in ("overlapped", "serial")
     },
-    "a2a_gemm/hierarchical": "schedules/a2a_gemm/hierarchical.ficco:39: send_recv is a collective of all 4 ranks; two "
+    "a2a_gemm/hierarchical": "schedules/a2a_gemm/hierarchical.ficco:41: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
-    "ag_gemm/hierarchical": "schedules/ag_gemm/hierarchical.ficco:34: send_recv is a collective of all 4 ranks; two "
+    "ag_gemm/hierarchical": "schedules/ag_gemm/hierarchical.ficco:36: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
-    "gemm_rs/hierarchical": "schedules/gemm_rs/hierarchical.ficco:66: send_recv is a collective of all 4 ranks; two "
+    "gemm_rs/hierarchical": "schedules/gemm_rs/hierarchical.ficco:68: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
 }
 ALIKE = [name for name in cases.SCHEDULES if name not in REFUSED]
@@ -204,11 +204,11 @@ def narrower(plan: Plan) -> Plan:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (other_size, "a copy at FILE:36, rank 2 has a copy at FILE:36; where the one has 5 × 64 of G on the rank 1 "
+        (other_size, "a copy at FILE:38, rank 2 has a copy at FILE:38; where the one has 5 × 64 of G on the rank 1 "
          "further, the other has 4 × 64 of G on the rank 1 further"),
-        (no_wait, "a work at FILE:45, rank 1 has a work at FILE:45; where the one has a wait for the rank 3 further: "
+        (no_wait, "a work at FILE:47, rank 1 has a work at FILE:47; where the one has a wait for the rank 3 further: "
          "its flag for the rank 1 further, raised behind step 1 of stream 0, the other has nothing"),
-        (narrower, "a launch of naive_gemm at FILE:41 with 10 works, rank 3 has a launch of naive_gemm at FILE:41 "
+        (narrower, "a launch of naive_gemm at FILE:43 with 10 works, rank 3 has a launch of naive_gemm at FILE:43 "
          "with 10 works; where the one has sms = None, the other has sms = 16"),
     ],
 )  # fmt: skip

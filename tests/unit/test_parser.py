@@ -120,9 +120,9 @@ def test_a_whole_schedule() -> None:
     assert schedule.name == "ag_gemm_hetero_unfused_1d"
     assert schedule.path == "x.ficco"
     assert [p.name for p in schedule.params] == ["M", "N", "K", "chunks"]
-    assert schedule.types == (TypeName("T", "bf16", AT),)
+    assert schedule.types == (TypeName("T", "bf16", None, AT),)
     per_rank = Binary("/", name("M"), name("ranks"), AT)
-    assert schedule.tensors[0] == TensorDecl("input", "A", (per_rank, name("K")), "T", False, False, AT)
+    assert schedule.tensors[0] == TensorDecl("input", "A", (per_rank, name("K")), "T", None, False, False, AT)
     gathered = ClaimCollective("all_gather", region("A"), "rows", None, AT)
     assert schedule.claims == (Computes(region("C"), ClaimProduct(gathered, region("B"), AT), (), None, AT),)
     assert schedule.queues[0].attributes == (

@@ -115,7 +115,7 @@ class Variant:
         """Whether it is made for these types and scales."""
         if signature.addends and (not self.adds or (signature.fp8 and self.tile[1] > 160)):  # they would spill
             return False
-        if signature.fp8 and (self.swapped or not (signature.fast or self.promotes)):
+        if signature.fp8 and (self.swapped or self.launch_registers or not (signature.fast or self.promotes)):
             return False
         return self.stores(signature.out_dtype)
 

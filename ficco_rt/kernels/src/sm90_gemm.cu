@@ -66,7 +66,7 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
     memory.empty = memory.full + 8 * MAX_STAGES;
     memory.seen = shared_address(&waits_seen);
     IF_MARKS(memory.marks = marks;)
-    if constexpr (ADDENDS || !(PINGPONG || PRODUCER_REGS == 40)) memory.keep_in_registers();   // other consumers have no registers for that
+    if constexpr (!PROMOTED && (ADDENDS || !(PINGPONG || PRODUCER_REGS == 40))) memory.keep_in_registers();   // other consumers have no registers for that
     if (threadIdx.x == 128) {
         prefetch_map(&p.operands[0].left);
         prefetch_map(&p.operands[0].right);
