@@ -77,6 +77,7 @@ SLOW = frozenset(
         "unit/test_select.py::test_rules_say_what_is_fastest_on_two_gpus",
         "unit/test_sm80_gemm.py",
         "unit/test_sm90_gemm.py",
+        "unit/test_sm90_registers.py",
         "unit/test_syntax_errors.py::test_a_hostile_megabyte_is_answered_soon",
         "unit/test_syntax_errors.py::test_any_text_gets_a_tree_or_diagnostics",
         "unit/test_weight.py::test_the_budget_is_kept",

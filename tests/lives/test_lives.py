@@ -14,7 +14,7 @@ from tests.lives.life import KINDS, PARTS, drawn, named
 
 MORE = 30 if cases.ALL else 1
 TAKEN = {
-    "cuda": ("--alone", 40 * MORE, "--groups", 14 * MORE, "--part", "late", "--part", "ring", "--every", 90 // MORE),
+    "cuda": ("--alone", 26 * MORE, "--groups", 10 * MORE, "--part", "late", "--part", "ring", "--every", 90 // MORE),
     "hip": ("--alone", 8 * MORE, "--groups", 4 * MORE),
     "host": ("--alone", 14 * MORE, "--groups", 17 * MORE, "--part", "late", "--every", 60 // MORE),
 }

@@ -675,4 +675,4 @@ def test_a_collective_that_fails_ends_with_code_3(tmp_path: Path) -> None:
     told = ended(tmp_path, f"{THERE}; lose_collective 2 6")  # the first one warms the library up
     assert (told.code, told.left) == (3, {})
     assert "NCCL tells of ncclRemoteError on stand-in (device 0), queue 'vendor': all_reduce (" in told.err
-    assert "serial.ficco:30)" in told.err
+    assert "serial.ficco:32)" in told.err

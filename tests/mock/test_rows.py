@@ -385,7 +385,10 @@ def test_gradients(
     monkeypatch.setattr(padded, "look", lambda array, wanted: array)
     staged = parts == "unbounded"
     found = gradients(library, parts, planned, dtype, (0, 1, 13, planned - 1) if not staged else (0, 9), staged)
-    assert any(k.startswith(kernel.replace("sm90", "sm80")) for k in found)
+    taken = (
+        "sm80" if parts == "swapped" and kernel == "sm90" else kernel
+    )  # whose pieces of columns are no multiple of 8
+    assert any(k.startswith(taken) for k in found), found
 
 
 @pytest.mark.parametrize(("parts", "staged"), [("whole", False), ("pieces", True), ("unbounded", True)])

@@ -22,7 +22,7 @@ DRAWN = [
     for at, r in enumerate(sorted(cases.few(RANKS, 2, turn)))
     for face in cases.few(sorted(VENDORS), 1, turn + at)
 ]
-SEEDS = 100 if cases.ALL else 14
+SEEDS = 100 if cases.ALL else 8
 
 
 @pytest.mark.parametrize(("library", "name", "ranks"), DRAWN, indirect=["library"])

@@ -151,8 +151,9 @@ def test_not_of_other_widths() -> None:
 @pytest.mark.parametrize(
     ("second", "kernels"),
     [
-        ("D.rows(0 of 2) = R.rows(0 of 2).T * B", ["sm90", "sm80"]),  # what the Hopper kernel does not take
-        ("D.rows(c of 2) = R.rows(c of 2) * B.T", ["sm90", "sm90"]),  # each takes it, not both together
+        # the Hopper kernel takes each, not both together
+        ("D.rows(0 of 2) = R.rows(0 of 2).T * B", ["sm90", "sm90"]),
+        ("D.rows(c of 2) = R.rows(c of 2) * B.T", ["sm90", "sm90"]),
     ],
 )
 def test_not_with_kernels_of_two_kinds(second: str, kernels: list[str]) -> None:

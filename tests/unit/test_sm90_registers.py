@@ -1,0 +1,65 @@
+"""Registers and stack of the Hopper kernel's variants, as the compiler has made them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm90 import variants
+from tests import cases
+from tests.unit.cubin import compiled, resources
+from tests.unit.test_sm90_gemm import named
+
+# Of the tile's entry, once a tile.
+KEPT = {
+    ("sm90_gemm_256x128_c2", True): 8,
+    ("sm90_gemm_128x160_c2_pp", True): 8,
+    ("sm90_gemm_128x160_c2_pp", False): 8,  # of fp8 alone
+    ("sm90_gemm_128x128_c2_lean", False): 8,
+    ("sm90_gemm_128x128_c1_lean", False): 8,
+}
+
+
+_SCALED = (("1x128", False), ("row", False), ("row", True), (None, True))
+FP8 = [
+    Signature(left, out, False, True, right_dtype=right, scaling=scaling, fast=fast)
+    for left, right, out in (("fp8_e4m3", None, "bf16"), ("fp8_e5m2", "fp8_e4m3", "fp32"))
+    for scaling, fast in _SCALED
+]
+ADDED = [replace(s, addends=True) for s in FP8 if s.out_dtype == "bf16"]
+EVERY = (*variants.VARIANTS, *variants.SWAPPED, *variants.LEAN)
+
+
+@pytest.mark.parametrize("variant", EVERY, ids=lambda v: v.name)
+def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant) -> None:
+    kinds = [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)]
+    layouts = [(left_t, right_t) for left_t in (False, True)[: 2 - variant.swapped] for right_t in (False, True)]
+    plain = [Signature(dtype, out, *layout, added) for (dtype, out, added), layout in product(kinds, layouts)]
+    turn = EVERY.index(variant)
+    made = [*cases.few([s for s in plain if variant.takes(s)], 1, turn)]
+    if turn % 2 or cases.ALL:
+        made += cases.few([s for s in FP8 if variant.takes(s)], 1, turn // 2)
+        made += [s for s in ADDED if variant.takes(s)][turn % 4 :: 4]
+    for signature in made:
+        added, right_t, blocks = signature.addends, signature.right_transposed, signature.blocks
+        cubin = compiled(variants.SOURCE, variant.options(signature))
+        found = resources(cubin)
+        assert found["registers"] <= variant.registers
+        assert found["stack"] <= KEPT.get((variant.name, added), 0)  # no spill, no array went to local memory
+        assert found["shared"] <= variants.STATIC_BYTES + 1024  # which the system keeps of every block
+        assert signature.entry(variant.name).encode() in cubin
+        producer, consumers = variant.trade(added)
+        assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
+        smem = variant.smem(variant.stages(231424, right_t, blocks), right_t, blocks)
+        assert smem + variants.STATIC_BYTES <= 232448
+
+
+@pytest.mark.parametrize(("name", "added"), [("sm90_gemm_256x160_c2", False), ("sm90_gemm_128x160_c2_pp", True)])
+def test_functions_of_sums_spill_no_more(name: str, added: bool) -> None:
+    signature = Signature("bf16", "bf16", False, True, added, "gelu")
+    found = resources(compiled(variants.SOURCE, named(name).options(signature)))
+    assert found["registers"] <= named(name).registers
+    assert found["stack"] <= KEPT.get((name, added), 0)
