@@ -53,6 +53,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.quick)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    given, chosen = config.args, bool(config.option.keyword)
+    out = [i for i in items if quick.left_out(i.path, getattr(i, "originalname", i.name), i.name, given, chosen)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        gone = set(out)
+        items[:] = [i for i in items if i not in gone]
+
+
 def pytest_collection_finish() -> None:
     """Thousands of collected tests live until the end: the garbage collector need not look at them again and again."""
     gc.collect()

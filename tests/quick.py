@@ -1,8 +1,12 @@
-"""Which tests `pytest -m quick` runs: those of QUICK, without SLOW. A new file of a folder belongs by itself."""
+"""Which tests `pytest -m quick` runs: those of QUICK, without SLOW. A new file of a folder belongs by itself. And of
+which tests a run of all of them takes some variants alone (THINNED)."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
+from zlib import crc32
 
 HERE = Path(__file__).parent
 
@@ -83,6 +87,48 @@ SLOW = frozenset(
         "unit/test_weight.py::test_the_budget_is_kept",
     }
 )
+
+
+# Tests of many costly variants: `pytest` takes one of so many; `pytest FILE`, `pytest -k …` and FICCO_ALL=1 take each.
+THINNED = {
+    "golden/test_device_plans.py::test_every_mode_passes_the_check_and_reads_back": 3,
+    "golden/test_device_plans.py::test_processes_share_semaphores_alone": 2,
+    "host/test_hierarchical.py::test_proven_on_eight_nodes_of_eight": 2,
+    "host/test_hierarchical.py::test_right_on_nodes_of_every_size": 2,
+    "host/test_proof_by_mutation.py::test_what_is_accepted_is_right": 2,
+    "host/test_types_by_mutation.py::test_refused_or_right": 2,
+    "mock/test_callers_graphs.py::test_a_layer_that_its_caller_captures": 2,
+    "mock/test_device_damage.py::test_what_the_check_accepts_runs_right": 2,
+    "mock/test_faults.py::test_faults_are_told_and_leave_nothing": 2,
+    "mock/test_missing_waits.py::test_each_wait_taken_out_gives_wrong_numbers_and_a_report": 2,
+    "mock/test_rows.py::test_every_schedule": 2,
+    "mock/test_sharing.py::test_right_in_every_order": 2,
+    "mock/test_shipped.py::test_right_in_every_order": 3,
+    "mock/test_tuned.py::test_every_schedule": 3,
+    "mock/test_tuned.py::test_other_tiles_in_clusters": 3,
+    "unit/test_hardware_queues.py::test_one_queue": 2,
+    "unit/test_mfma_gemm.py::test_numbers_are_exact": 3,
+    "unit/test_mfma_gemm.py::test_registers_without_spills_and_matrix_instructions": 2,
+    "unit/test_naive_amd.py::test_functions": 2,
+    "unit/test_noise.py::test_shipped_schedules_at_8_ranks_are_exact_enough": 2,
+    "unit/test_plan_check.py::test_a_stream_cut_in_two_is_a_race_where_its_order_was_needed": 2,
+    "unit/test_plan_check.py::test_each_wait_taken_out_is_a_race": 3,
+    "unit/test_plan_check.py::test_each_wait_taken_out_is_a_race_on_other_machines": 3,
+    "unit/test_rows.py::test_the_hopper_kernel": 2,
+    "unit/test_select.py::test_at_decode_sizes_nothing_is_cut": 2,
+    "unit/test_sm80_gemm.py::test_registers_without_spills_as_the_catalogue_says": 2,
+    "unit/test_sm90_registers.py::test_registers_without_spills_as_the_catalogue_says": 2,
+}
+
+
+def left_out(path: Path, test: str, variant: str, given: Iterable[str], chosen: bool) -> bool:
+    """Whether a run leaves out a variant of a test: one of all tests, whose arguments are `given`, and in which nothing
+    is `chosen` by a word."""
+    whole = all(Path(one).resolve() in (HERE, HERE.parent) for one in given)
+    if chosen or not whole or os.environ.get("FICCO_ALL") or not path.is_relative_to(HERE):
+        return False
+    every = THINNED.get(f"{path.relative_to(HERE).as_posix()}::{test}", 1)
+    return crc32(variant.encode()) % every != 0
 
 
 def is_quick(path: Path, test: str = "") -> bool:

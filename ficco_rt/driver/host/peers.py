@@ -237,7 +237,8 @@ class Peers:
                     f"process {self.place} begins run {self._run} of {self._plan.schedule}, and process {place} has "
                     f"closed its executor after run {self._status[place][ENDED]}: all processes make the same runs"
                 )
-            if self._status[place][ENDED] < self._run and self._segment.ended(place):
+            # NOTE in this order: what a process does last in a run, it does before it ends
+            if self._segment.ended(place) and self._status[place][ENDED] < self._run:
                 raise DeviceError(f"process {place} has ended: it {self._last(place)}")
         moved = self._status.tobytes()
         if moved != self._seen:
