@@ -17,7 +17,7 @@ ALL = "FICCO_ALL" in os.environ
 
 
 def test_two_processes() -> None:
-    together(2, "parts.everything", 500 if ALL else 250, 1)
+    together(2, "parts.everything", 500, 1)
 
 
 def test_four_processes() -> None:
