@@ -507,6 +507,8 @@ def main() -> int:
         return 3
     if options.mode == "capture" and not on_gpus:
         parser.error("--mode capture needs a GPU")
+    if options.leave is not None and options.leave < 0:
+        parser.error("--leave is a number of multiprocessors, 0 or more")
     if min(options.layers, options.steps, options.tokens or 1, *(options.batches or [1])) < 1:
         parser.error("all sizes and counts are numbers from 1")
     options.tokens = options.tokens or (64 if options.small else 8192)

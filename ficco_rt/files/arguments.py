@@ -23,6 +23,14 @@ def whole(value: object, what: str) -> int:
     return number
 
 
+def multiprocessors(value: object, what: str) -> int:
+    """The value as an int from 0. Raises UsageError."""
+    number = whole(value, what)
+    if number < 0:
+        raise UsageError(f"{what} is a number of multiprocessors, 0 or more; given {number}")
+    return number
+
+
 def plain(value: object, depth: int = 0) -> object:
     """A param's value with Python's own ints, in lists, too. Values that are no integers stay as they are."""
     if isinstance(value, list | tuple) and depth < _DEPTH:

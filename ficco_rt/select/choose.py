@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from .. import compiler
 from ..errors import UsageError
-from ..files.arguments import plain, whole
+from ..files.arguments import multiprocessors, plain, whole
 from ..kernels.families import tuned
 from ..machine.durations import vendor_gemm, vendor_source, was_measured
 from ..machine.model import Machine
@@ -157,7 +157,7 @@ def question(
     bound = bound_sizes(known, number, {name: plain(value) for name, value in (sizes or {}).items()})
     target = chosen(DEFAULT if machine is None else machine, number)
     dtype = str(next((bound[name] for name in known.types), "bf16"))
-    found = facts(known.name, number, bound, target, dtype, whole(leave, "leave"))
+    found = facts(known.name, number, bound, target, dtype, multiprocessors(leave, "leave"))
     listed = None if candidates is None else own(candidates)
     if found is not None and listed is None and not within_reach(known, found):
         raise UsageError(

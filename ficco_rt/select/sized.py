@@ -19,7 +19,7 @@ from ..exec import padded
 from ..exec.device_arrays import Key, key_of
 from ..exec.executor import Executor
 from ..exec.workspace import Workspace
-from ..files.arguments import plain, whole
+from ..files.arguments import multiprocessors, plain, whole
 from ..files.store import user_store
 from ..geometry.rows import Rows
 from ..graph.budget import without_collection
@@ -99,7 +99,7 @@ class Operation:
         if self.buckets[-1] > self.max_m:
             raise UsageError(f"a bucket of {self.buckets[-1]} rows is larger than max_m, {self.max_m}")
         self._workspace, self._operation, self._by, self._sizes = workspace, operation, by, sizes
-        self._graph, self._leave = graph, whole(leave, "leave")
+        self._graph, self._leave = graph, multiprocessors(leave, "leave")
         self._executors: dict[int, Executor] = {}  # by bucket
         self._prepared: dict[Key | None, padded.Prepared] = {}  # runs on GPUs
         self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in blocks.items()}

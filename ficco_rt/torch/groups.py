@@ -24,7 +24,7 @@ from ..driver.api import DriverName
 from ..driver.gpu.refused import Closing
 from ..errors import DeviceError, ScheduleError, UsageError
 from ..exec.workspace import TIMEOUT, Workspace
-from ..files.arguments import whole
+from ..files.arguments import multiprocessors, whole
 from ..kernels.gemm_launch import ALIGNMENT
 from ..process.group import Group, agree, as_group, gathered
 from ..select.choose import By
@@ -61,8 +61,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.buckets, Sequence) or any(whole(m, "a bucket") < 1 for m in self.buckets):
             raise UsageError(f"buckets is a list of numbers of rows, each at least 1; given {self.buckets}")
-        if whole(self.leave, "leave") < 0:
-            raise UsageError(f"leave is a number of multiprocessors, 0 or more; given {self.leave}")
+        multiprocessors(self.leave, "leave")
         if self.limit is not None and whole(self.limit, "limit") < 1:
             raise UsageError(f"limit is a number of bytes, at least 1; given {self.limit}")
         if self.by not in (None, *get_args(By)):

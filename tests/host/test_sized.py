@@ -145,6 +145,7 @@ def test_operations_that_are_none() -> None:
             ("ag_gemm", {"M": 64}, "M is given by the tensors of each run: say max_m"),
             ("gemm_a2a", {"counts": [[1]]}, "counts is given by the tensors of each run: say max_m"),
             ("ag_gemm", {"max_m": 0}, "max_m is a number of rows, at least 1; given 0"),
+            ("ag_gemm", {"leave": -1}, "leave is a number of multiprocessors, 0 or more; given -1"),
             ("ag_gemm", {"buckets": (0,)}, "a bucket is a number of rows, at least 1; given 0"),
             ("ag_gemm", {"buckets": (65,)}, "a bucket of 65 rows is larger than max_m, 64"),
         ]

@@ -17,7 +17,6 @@ from tests.unit.test_sm90_gemm import named
 KEPT = {
     ("sm90_gemm_256x128_c2", True): 8,
     ("sm90_gemm_128x160_c2_pp", True): 8,
-    ("sm90_gemm_128x160_c2_pp", False): 8,  # of fp8 alone
     ("sm90_gemm_128x128_c2_lean", False): 8,
     ("sm90_gemm_128x128_c1_lean", False): 8,
 }
@@ -48,7 +47,8 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
         cubin = compiled(variants.SOURCE, variant.options(signature))
         found = resources(cubin)
         assert found["registers"] <= variant.registers
-        assert found["stack"] <= KEPT.get((variant.name, added), 0)  # no spill, no array went to local memory
+        kept = 8 if signature.fp8 and variant.name == "sm90_gemm_128x160_c2_pp" else KEPT.get((variant.name, added), 0)
+        assert found["stack"] <= kept  # no spill, no array went to local memory
         assert found["shared"] <= variants.STATIC_BYTES + 1024  # which the system keeps of every block
         assert signature.entry(variant.name).encode() in cubin
         producer, consumers = variant.trade(added)
