@@ -64,7 +64,7 @@ def shape(
     swept = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     tried = swept if choices else settings(schedule, said, found.device)
     for one in tried:
-        with_overrides(schedule, split_overrides(one).said)  # what no queue can say is told before the long work
+        with_overrides(schedule, split_overrides(one, schedule).said)  # what is wrong is told before the long work
     progress = Progress()
     effort = Effort(iters, float(timeout), graph, collectives)
     sweep_ = Sweep(schedule, said, found, driver, effort, source)

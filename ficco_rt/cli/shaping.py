@@ -81,7 +81,7 @@ def _shown(name: str, value: object) -> str:
 
 def settings(schedule: n.Schedule, said: Setting, device: Device) -> list[dict[str, object]]:
     """What is tried where the caller sweeps nothing; the text as it is comes first. `said` is said in all of them."""
-    schedule = with_overrides(schedule, split_overrides(said).said)
+    schedule = with_overrides(schedule, split_overrides(said, schedule).said)
     products = [q for q in schedule.queues if q.engine == "sm" and _multiplies(schedule, q.name)]
     own = [q.name for q in products if value_of(q, "kernel") is None]
     calls = [q.name for q in schedule.queues if q.engine == "nccl"]

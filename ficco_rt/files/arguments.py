@@ -10,7 +10,8 @@ from typing import TypeVar
 from ..errors import UsageError
 
 T = TypeVar("T")
-KERNEL = "kernel"  # given beside params, of which none is called so: `vendor`, for all products of a schedule
+# Given beside params, for all products of a schedule: `vendor`, and 0 or 1, if no param is called so.
+KERNEL, FAST = "kernel", "fast"
 VENDOR = "vendor"
 _DEPTH = 8  # more than params nest; what lies deeper is refused where params are bound
 

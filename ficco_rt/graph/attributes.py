@@ -14,8 +14,8 @@ from .budget import Budget
 from .evaluate import Mistake, Scope, compile_expr, number, size
 from .op_rules import MOST_CTAS, MOST_THREADS, WARP
 
-_LEAST = {"smem": 0, "leave": 1, "residency": 1, "sms": 1, "ctas": 0, "threads": 64}
-_MOST = {"ctas": MOST_CTAS, "threads": MOST_THREADS}
+_LEAST = {"smem": 0, "leave": 1, "residency": 1, "sms": 1, "fast": 0, "ctas": 0, "threads": 64}
+_MOST = {"fast": 1, "ctas": MOST_CTAS, "threads": MOST_THREADS}
 
 Asked = TypeVar("Asked", ir.Resources, ir.CollectiveSettings)
 

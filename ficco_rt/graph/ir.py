@@ -66,6 +66,7 @@ class Resources:
     order: Literal["text", "auto"] | None = None  # may transfers be reordered
     kernel: Literal["vendor"] | None = None  # whose products: of the vendor's library
     leave: Leave | None = None
+    fast: int | None = None  # 1: products of fp8 are added up by the tensor cores alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,8 @@ class Gemm(Body):
     result is rounded once. An addend has the shape of `out`, or is one row, which is added to every row. It is of the
     operands' type or of fp32, and so is the factor. `out` may be on another rank, and so may an addend, which may be
     `out` itself. With `+=` there are no addends and no function, and `out` is the rank's own. `scales`: those of the
-    left and of the right operand, if they are scaled."""
+    left and of the right operand, if they are scaled. `fast`: products of fp8 may be added up as tensor cores do alone,
+    which keeps some 14 bits."""
 
     out: Region
     left: Region
@@ -154,6 +156,7 @@ class Gemm(Body):
     function: FunctionName | None = None
     factor: Region | None = None
     scales: tuple[Region, ...] = ()
+    fast: bool = False
 
     @property
     def reads(self) -> tuple[Region, ...]:

@@ -44,6 +44,8 @@ CUT = (2 / 8) ** 2 * ACCUMULATED
 # NOTE those of Hopper keep 14 binary digits of a sum of fp8 products, up to 128 of K, and cut products to its last:
 # the mean square of that error, and the share that it takes from products of one sign.
 CUT_OF_FP8, LOST_OF_FP8 = 2.0**-19, 2.0**-6
+# … and of sums of all of K, if nothing else adds up: a step of 32 cuts the sum so far, mostly towards zero.
+CUT_OF_SUM, LOST_OF_SUM, STEP = 2.0**-29, 2.0**-14, 32
 
 
 class Noise(NamedTuple):
@@ -158,6 +160,9 @@ class Noises:
         if self.types[gemm.left.tensor].quantised:
             error += CUT_OF_FP8 * value
             lost += LOST_OF_FP8
+            if gemm.fast:
+                error += (inner / STEP) ** 2 * CUT_OF_SUM * value
+                lost += inner / STEP * LOST_OF_SUM
         added = (gemm.out,) if gemm.accumulate else gemm.addends
         product = Noise(value, error, lost, max(left.stores, right.stores), worse.place, worse.taken)
         self.store(gemm, [product, *(self.read(a) for a in added)], origin)

@@ -1,5 +1,5 @@
 """Overrides of a schedule's queue attributes by the caller: `compute.sms = 100`, `vendor.ctas = 8`, and `kernel =
-vendor` for all queues of multiprocessors.
+vendor` and `fast = 1` for all queues of multiprocessors.
 
 Callers give overrides among the params. An override changes the syntax tree as if it were written at the queue. `None`,
 or the word `none`, removes an attribute. `written` applies overrides to the text of a schedule, for a copy of it.
@@ -17,7 +17,7 @@ from ficco_dsl.nodes import Attribute, Expr, Int, Multiprocessors, Name, QueueDe
 from ficco_dsl.vocabulary import OF_COLLECTIVES, RESOURCES, WORDS
 
 from ..errors import UsageError
-from ..files.arguments import KERNEL, VENDOR, near
+from ..files.arguments import FAST, KERNEL, VENDOR, near
 
 _SMS = re.compile(r"([0-9]{1,9}) sms")
 NOTHING = "none"  # the word that takes an attribute away
@@ -28,12 +28,14 @@ class Given:
     """What a caller gives, apart: values of params and types, and what queues say."""
 
     params: Mapping[str, object]
-    said: Mapping[str, object] = field(default_factory=dict)  # by `queue.attribute`; `kernel` alone: of all queues
+    said: Mapping[str, object] = field(default_factory=dict)  # by `queue.attribute`; `kernel` or `fast`: of all queues
 
 
-def split_overrides(given: Mapping[str, object]) -> Given:
-    """Names with a dot, and `kernel`, speak of queues; all others are params and types."""
-    said = {name: value for name, value in given.items() if "." in name or name == KERNEL}
+def split_overrides(given: Mapping[str, object], schedule: Schedule) -> Given:
+    """Names with a dot, `kernel` and `fast` speak of queues; all others are params and types, as a param `fast` is."""
+    own = {param.name for param in schedule.params} | {kind.name for kind in schedule.types}
+    alone = {KERNEL, FAST} - own
+    said = {name: value for name, value in given.items() if "." in name or name in alone}
     return Given({name: value for name, value in given.items() if name not in said}, said)
 
 
@@ -61,10 +63,12 @@ def value_of(queue: QueueDecl, attribute: str) -> object | None:
 
 def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str, str]]:
     """The queues, each with the attribute, that a name speaks of."""
-    if name == KERNEL:
-        if value != VENDOR:
+    if name in (KERNEL, FAST):
+        if name == KERNEL and value != VENDOR:
             raise UsageError(f"kernel = {value}: a schedule's products are by its own kernels, or kernel = vendor")
-        return [(q.name, KERNEL) for q in schedule.queues if q.engine == "sm" and value_of(q, KERNEL) is None]
+        if name == FAST and value not in (0, 1):
+            raise UsageError(f"fast = {value}: it is 1, or 0")
+        return [(q.name, name) for q in schedule.queues if q.engine == "sm" and value_of(q, name) is None]
     queue, _, attribute = name.partition(".")
     declared = {q.name: q for q in schedule.queues}
     if queue not in declared:
@@ -111,7 +115,7 @@ def written(text: str, path: str, given: Mapping[str, object]) -> str:
     'schedule s queue q { engine = sm sms = 100 priority = low }\\n'
     """
     schedule = ficco_dsl.parse(text, path)
-    of = split_overrides(given)
+    of = split_overrides(given, schedule)
     with_overrides(schedule, of.said)  # what is wrong with it is told
     starts = [0]
     for line in text.split("\n"):

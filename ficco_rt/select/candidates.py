@@ -14,7 +14,7 @@ from ficco_dsl.nodes import Schedule, names_in
 from .. import compiler
 from ..errors import UsageError
 from ..files import shipped
-from ..files.arguments import KERNEL, VENDOR, near, plain
+from ..files.arguments import FAST, KERNEL, VENDOR, near, plain
 from ..plan.ir import Command, Launch, Plan
 from .facts import Facts
 from .params import MOST, SHARES, Given, given
@@ -87,15 +87,15 @@ def shipped_operation(name: str) -> ShippedOperation:
 
 
 def bound_sizes(operation: ShippedOperation, ranks: int, sizes: Mapping[str, object]) -> dict[str, object]:
-    """All sizes and types of an operation, and those layouts that are not the usual ones. Raises UsageError (which are
-    missing, which are unknown), ScheduleError (sizes that its tensors cannot have)."""
+    """All sizes and types of an operation, and those layouts, and `fast`, that are not the usual ones. Raises
+    UsageError (which are missing, which are unknown), ScheduleError (sizes that its tensors cannot have)."""
     missing = [name for name in operation.sizes if name not in sizes]
     if missing:
         example = " ".join(f"--set {name}=…" for name in missing)
         raise UsageError(f"{operation.name} needs a value of {', '.join(missing)}: {example}")
     wanted = {*operation.sizes, *operation.types}
     for name in sizes:
-        if name not in {*wanted, *operation.layouts}:
+        if name not in {*wanted, *operation.layouts, FAST}:
             has = ", ".join([*operation.sizes, *operation.types, *operation.layouts])
             chosen = sorted(s for s in operation.schedules if name in open_params(s))
             hint = f"; {name} is chosen, and a schedule that is named takes it: {chosen[0]}" if chosen else ""
@@ -104,7 +104,8 @@ def bound_sizes(operation: ShippedOperation, ranks: int, sizes: Mapping[str, obj
     bound = compiler.sizes(baseline, ranks, sizes)
     usual = compiler.sizes(baseline, ranks, {name: sizes[name] for name in operation.sizes})
     wanted |= {name for name in operation.layouts if bound[name] != usual[name]}
-    return {name: value for name, value in bound.items() if name in wanted}
+    found = {name: value for name, value in bound.items() if name in wanted}
+    return found | {FAST: sizes[FAST]} if sizes.get(FAST) else found
 
 
 def text_of(schedule: str) -> Schedule:

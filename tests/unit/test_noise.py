@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ficco_dsl
 import ficco_rt
 from ficco_rt import compiler
 from ficco_rt.exec.executor import Executor
-from ficco_rt.graph.noise import coarse, short_sums
+from ficco_rt.graph.noise import Noise, Noises, claimed, coarse, short_sums
 from ficco_rt.graph.prove import meaning
 from ficco_rt.types import numpy_dtype
 from tests import cases
@@ -53,6 +54,35 @@ stage r on compute { reduce C = sum(P) }
 BF16 = numpy_dtype("bf16")
 FP32 = "keep partial sums in an fp32 scratch tensor"
 WAY_OUT = f"{FP32}, or add up fewer and larger pieces, such as one gemm over all of K"
+
+
+FAST = """schedule fast
+param K = 1024
+input A[8, K] : fp8_e4m3
+input B[8, K] : fp8_e4m3
+output C[8, 8] : fp32
+computes C = A * B.T
+queue compute { engine = sm }
+stage m on compute { gemm C = A * B.T }
+"""
+
+
+def test_sums_of_tensor_cores_alone_may_be_further_off() -> None:
+    """By 2⁻¹⁴ for every 32 of K on inputs of one sign."""
+    schedule = ficco_dsl.parse(FAST, "fast.ficco")
+
+    def noise(**params: object) -> Noise:
+        graph = compiler.build(schedule, 1, params)
+        return claimed(Noises(graph.tensors, meaning(graph)), graph.claims[0])
+
+    plain, fast, deeper = noise(), noise(fast=1), noise(fast=1, K=4096)
+    assert noise(fast=0) == plain
+    assert fast.lost - plain.lost == 2.0**-9
+    assert deeper.lost - fast.lost == pytest.approx(3 * 2.0**-9, rel=0.05)
+    assert plain.error < fast.error
+    text = FAST.replace("K = 1024", "K = 1024  param fast = 7")
+    params = dict(compiler.build(ficco_dsl.parse(text, "fast.ficco"), 1, {"fast": 8}).params)
+    assert params["fast"] == 8  # a param of this name is the schedule's
 
 
 def warned(run: Callable[..., Ending], *words: str) -> tuple[tuple[int, str, str], ...]:

@@ -46,7 +46,8 @@ class GemmKind(OpKind[ir.Gemm]):
             tensors = names.tensors
             scaled = [(r, tensors[r.tensor]) for r in product[1:3] if tensors[r.tensor].scaling is not None]
             read = tuple(names.scales.of(r) for r, t in scaled if scales.cut(r, t) is None)
-            return ir.Op(where, ir.Gemm(*product, s.accumulate, added(scope), function, factor(scope), read))
+            fast = bool(where.resources.fast)
+            return ir.Op(where, ir.Gemm(*product, s.accumulate, added(scope), function, factor(scope), read, fast))
 
         return gemm
 
@@ -81,6 +82,8 @@ class GemmKind(OpKind[ir.Gemm]):
         types: tuple[str, ...] = tuple(TYPES) if coarse else (a, wide)
         if c not in types:
             return f"a product of {a} goes to {a} or {wide}; {out.tensor} is {c}"
+        if gemm.fast and not coarse:
+            return f"gemm: fast = 1 is for products of fp8, and {left.tensor} is {a}: leave it out"
         if message := _scales_fit(gemm, tensors):
             return message
         for operand in (left, right):
@@ -185,6 +188,11 @@ def _scales_fit(gemm: ir.Gemm, tensors: Tensors) -> str | None:
         return (
             f"gemm: {of[0].name} is scaled {of[0].scaling} and {of[1].name} is scaled {of[1].scaling}: along K scales "
             "change every 128 elements on both sides or on none; scale both by blocks, or both by tensor or row"
+        )
+    if gemm.fast and blocked[0]:
+        return (
+            f"gemm: fast = 1: {of[0].name} and {of[1].name} are scaled by blocks, whose scales are applied in fp32 after "
+            "every 128 of K: leave it out, or scale both by tensor or row"
         )
     if gemm.scales != tuple(scales.region_of(r, t) for r, t in zip((gemm.left, gemm.right), of, strict=True)):
         return "gemm: the scales that it reads are not those of its operands"
