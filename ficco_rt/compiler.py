@@ -38,8 +38,8 @@ def load(name_or_path: str | Path) -> Schedule:
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:
     """The graph of a schedule; see `ficco_rt.graph.build`. Numbers may be of any type with `__index__`. `kernel`, which
-    no param can be called, says `kernel = vendor` on all queues of multiprocessors, `fast` what they say of it if no param
-    is called so, and `compute.sms` what queue `compute` says of `sms`."""
+    no param can be called, says `kernel = vendor` on all queues of multiprocessors, `fast` the same if no param is so
+    called, and `compute.sms` what queue `compute` says of `sms`."""
     number = whole(ranks, "ranks")
     given = split_overrides({name: plain(value) for name, value in (params or {}).items()}, schedule)
     with compilation(number):

@@ -124,6 +124,8 @@ def _launches(launch: DeviceLaunch, body: Body, rows: Rows) -> bool:
         return True
     if over_rows(body) and (body.function or body.addends):  # NOTE calls over no rows are left out, with what they add
         return False
+    if any(call.blocks for call in launch.config.matmuls):  # NOTE cuBLASLt takes rows with such scales by fours
+        return False
     blocks = rows.of(sides)
     step = None if launch.config.matmuls else launch.config.tile[0]
     for number, (starts, size, _) in enumerate(pieces(sides, [None] * len(sides))):

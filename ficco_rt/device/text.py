@@ -97,10 +97,13 @@ def _launch(plan: ir.DevicePlan, number: int, launch: ir.DeviceLaunch) -> Iterat
         )
         for m in c.matmuls:
             sides = ", ".join(f"{name} {_operand(operand)}" for name, operand in m.named)
+            sides += f"; scaled {' and '.join(m.scaling)}" if m.scaling else ""
+            sides += "; the tensor cores alone add up" * m.fast
             sides += f"; {m.function} of the sum" if m.function else ""
             beta = int(m.accumulate or m.residual is not None)
             factors = f"alpha 1, beta {beta}{f', for {m.sms} multiprocessors' if m.sms else ''}"
-            yield f"  matmul {m.m} × {m.n} × {m.k} {m.dtype} to {m.out_dtype}, {factors}: {sides}"
+            types = f"{m.dtype}{f' by {m.right_dtype}' if m.right_dtype else ''} to {m.out_dtype}"
+            yield f"  matmul {m.m} × {m.n} × {m.k} {types}, {factors}: {sides}"
         yield f"  {work_text(launch.works[0])}"
         return
     yield (

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..graph.functions import FunctionName
 from ..graph.ir import Body
 from ..machine.model import Device
-from ..types import Dtype
+from ..types import BLOCKS, Dtype, Scaling
 from .block_fit import Footprint
 from .occupancy import Limits
 from .pace import Pace
@@ -95,7 +95,7 @@ class Matmul:
     """A call of the vendor's library: out = left · right, of m × k and k × n elements, or out += left · right. Sums are
     in fp32, and the factor is 1. To the sum it adds a matrix (`residual`) and a row to every row (`bias`), both of the
     output's type; then it applies the function. `sms`: the multiprocessors that the kernel is asked to be made for; 0:
-    all."""
+    all. `scaling`: of the left and of the right operand of fp8; a `tensor` has one scale. `fast`: as in `Gemm`."""
 
     m: int
     n: int
@@ -110,13 +110,24 @@ class Matmul:
     residual: Operand | None = None
     bias: Operand | None = None
     function: FunctionName | None = None
+    right_dtype: Dtype | None = None  # where it is another one
+    scaling: tuple[Scaling, Scaling] | None = None
+    left_scales: Operand | None = None
+    right_scales: Operand | None = None
+    fast: bool = False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether scales are those of blocks, which change along K."""
+        return self.scaling is not None and BLOCKS[self.scaling[0]][1] > 0
 
     @property
     def named(self) -> tuple[tuple[str, Operand], ...]:
-        """Its matrices and its row, with their names."""
+        """Its matrices, its row and its scales, with their names."""
         parts = (("left", self.left), ("right", self.right), ("out", self.out))
         added = (("residual", self.residual), ("bias", self.bias))
-        return *parts, *((name, operand) for name, operand in added if operand is not None)
+        scales = (("left_scales", self.left_scales), ("right_scales", self.right_scales))
+        return *parts, *((name, operand) for name, operand in (*added, *scales) if operand is not None)
 
 
 @dataclass(frozen=True, slots=True)

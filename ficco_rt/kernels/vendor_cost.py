@@ -25,6 +25,10 @@ _SIZE = 128 * 256  # of the tile whose ends `VendorGemm.ends` is
 _SPLIT = (2.0, 2.0)  # µs: once, and for each part of K of such a tile
 # µs more of a tile's ends: of 8192 × 7168 × 1024 and 4096 × 7168 × 2304 on an H200, as the medians of 7 turns
 _BIAS, _FUNCTION = 0.4, 1.6
+# … times as long and µs more of a tile's ends, by scales of fp8 operands; where the tensor cores alone add up; and µs
+# that a conversion of scales takes
+_SCALING = {"tensor": (1.0, 0.0), "row": (1.0, 0.0), "1x128": (1.1, 0.0), "128x128": (1.1, 0.0)}
+_FAST, _CONVERTED = 0.95, 5.0
 _BESIDE = 0.1  # of the steps' time or the memory's, whichever is shorter: what the other does not hide
 # Bytes of L2 a µs, for all multiprocessors and for one; of what a block loads, a third comes by its cluster.
 _LOADS, _PORT, _SHARED = 1.15e7, 7.0e4, 2 / 3
@@ -32,15 +36,19 @@ _LOADS, _PORT, _SHARED = 1.15e7, 7.0e4, 2 / 3
 
 def call_time(
     m: int, n: int, k: int, sms: int, device: Device, dtype: str, gemm: VendorGemm,
-    *, residual: bool = False, bias: bool = False, function: bool = False,
+    *, residual: bool = False, bias: bool = False, function: bool = False, out_dtype: str | None = None,
+    scaling: str | None = None, fast: bool = False, converted: int = 0,
 ) -> float:  # fmt: skip
     """Microseconds of an [m, k] · [k, n] product on so many multiprocessors, without the start of its call. It may add
-    a matrix and a row, and apply a function."""
-    rate = gemm_rate(device, dtype) * gemm.reached / device.sms
-    moved = TYPES[dtype].bytes * (m * k + k * n + m * n) / device.memory_rate
-    ends = gemm.ends + _BIAS * bias + _FUNCTION * function
-    read = TYPES[dtype].bytes * m * n / device.memory_rate if residual else 0.0  # which nothing hides
-    return read + _call_time(m, n, k, sms, rate, TYPES[dtype].bytes, moved, ends)
+    a matrix and a row, and apply a function. `scaling`: of the left operand, and how many operands' scales are
+    `converted` before."""
+    item, out = TYPES[dtype].bytes, TYPES[out_dtype or dtype].bytes
+    slower, later = _SCALING.get(scaling or "", (1.0, 0.0)) if item == 1 else (1.0, 0.0)
+    rate = gemm_rate(device, dtype) * gemm.reached / (_FAST if fast else slower) / device.sms
+    moved = (item * (m * k + k * n) + out * m * n) / device.memory_rate
+    ends = gemm.ends + _BIAS * bias + _FUNCTION * function + later
+    read = out * m * n / device.memory_rate if residual else 0.0  # which nothing hides
+    return read + converted * _CONVERTED + _call_time(m, n, k, sms, rate, item, moved, ends)
 
 
 @lru_cache(maxsize=4096)

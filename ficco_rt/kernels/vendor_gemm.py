@@ -19,17 +19,18 @@ from ..graph.functions import FunctionName
 from ..graph.ir import Gemm
 from ..machine.durations import VendorGemm, gemm_rate, vendor_gemm
 from ..machine.model import Device
-from ..types import TYPES
+from ..types import BLOCKS, TYPES, Scaling
 from . import family, tiles, vendor_cost
 from .block_fit import Footprint, Several, fits, left
 from .occupancy import Limits
 from .pace import Pace
 from .target import compute_capability
 from .tile_table import MAX_SPLITS, SplitK
-from .works import Work, WorkOf, only
+from .works import Work, WorkOf, only, scales_of, scaling_of
 
 GEMM = "vendor_gemm"
 FUNCTION: FunctionName = "gelu_tanh"  # the one that the libraries apply
+_FP8 = {"tensor": 89, "row": 90, "1x128": 90, "128x128": 90}  # compute capability from which cuBLASLt scales so
 _ROWS = 16  # bytes: NOTE of matrices that were aligned less, cuBLASLt 13.1 stored rounded sums before its epilogues
 WORKSPACE = 32 << 20  # bytes of a stream's calls: what NVIDIA's libraries take on Hopper, of which others need less
 MOST_CALLS = 16  # of one product: each is a launch, and more of them are slower than a kernel that takes all pieces
@@ -73,6 +74,9 @@ class VendorLibrary(family.Family[LibraryGemm]):
         if said:
             return f"{said} cannot be had of the vendor's kernels; leave it out, or leave out kernel = vendor"
         reason = self.fits(request)
+        if reason is None:
+            product = _product(request.works, request.streamed)
+            reason = None if isinstance(product, str) else _unknown_scales(product, limits.arch)
         if reason is not None:
             return f"kernel = vendor does not do this: {reason}"
         return family.Chosen(self.name, GEMM, (*_TILE, tiles.DEPTH), 1, 0, None, None)
@@ -84,7 +88,7 @@ class VendorLibrary(family.Family[LibraryGemm]):
         sms = request.sms if request.sms < limits.sms else 0
         if sms and compute_capability(limits.arch) is None:
             return f"sms = {sms} cannot be had of the vendor's kernels"
-        matmuls = matmuls_of(product, sms)
+        matmuls = _unknown_scales(product, limits.arch) or matmuls_of(product, sms)
         if isinstance(matmuls, str):
             return matmuls
         count = sum(ceil(m.m / _TILE[0]) * ceil(m.n / _TILE[1]) for m in matmuls)
@@ -108,8 +112,8 @@ class VendorLibrary(family.Family[LibraryGemm]):
                 wave=request.sms,
                 split_k=SplitK(tail=_splits(matmuls[0].k, count, request.sms)),
                 matmuls=matmuls,
-                workspace=WORKSPACE,
-                alignment=_ROWS if any(map(_alone, matmuls)) else 1,
+                workspace=WORKSPACE + max(sum(c.size for c in conversions(m)) for m in matmuls),
+                alignment=_ROWS if any(map(_aligned, matmuls)) else 1,
             ),
         )
 
@@ -129,7 +133,10 @@ class VendorLibrary(family.Family[LibraryGemm]):
 
 def _call_time(c: family.Matmul, sms: int, device: Device, dtype: str, known: VendorGemm) -> float:
     added = {"residual": c.residual is not None, "bias": c.bias is not None, "function": c.function is not None}
-    return vendor_cost.call_time(c.m, c.n, c.k, sms, device, dtype, known, **added)
+    return vendor_cost.call_time(
+        c.m, c.n, c.k, sms, device, dtype, known, **added, out_dtype=c.out_dtype,
+        scaling=c.scaling[0] if c.scaling else None, fast=c.fast, converted=len(conversions(c)),
+    )  # fmt: skip
 
 
 def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:
@@ -153,13 +160,13 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
     """The products of whole matrices that a product is, one after another, for `sms` multiprocessors; a text says why
     the library does not make them, and behind a semicolon the way out. Pieces of rows and columns are products of their
     own; pieces of K add to what the output holds, which rounds it in between."""
-    (out, left), transposed = product.views[:2], product.body.transposed
+    (out, left, right), transposed = product.views[:3], product.body.transposed
     dtype, out_dtype = left.dtype, out.dtype
     unknown = next((t for t in (dtype, out_dtype) if TYPES[t].blas is None), None)
     if unknown is not None:
         return f"it has no code for {unknown}; take tensors of another type"
-    if TYPES[dtype].quantised:
-        return f"operands are {dtype}; only our kernels multiply these"
+    if TYPES[out_dtype].quantised:
+        return f"it stores no {out_dtype}; take a result of another type"
     if product.body.function not in (None, FUNCTION):
         return f"{product.body.function} is applied to the sum; apply it by a reduce"
     if product.body.stored_afar:
@@ -174,6 +181,9 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
     depths = common(*tiles.depths_of(work, *transposed))
     if not (rows and columns and depths):
         return "it is empty"
+    scaling = _scaling(product)
+    if isinstance(scaling, str):
+        return scaling
     if len(depths) > 1 and out_dtype != "fp32":
         return (
             f"K comes in {len(depths)} pieces, between which the sum would be rounded to {out_dtype}; write to an fp32 "
@@ -194,6 +204,16 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
             return None
         return at(view, work.addends[view - 3].operand.matrix, row[view - 1], column[view - 1])
 
+    def scales(side: int, row: int, depth: int) -> family.Operand | None:
+        """Where an operand's scales begin, of which `row` and `depth` are elements."""
+        if scaling is None:
+            return None
+        down, across = BLOCKS[scaling[side]]
+        view = len(product.views) - 2 + side
+        found = tiles.operand(product.views[view])
+        assert found is not None
+        return at(view, found.matrix, row // down, depth // across if across else 0)
+
     made = tuple(
         family.Matmul(
             m=row[-1],
@@ -209,11 +229,18 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
             residual=None if number else term(added.residual, row, column),
             bias=None if number else term(added.bias, row, column),
             function=None if number < len(depths) - 1 else product.body.function,
+            right_dtype=None if right.dtype == dtype else right.dtype,
+            scaling=scaling,
+            left_scales=scales(0, row[0], left_k),
+            right_scales=scales(1, column[0], right_k),
+            fast=product.body.fast,
         )
         for row in rows
         for column in columns
         for number, (left_k, right_k, k) in enumerate(depths)
     )
+    if TYPES[dtype].quantised:
+        return _fp8_refusal(product, made) or made
     apart = (
         f"rows of {product.views[operand.view].region.tensor} do not begin at multiples of {_ROWS} bytes, and then it "
         f"may round the sum to {out_dtype} before it adds or applies anything; do that by a reduce"
@@ -223,6 +250,104 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
         if any(at * TYPES[product.views[operand.view].dtype].bytes % _ROWS for at in (operand.offset, operand.pitch))
     )
     return next(apart, made)
+
+
+def _scaling(product: WorkOf[Gemm]) -> tuple[Scaling, Scaling] | str | None:
+    """How operands of fp8 are scaled, as a call is told; a text says why none can be."""
+    found = [
+        # what is written was gathered, and each part has a scale of its own
+        "tensor" if view.scaling == "tensor" and not scales.written else scaling_of(scales, view)
+        for scales, view in zip(scales_of(product), product.views[1:3], strict=False)
+    ]
+    if not found:
+        return None
+    if found == ["128x128", "128x128"]:
+        return "both operands are scaled 128x128, and one at least is to be 1x128"
+    left, right = found if found == ["tensor", "tensor"] else ("row" if s == "tensor" else s for s in found)
+    return left, right
+
+
+def _unknown_scales(product: WorkOf[Gemm], arch: str) -> str | None:
+    """Why the library multiplies no such operands of fp8 on an architecture."""
+    (_, left), scaling, capability = product.views[:2], _scaling(product), compute_capability(arch)
+    if not TYPES[left.dtype].quantised or isinstance(scaling, str):
+        return None
+    if capability is None:
+        return f"operands are {left.dtype}, which nobody has tried with hipBLASLt; leave out kernel = vendor"
+    by = scaling[0] if scaling else "tensor"
+    if BLOCKS[by][1] and capability != 90:
+        return f"operands are scaled {' and '.join(scaling or ())}, which cuBLASLt takes on sm_90 alone"
+    if capability < _FP8[by]:
+        return f"operands are {left.dtype}{f' scaled {by}' * bool(scaling)}; cuBLASLt takes such since sm_{_FP8[by]}"
+    return None
+
+
+def _fp8_refusal(product: WorkOf[Gemm], matmuls: Sequence[family.Matmul]) -> str | None:
+    """Why the library does not make products of fp8; None: it does. Of cuBLASLt 13.1 on an H200."""
+    (out, left), names = product.views[:2], ("left", "right")
+    if product.body.transposed != (False, True):
+        wrong = names[int(not product.body.left_transposed)]
+        stored = {"left": "[M, K]", "right": "[N, K]"}[wrong]
+        return f"operands of {left.dtype} lie along K, and the {wrong} one does not; store it {stored}"
+    for m in matmuls:
+        blocked = 4 if m.blocks else 1
+        for what, size, of in (("K", m.k, _ROWS), ("N", m.n, max(blocked, _ROWS // TYPES[out.dtype].bytes)),
+                               ("M", m.m, blocked)):  # fmt: skip
+            if size % of:
+                return f"a piece of {what} is {size}, and cuBLASLt multiplies {left.dtype} in multiples of {of}; cut so"
+        for name, operand in m.named:
+            item = TYPES[product.views[operand.view].dtype].bytes
+            if "scales" not in name and any(at * item % _ROWS for at in (operand.offset, operand.pitch)):
+                tensor = product.views[operand.view].region.tensor
+                return f"rows of {tensor} do not begin at multiples of {_ROWS} bytes"
+        if out.dtype != "fp32" and (m.accumulate or m.residual is not None):
+            return f"it rounds a sum to {out.dtype} before it adds a matrix; add by a reduce, or to an fp32 tensor"
+        if out.dtype == "fp32" and m.bias is not None:
+            return "it adds no fp32 row to a product of fp8; add it by a reduce"
+    return None
+
+
+def conversions(matmul: family.Matmul) -> tuple[Conversion, ...]:
+    """The scales of blocks, of the left and of the right operand, that the library wants laid out otherwise: those of
+    rows side by side for all of a block's rows (1x128), and others with a pitch that follows from K. They lie one
+    behind the other, behind the workspace of the call."""
+    if not matmul.blocks:
+        return ()
+    assert matmul.scaling is not None
+    blocks, found, at = ceil(matmul.k / 128), [], WORKSPACE
+    sides = ((matmul.left_scales, matmul.m), (matmul.right_scales, matmul.n))
+    for side, ((scales, rows), by) in enumerate(zip(sides, matmul.scaling, strict=True)):
+        assert scales is not None
+        turned, pitch = by == "1x128", ceil(blocks / 4) * 4
+        rows = rows if turned else ceil(rows / 128)
+        if turned or scales.pitch != pitch or scales.offset % 4:
+            found.append(Conversion(side, at, rows, blocks, scales.pitch, turned, rows if turned else pitch))
+            at += found[-1].size
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Of `rows` × `columns` scales of an operand (0: left, 1: right), `pitch` from row to row, to where they lie `at`
+    bytes behind the workspace's begin, row by row or, `turned`, column by column, with a pitch `to`."""
+
+    side: int
+    at: int
+    rows: int
+    columns: int
+    pitch: int
+    turned: bool
+    to: int
+
+    @property
+    def size(self) -> int:
+        """Bytes, in whole units of what allocations are aligned to."""
+        return -(-4 * self.to * (self.columns if self.turned else self.rows) // 256) * 256
+
+
+def _aligned(matmul: family.Matmul) -> bool:
+    """Whether addresses of tensors have to be aligned."""
+    return _alone(matmul) or TYPES[matmul.dtype].quantised
 
 
 def _alone(matmul: family.Matmul) -> bool:

@@ -30,6 +30,7 @@ class View:
     written: bool = True  # by the plan's commands; inputs never are: outputs share no memory with them (exec/bindings)
     block: Block | None = None
     repeated: bool = False  # one row of a tensor as a matrix, whose first dimensions the tensor has not
+    scaling: Scaling | None = None  # of the tensor; None on memory, where it is known what a kernel reads
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -155,6 +156,7 @@ def symbolic(tensors: Iterable[Tensor]) -> Look:
         address, tensor = places[region.tensor]
         # NOTE regions of one launch may lie on several ranks, each in a place of its own
         address += region.rank << 32
-        return View(region, address, tensor.shapes[region.rank], tensor.dtype, tensor.kind != "input")
+        written = tensor.kind != "input"
+        return View(region, address, tensor.shapes[region.rank], tensor.dtype, written, scaling=tensor.scaling)
 
     return look

@@ -18,6 +18,8 @@ import pytest
 import ficco_dsl
 from ficco_rt import Executor, discover
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.exec.inputs import InputValues
+from ficco_rt.exec.verify import verified_run
 from ficco_rt.plan.ir import Plan
 from ficco_rt.types import ELEMENT_TYPES, TYPES
 from tests.gpu.apart import apart
@@ -30,6 +32,47 @@ output  C[{m}, {n}] : {out} unproven
 queue work {{ engine = sm{kernel} }}
 stage mm on work {{ {gemm} }}
 """
+
+SCALED = """
+schedule with_scales
+param cut = 0
+type A = fp8_e4m3 scaled 1x128
+type B = fp8_e4m3 scaled 128x128
+type R = bf16
+input   X[24, 272]  : A
+input   Y[136, 272] : B
+input   b[136]      : bf16
+scratch G[48, 272]  : A
+output  C[24, 136]  : R
+output  D[48, 136]  : R
+output  E[24, 136]  : bf16
+computes C = X * Y.T
+computes D = all_gather(X, rows) * Y.T
+computes E = gelu_tanh(X * Y.T + b)
+queue dma { engine = copy }
+queue one { engine = sm  kernel = vendor }
+stage gather on dma { for p in all { copy G.rows(rank of ranks) @ p <- X } }
+stage own on one {
+  if cut == 1 { gemm C = X[:, 0:128] * Y[:, 0:128].T gemm C += X[:, 128:272] * Y[:, 128:272].T }
+  else { gemm C[:, 0:128] = X * Y[0:128].T gemm C[:, 128:136] = X * Y[128:136].T }
+  gemm E = gelu_tanh(X * Y.T + sum(b))
+}
+stage all_rows on one {
+  if cut == 2 { gemm D[5:48] = G[5:48] * Y.T gemm D[0:5] = G[0:5] * Y.T }
+  else { gemm D.rows([1, 0] of 3) = G.rows([1, 0] of 3) * Y.T gemm D.rows(2 of 3) = G.rows(2 of 3) * Y.T }
+}
+"""
+# Types of its operands, and how cuBLASLt is told that they are scaled.
+SCALINGS: tuple[tuple[dict[str, object], set[object]], ...] = (
+    ({}, {("1x128", "128x128")}),
+    ({"cut": 1, "R": "fp32"}, {("1x128", "128x128")}),
+    ({"B": "fp8_e5m2 scaled 1x128"}, {("1x128", "1x128")}),
+    ({"A": "fp8_e5m2 scaled row", "B": "fp8_e4m3 scaled row", "fast": 1}, {("row", "row")}),
+    ({"cut": 2, "A": "fp8_e4m3 scaled row", "B": "fp8_e5m2 scaled row"}, {("row", "row")}),
+    ({"A": "fp8_e4m3 scaled tensor", "B": "fp8_e4m3 scaled tensor"}, {("tensor", "tensor"), ("row", "row")}),
+    ({"A": "fp8_e4m3 scaled tensor", "B": "fp8_e4m3 scaled row", "R": "fp32"}, {("row", "row")}),
+    ({"A": "fp8_e4m3", "B": "fp8_e5m2"}, {None}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +133,10 @@ def test_products() -> None:
     apart(products, limit=LIMIT)
 
 
+def test_scaled_products() -> None:
+    apart(scaled, limit=LIMIT)
+
+
 def test_times(long: int) -> None:
     apart(times, ROUNDS * long, limit=LIMIT * long)
 
@@ -106,6 +153,20 @@ def products() -> bool:
 
 
 # ---------------------------------------------------------------- correctness
+
+
+def scaled() -> bool:
+    """Of fp8, by two ranks on one GPU."""
+    machine, wrong = discover(2, ranks_per_gpu=2), 0
+    modes: list[tuple[bool, InputValues]] = [(False, "exact"), (False, "normal"), (True, "one-signed")]
+    for types, scalings in SCALINGS:
+        plan = plan_of(build(ficco_dsl.parse(SCALED, "scaled.ficco"), 2, types), machine)
+        with Executor(plan, "cuda", machine=machine, ranks_per_gpu=2, timeout=30) as executor:
+            for executor.graph, values in modes:
+                found = verified_run(executor, values=values)
+                print(f"  {types}, as {scalings}, graph {executor.graph}, {values}: {found}", flush=True)
+                wrong += not found.ok
+    return not wrong
 
 
 class Product:

@@ -22,6 +22,7 @@ from ficco_rt.kernels import vendor_gemm
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select import tune
 from tests import cases
+from tests.gpu import test_vendor as on_gpus
 from tests.mock import campaign, standin
 from tests.mock import test_callers_graphs as callers
 from tests.mock.test_callers import Array, Callers
@@ -114,6 +115,26 @@ def test_products_of_all_kinds_are_right_in_any_order(
     called = [a for a in gemms.launches() if a.entry == "library_matmul"]
     assert len(called) % 2 == 0
     assert called
+
+
+@pytest.mark.parametrize(("types", "scalings"), on_gpus.SCALINGS, ids=str)
+def test_scales_come_as_the_library_wants_them(
+    gemms: standin.StandIn, types: dict[str, object], scalings: set[object]
+) -> None:
+    if gemms.face == "hip":
+        pytest.skip("hipBLASLt gets no fp8")
+    gemms.reset(f"devices 2; {TUNED[gemms.face]}")
+    plan = plan_of(build(ficco_dsl.parse(on_gpus.SCALED, "scaled.ficco"), 2, types), discover(gemms.face, 2))
+    for seed, values in enumerate(("exact", "normal")):
+        gemms.reset(f"devices 2; seed {seed}; {TUNED[gemms.face]}")
+        with Executor(plan, gemms.face, timeout=5) as executor:
+            executor.graph = bool(seed)
+            assert verified_run(executor, values=values).ok
+            calls = [m for x in executor.driver._plans().layout.launches for m in x.config.matmuls]
+            assert {m.scaling for m in calls} == scalings
+            assert all(m.fast == ("fast" in types) for m in calls)
+    converted = any(vendor_gemm.conversions(m) for m in calls)
+    assert converted == any(m.blocks for m in calls) == any(a.entry == "library_transform" for a in gemms.launches())
 
 
 def test_each_stream_has_a_workspace_and_each_shape_one_algorithm(gemms: standin.StandIn) -> None:

@@ -26,6 +26,7 @@ from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph.ir import Gemm
+from ficco_rt.kernels import vendor_gemm
 from ficco_rt.kernels.families import tuned
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
@@ -84,6 +85,90 @@ def test_what_the_library_does_not_do_is_refused_with_a_way_out(stage: str, gemm
     (told,) = refused.value.diagnostics
     assert told.message == f"{message} (NVIDIA H200)"
     assert told.span.line == 11
+
+
+SCALED = """\
+schedule with_scales
+param M = 256
+param N = 256
+param K = 256
+type A = fp8_e4m3 scaled 1x128
+type B = fp8_e4m3 scaled 128x128
+type R = bf16
+input   X[M, K] : A
+input   Y[N, K] : B
+input   z[N]    : R
+input   Z[M, N] : R
+output  C[M, N] : R unproven
+queue lib {{ engine = sm  kernel = vendor }}
+stage mm on lib {{ {gemm} }}
+"""
+
+
+def scaled(gemm: str = "gemm C = X * Y.T", machine: str = "h200-switch", **params: object) -> Plan:
+    return plan_of(build(ficco_dsl.parse(SCALED.format(gemm=gemm), "scaled.ficco"), 2, params), profile(machine, 2))
+
+
+@pytest.mark.parametrize(
+    ("gemm", "machine", "params", "message"),
+    [
+        ("gemm C = X * Y", "h200-switch", {"A": "fp8_e4m3", "B": "fp8_e4m3"},
+         "operands of fp8_e4m3 lie along K, and the right one does not; store it [N, K]"),
+        ("gemm C = X.T * Y.T", "h200-switch", {"A": "fp8_e4m3", "B": "fp8_e4m3"},
+         "operands of fp8_e4m3 lie along K, and the left one does not; store it [M, K]"),
+        ("gemm C = X * Y.T", "h200-switch", {"A": "fp8_e4m3 scaled 128x128"},
+         "both operands are scaled 128x128, and one at least is to be 1x128"),
+        ("gemm C = X * Y.T", "h200-switch", {"R": "fp8_e4m3"}, "it stores no fp8_e4m3; take a result of another type"),
+        ("gemm C = X * Y.T", "h200-switch", {"M": 255},
+         "a piece of M is 255, and cuBLASLt multiplies fp8_e4m3 in multiples of 4; cut so"),
+        ("gemm C = X * Y.T", "h200-switch", {"N": 252},
+         "a piece of N is 252, and cuBLASLt multiplies fp8_e4m3 in multiples of 8; cut so"),
+        ("gemm C = X * Y.T", "h200-switch", {"K": 264},
+         "a piece of K is 264, and cuBLASLt multiplies fp8_e4m3 in multiples of 16; cut so"),
+        ("gemm C = X * Y.T gemm C += X * Y.T", "h200-switch", {},
+         "it rounds a sum to bf16 before it adds a matrix; add by a reduce, or to an fp32 tensor"),
+        ("gemm C = X * Y.T", "b200-switch", {},
+         "operands are scaled 1x128 and 128x128, which cuBLASLt takes on sm_90 alone"),
+        ("gemm C = X * Y.T", "a100-switch", {"A": "fp8_e4m3", "B": "fp8_e4m3"},
+         "operands are fp8_e4m3; cuBLASLt takes such since sm_89"),
+        ("gemm C = X * Y.T", "mi300x-mesh", {},
+         "operands are fp8_e4m3, which nobody has tried with hipBLASLt; leave out kernel = vendor"),
+    ],
+)  # fmt: skip
+def test_scaled_products_that_the_library_does_not_make_are_refused_with_the_reason(
+    gemm: str, machine: str, params: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        scaled(gemm, machine, **params)
+    (told,) = refused.value.diagnostics
+    assert told.message.startswith(f"kernel = vendor does not do this: {message}")
+
+
+def test_a_call_tells_of_its_scales() -> None:
+    made = on_device(scaled("gemm C[:, 0:128] = X * Y[0:128].T gemm C[:, 128:256] = X * Y[128:256].T"))
+    check(made)
+    assert from_json(to_json(made)) == made
+    calls = [line for line in to_text(made).splitlines() if line.startswith("  matmul")]
+    assert calls[1] == (
+        "  matmul 256 × 128 × 256 fp8_e4m3 to bf16, alpha 1, beta 0: left at 0 pitch 256, right at 32768 pitch 256 "
+        "transposed, out at 128 pitch 256, left_scales at 0 pitch 4, right_scales at 4 pitch 4; scaled 1x128 "
+        "and 128x128"
+    )
+    (converted,) = vendor_gemm.conversions(made.launches[1].config.matmuls[0])
+    assert (converted.rows, converted.columns, converted.turned, converted.size) == (256, 2, True, 2048)
+    assert made.launches[1].config.workspace == vendor_gemm.WORKSPACE + 2048
+    row = {"A": "fp8_e4m3 scaled row", "B": "fp8_e5m2 scaled row"}
+    (call,) = on_device(scaled(**row, fast=1)).launches[0].config.matmuls
+    assert (call.scaling, call.fast, call.right_dtype) == (("row", "row"), True, "fp8_e5m2")
+    assert not vendor_gemm.conversions(call)
+
+
+def test_what_the_library_would_round_before_is_a_sum_of_its_own() -> None:
+    for gemm, kernels in (
+        ("gemm C = X * Y.T + sum(z)", ["vendor_gemm"]),
+        ("gemm C = X * Y.T + sum(Z)", ["vendor_gemm", "naive_reduce"]),
+    ):
+        assert [launch.kernel for stream, launch in scaled(gemm).launches() if stream.rank] == kernels
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class CublasLt(BlasLt):
             raise Refused("cuBLASLt", f"not installed ({str(error).splitlines()[0]})", advice=_INSTALL) from error
         self._lt: Any = cublasLt
         self.name = f"cuBLASLt {version // 10000}.{version // 100 % 100}"
-        self.matmul, self.biased = self.function("matmul"), self.with_bias()
+        self.matmul, self.prepared = self.function("matmul"), self.with_others()
 
     def function(self, name: str) -> DriverFunction:
         """The bindings raise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +30,23 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaled:
+    """How an operand is scaled: `CUBLASLT_MATMUL_MATRIX_SCALE_…`; the alignment of its scales' address, in bytes; and
+    from which column-major matrix to which they are converted before, which may turn them."""
+
+    mode: int
+    alignment: int
+    source: Layout | None = None
+    target: Layout | None = None
+    turned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """All that decides how the library makes a product: out (+)= first · second. Either may be stored transposed.
     `residual` is added, and a column to every column (`bias`: bytes, its address's alignment; 0: none), then the
-    function is applied. `sms`: the multiprocessors that its kernel is made for; 0: all."""
+    function is applied. `sms`: the multiprocessors that its kernel is made for; 0: all. `scaled`: first and second, of
+    fp8, which the tensor cores alone may add up (`fast`)."""
 
     first: Layout
     second: Layout
@@ -44,6 +57,8 @@ class Shape:
     residual: Layout | None = None
     bias: int = 0
     function: str | None = None
+    scaled: tuple[Scaled, Scaled] | None = None
+    fast: bool = False
 
     @property
     def epilogue(self) -> int:
@@ -53,7 +68,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class MatmulPlace:
-    """Where a product's matrices lie: addresses of their first elements; and the workspace, whose size is in bytes."""
+    """Where a product's matrices lie: addresses of their first elements; and the workspace, whose size is in bytes.
+    `scales`: of first and second as the call reads them; `converted`: where those lie that are converted to there."""
 
     first: int
     second: int
@@ -62,6 +78,8 @@ class MatmulPlace:
     size: int
     residual: int = 0
     bias: int = 0
+    scales: tuple[int, int] = (0, 0)
+    converted: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -72,6 +90,7 @@ class Planned:
     given_back: list[tuple[str, Any]] = field(default_factory=list)
     descriptor: Any = None
     layouts: tuple[Any, ...] = ()
+    conversions: tuple[tuple[Any, ...] | None, ...] = ()  # of scales: a descriptor and two layouts
     beta: npt.NDArray[np.float32] = field(default_factory=lambda: _ZERO)
     found: Any = None  # the heuristics' answer
     algorithm: Any = None  # in that
@@ -88,7 +107,7 @@ class BlasLt(ABC):
     sums: Any  # the type of sums in fp32
     call: Checked
     matmul: DriverFunction
-    biased: DriverFunction  # `with_bias`
+    prepared: DriverFunction  # `with_others`
 
     @abstractmethod
     def function(self, name: str) -> DriverFunction:
@@ -96,7 +115,7 @@ class BlasLt(ABC):
 
     @abstractmethod
     def attribute(self, kind: str, name: str) -> Any:
-        """Of a `matmul_desc` or a `matmul_preference`."""
+        """Of a `matmul_desc`, a `matmul_preference` or a `matrix_transform_desc`."""
 
     @abstractmethod
     def type(self, code: int) -> Any:
@@ -136,6 +155,12 @@ class BlasLt(ABC):
                 self._set("matmul_desc", planned.descriptor, "EPILOGUE", np.uint32(shape.epilogue))
             if shape.bias:  # NOTE its alignment stands in for the address, which comes with each call
                 self._set("matmul_desc", planned.descriptor, "BIAS_POINTER", np.uint64(shape.bias))
+            if shape.fast:
+                self._set("matmul_desc", planned.descriptor, "FAST_ACCUM", np.int8(1))
+            for side, scaled in zip("AB", shape.scaled or (), strict=False):
+                self._set("matmul_desc", planned.descriptor, f"{side}_SCALE_MODE", np.int32(scaled.mode))
+                self._set("matmul_desc", planned.descriptor, f"{side}_SCALE_POINTER", np.uint64(scaled.alignment))
+            planned.conversions = tuple(self._conversion(planned, scaled) for scaled in shape.scaled or ())
             matrices = (shape.first, shape.second, shape.residual or shape.out, shape.out)
             planned.layouts = a, b, c, d = tuple(self._layout(planned, m) for m in matrices)
             wanted = self._create(planned, "matmul_preference")
@@ -158,6 +183,13 @@ class BlasLt(ABC):
         code = self._code(layout.dtype)
         return self._create(planned, "matrix_layout", code, layout.rows, layout.columns, layout.pitch)
 
+    def _conversion(self, planned: Planned, scaled: Scaled) -> tuple[Any, ...] | None:
+        if scaled.source is None or scaled.target is None:
+            return None
+        made = self._create(planned, "matrix_transform_desc", self._code("fp32"))
+        self._set("matrix_transform_desc", made, "TRANSA", np.int32(self.turned[scaled.turned]))
+        return made, self._layout(planned, scaled.source), self._layout(planned, scaled.target)
+
     def _code(self, dtype: Dtype) -> Any:
         return self.type(coded(TYPES[dtype].blas, dtype, self.name, WAY_OUT))
 
@@ -179,17 +211,33 @@ class BlasLt(ABC):
             planned.beta.ctypes.data, place.residual or place.out, c, place.out, d,
             planned.algorithm, place.workspace, place.size, int(stream),
         )  # fmt: skip
-        if place.bias:
-            return self.biased, (np.array([place.bias], np.uint64), *arguments)
-        return self.matmul, arguments
+        pointers = {"BIAS_POINTER": place.bias, "A_SCALE_POINTER": place.scales[0], "B_SCALE_POINTER": place.scales[1]}
+        told = [(name, np.array([at], np.uint64)) for name, at in pointers.items() if at]
+        if not told:
+            return self.matmul, arguments
+        tell, kind = self.function("matmul_desc_set_attribute"), "matmul_desc"
+        others: list[DriverCall] = [
+            (tell, (planned.descriptor, self.attribute(kind, name), at.ctypes.data, at.nbytes)) for name, at in told
+        ]
+        for conversion, at, to in zip(planned.conversions, place.converted, place.scales, strict=False):
+            if conversion is not None:
+                made, source, target = conversion
+                convert = (
+                    handle, made, _ONE.ctypes.data, at, source, _ZERO.ctypes.data, 0, 0, to, target, int(stream)
+                )  # fmt: skip
+                others.append((self.function("matrix_transform"), convert))
+        return self.prepared, (told, others, *arguments)
 
-    def with_bias(self) -> DriverFunction:
-        """`matmul`, behind the address of a bias. NOTE calls of one shape share the descriptor that holds it."""
-        tell, name = self.function("matmul_desc_set_attribute"), self.attribute("matmul_desc", "BIAS_POINTER")
+    def with_others(self) -> DriverFunction:
+        """`matmul`, behind other calls: those that tell the addresses of a bias and of scales, and convert these.
+        `held` lives as long as they. NOTE calls of one shape share the descriptor that holds the addresses."""
 
-        def matmul(bias: npt.NDArray[np.uint64], *arguments: Any) -> tuple[Any, ...]:
-            told = tell(arguments[1], name, bias.ctypes.data, bias.nbytes)
-            return told if told[0] else self.matmul(*arguments)
+        def matmul(held: object, others: Sequence[DriverCall], *arguments: Any) -> tuple[Any, ...]:
+            for function, given in others:
+                told = function(*given)
+                if told[0]:
+                    return told
+            return self.matmul(*arguments)
 
         matmul.__name__ = self.c_name("matmul")
         return matmul

@@ -7,17 +7,18 @@ selects an algorithm once for each shape; descriptors and algorithm are kept unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from ...kernels import vendor_gemm
 from ...kernels.block_fit import Footprint
 from ...kernels.family import KernelConfig, Matmul, Operand
 from ...kernels.leaving import crowded_out
 from ...kernels.occupancy import Limits
-from ...kernels.vendor_gemm import fewer
+from ...kernels.vendor_gemm import conversions, fewer
 from ...kernels.works import View
-from ...types import TYPES, Dtype
-from .blas_lt import BlasLt, Layout, MatmulPlace, Shape
+from ...types import TYPES, Dtype, Scaling
+from .blas_lt import BlasLt, Layout, MatmulPlace, Scaled, Shape
 from .gpus import Gpus
 from .refused import Closing, Refused, undo_on_error
 from .vendor import DriverCall, Gpu, Handle
@@ -42,7 +43,7 @@ class LibraryCalls:
         self._library: BlasLt | None = None
         self._handles: dict[int, Handle] = {}  # by device
         self._planned: dict[tuple[int, Shape, Left | None], tuple[Handle, int]] = {}
-        self._workspaces: dict[tuple[int, int], int] = {}  # by device and stream of the plan: addresses
+        self._workspaces: dict[tuple[int, int], tuple[int, int]] = {}  # by device and stream: addresses, and sizes
 
     @property
     def name(self) -> str:
@@ -57,9 +58,11 @@ class LibraryCalls:
         product's: out, left, right, and what is added. `left`: what the kernels leave room for."""
         library = self._library = self._library or self._gpus.vendor.gemms()
         key = (device.ordinal, stream)
-        if key not in self._workspaces:
+        workspace, size = self._workspaces.get(key, (0, 0))
+        if size < config.workspace:  # NOTE calls that are bound keep theirs
             what = f"the workspace of {library.name} for stream {stream}"
-            self._workspaces[key] = self._gpus.alloc(device, config.workspace, what, "library")
+            workspace = self._gpus.alloc(device, config.workspace, what, "library")
+            self._workspaces[key] = workspace, config.workspace
         with self._gpus.inside(device):
             if device.ordinal not in self._handles:
                 self._handles[device.ordinal] = library.open()
@@ -70,7 +73,7 @@ class LibraryCalls:
                 if matmul is None:
                     made.append(None)
                     continue
-                place = _place(matmul, views, self._workspaces[key], config.workspace)
+                place = _place(matmul, views, workspace)
                 made.append((self._plan(library, handle, device, shape_of(matmul, place), place, left), place))
 
         def calls(stream: Handle) -> Sequence[DriverCall | None]:
@@ -150,21 +153,26 @@ class LibraryCalls:
             closing(library.close, self._handles.pop(ordinal))
 
 
-def _place(matmul: Matmul, views: Sequence[View], workspace: int, size: int) -> MatmulPlace:
+def _place(matmul: Matmul, views: Sequence[View], workspace: int) -> MatmulPlace:
     def address(operand: Operand | None) -> int:
         if operand is None:
             return 0
         view = views[operand.view]
         return view.address + operand.offset * TYPES[view.dtype].bytes
 
+    scales = lying = address(matmul.left_scales), address(matmul.right_scales)
+    for c in conversions(matmul):
+        scales = (workspace + c.at, scales[1]) if c.side == 0 else (scales[0], workspace + c.at)
     return MatmulPlace(
         first=address(matmul.right),
         second=address(matmul.left),
         out=address(matmul.out),
         workspace=workspace,
-        size=size,
+        size=vendor_gemm.WORKSPACE,
         residual=address(matmul.residual),
         bias=address(matmul.bias),
+        scales=scales[::-1],
+        converted=lying[::-1],
     )
 
 
@@ -178,7 +186,7 @@ def shape_of(matmul: Matmul, place: MatmulPlace) -> Shape:
 
     added = matmul.residual
     return Shape(
-        first=layout(matmul.right, matmul.k, matmul.n, matmul.dtype, place.first),
+        first=layout(matmul.right, matmul.k, matmul.n, matmul.right_dtype or matmul.dtype, place.first),
         second=layout(matmul.left, matmul.m, matmul.k, matmul.dtype, place.second),
         out=layout(matmul.out, matmul.m, matmul.n, matmul.out_dtype, place.out),
         residual=None if added is None else layout(added, matmul.m, matmul.n, matmul.out_dtype, place.residual),
@@ -187,7 +195,24 @@ def shape_of(matmul: Matmul, place: MatmulPlace) -> Shape:
         transposed=(matmul.right.transposed, matmul.left.transposed),
         accumulate=matmul.accumulate,
         sms=matmul.sms,
+        scaled=_scaled(matmul, place),
+        fast=matmul.fast,
     )
+
+
+_MODES: Mapping[Scaling, int] = {"tensor": 0, "row": 3, "1x128": 4, "128x128": 5}  # CUBLASLT_MATMUL_MATRIX_SCALE_…
+
+
+def _scaled(matmul: Matmul, place: MatmulPlace) -> tuple[Scaled, Scaled] | None:
+    if matmul.scaling is None:
+        return None
+    found = [Scaled(_MODES[by], _alignment(at)) for by, at in zip(matmul.scaling[::-1], place.scales, strict=True)]
+    for c in conversions(matmul):
+        rows, columns = (c.rows, c.columns) if c.turned else (c.columns, c.rows)
+        source = Layout("fp32", c.columns, c.rows, c.pitch, _alignment(place.converted[1 - c.side]))
+        target = Layout("fp32", rows, columns, c.to, _ALIGNED)
+        found[1 - c.side] = replace(found[1 - c.side], source=source, target=target, turned=c.turned)
+    return found[0], found[1]
 
 
 def _alignment(address: int) -> int:

@@ -35,7 +35,7 @@ class HipblasLt(BlasLt):
         self.name = "hipBLASLt"
         if not hipblaslt.has_symbol("hipblasLtCreate"):  # loads the library
             raise Refused("hipBLASLt", "not found", advice=_INSTALL)
-        self.matmul, self.biased = self.function("matmul"), self.with_bias()
+        self.matmul, self.prepared = self.function("matmul"), self.with_others()
 
     def open(self) -> Handle:
         handle = super().open()

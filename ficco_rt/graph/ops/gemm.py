@@ -191,8 +191,8 @@ def _scales_fit(gemm: ir.Gemm, tensors: Tensors) -> str | None:
         )
     if gemm.fast and blocked[0]:
         return (
-            f"gemm: fast = 1: {of[0].name} and {of[1].name} are scaled by blocks, whose scales are applied in fp32 after "
-            "every 128 of K: leave it out, or scale both by tensor or row"
+            f"gemm: fast = 1: {of[0].name} and {of[1].name} are scaled by blocks, whose scales are applied in fp32 "
+            "after every 128 of K: leave it out, or scale both by tensor or row"
         )
     if gemm.scales != tuple(scales.region_of(r, t) for r, t in zip((gemm.left, gemm.right), of, strict=True)):
         return "gemm: the scales that it reads are not those of its operands"

@@ -61,9 +61,37 @@ int cublasLtMatmulDescSetAttribute(void *handle, int attribute, const void *valu
     Product *p = object_of(DESCRIPTOR, handle, called_.name);
     if (p && attribute == 15 && bytes == 4) return *(const int *)value > 0 ? 0 : BAD;  // SM_COUNT_TARGET
     if (p && (attribute == 7 || attribute == 8)) return status(product_told(p, attribute == 8, value, bytes));
+    if (p && (attribute == 17 || attribute == 18) && bytes == 8) return memcpy(&p->scales[attribute - 17], value, 8), 0;
+    if (p && attribute == 25 && bytes == 1) return p->fast = *(const signed char *)value, 0;   // FAST_ACCUM
+    if (p && (attribute == 31 || attribute == 32) && bytes == 4) {                             // A_SCALE_MODE, B_…
+        int mode = p->mode[attribute - 31] = *(const int *)value;
+        return mode == 0 || (mode >= 3 && mode <= 5) ? 0 : BAD;
+    }
     if (!p || bytes != 4 || (attribute != 3 && attribute != 4)) return BAD;  // TRANSA, TRANSB
     p->transposed[attribute - 3] = *(const int *)value;
     return 0;
+}
+int cublasLtMatrixTransformDescCreate(void **made, int scale) {
+    LT(cublasLtMatrixTransformDescCreate);
+    return scale == 0 ? status(transform_new(made)) : UNSUPPORTED;
+}
+int cublasLtMatrixTransformDescDestroy(void *handle) {
+    CLOSING(cublasLtMatrixTransformDescDestroy);
+    LT_CLOSED(descriptor_gone(handle, called_.name));
+}
+int cublasLtMatrixTransformDescSetAttribute(void *handle, int attribute, const void *value, size_t bytes) {
+    LT(cublasLtMatrixTransformDescSetAttribute);
+    Transform *t = object_of(DESCRIPTOR, handle, called_.name);
+    if (!t || attribute != 2 || bytes != 4) return BAD;                      // TRANSA
+    t->turned = *(const int *)value;
+    return 0;
+}
+int cublasLtMatrixTransform(void *library, void *transform, const float *alpha, const void *a, void *la,
+                            const float *beta, const void *b, void *lb, void *c, void *lc, void *stream) {
+    LT(cublasLtMatrixTransform);
+    if (*alpha != 1 || *beta != 0 || b || lb) violation("%s: alpha, beta or B", called_.name);
+    void *const layouts[] = {la, lc};
+    return status(transform_submitted(library, transform, (uint64_t)a, (uint64_t)c, layouts, cuda_here(), stream, called_.name));
 }
 int cublasLtMatmulPreferenceCreate(void **made) {
     LT(cublasLtMatmulPreferenceCreate);

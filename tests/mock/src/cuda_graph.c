@@ -79,7 +79,7 @@ int cuGraphKernelNodeGetParams_v2(const Node *node, KernelNode *found) {
     const Launch *l = node->command->launch;
     if (!l) return INVALID_VALUE;
     Function *f = (Function *)l->function;
-    if (!strcmp(f->name, "library_matmul")) {  // its function is the library's own: nobody gives it back
+    if (!strncmp(f->name, "library_", 8)) {  // its function is the library's own: nobody gives it back
         f->handle = handle_of(FUNCTION, f);
         world.live[FUNCTION]--;
     }
