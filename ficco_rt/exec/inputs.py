@@ -13,7 +13,7 @@ import numpy as np
 from ..driver.api import Array
 from ..graph.claim_values import functions, operands, walk
 from ..graph.functions import FUNCTIONS
-from ..graph.ir import Added, Applied, ClaimValue, Combined, Operand, Product
+from ..graph.ir import Added, Applied, ClaimValue, Combined, Gemm, Operand, Product
 from ..graph.scales import is_scales, name_of, spread
 from ..plan.ir import Plan
 from ..types import TYPES, numpy_dtype
@@ -66,14 +66,16 @@ def integers(plan: Plan) -> Integers:
 
 def exact_limit(plan: Plan) -> int:
     """The integers up to here are stored without rounding in all of the plan's tensors, but for those of fp8 that hold
-    no sums, and so are products of two if claims have a function with a factor."""
+    no sums, and so are products of two if claims have a function with a factor. Sums that tensor cores add up alone
+    (`Gemm.fast`) keep 14 digits."""
     coarse = any(TYPES[dtype].quantised for claim in plan.claims for dtype in claim.within)
     sums = (t for t in plan.tensors if (coarse and t.kind != "input") or not TYPES[t.dtype].quantised)
     types = [TYPES[t.dtype] for t in sums]
     limit = min((t.exact for t in types), default=1)
     if any(FUNCTIONS[f.function].factor for c in plan.claims for f in functions(c.value)):
         limit = min(limit, isqrt(int(min(t.largest for t in types))))
-    return limit
+    alone = any(isinstance(w.body, Gemm) and w.body.fast for _, launch in plan.launches() for w in launch.works)
+    return min(limit, 1 << 13) if alone else limit
 
 
 def largest_one_signed(plan: Plan) -> float:

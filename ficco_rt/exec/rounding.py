@@ -21,6 +21,7 @@ class Allowance(NamedTuple):
     random: float  # for |C − R| of normal `fresh_inputs`
     one_sign: float  # the share of the result, on inputs of one sign
     partial: bool  # whether partial sums are rounded, besides the result
+    fast: float = 0.0  # of `one_sign`, what sums by tensor cores alone take
 
 
 def allowances(plan: Plan) -> list[Allowance]:
@@ -39,4 +40,4 @@ def _allowance(noises: Noises, claim: Claim) -> Allowance:
     if any(FUNCTIONS[f.function].factor for f in functions(claim.value)):
         spread *= spread / 2  # the product of two normal values has an exponential tail
     narrow = noises.types[claim.targets[0].tensor].unit_roundoff > UNIT  # the result's own store is one
-    return Allowance(float(spread * error**0.5), found.lost, found.stores > narrow)
+    return Allowance(float(spread * error**0.5), found.lost, found.stores > narrow, noises.fast)

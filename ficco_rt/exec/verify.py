@@ -240,12 +240,13 @@ def verdict(
         limit = allowance.random
         if values == "one-signed":
             limit = allowance.one_sign * _all_largest(plan, claim)
-        most_useful = useful(claim.within)
+        most_useful = useful(claim.within, allowance.fast)
         capped = values == "one-signed" or allowance.one_sign > most_useful
         found = _judged([seen.claims[number] for seen in looks], limit, most_useful if capped else inf)
         if result.rel_err is None or (result.ok, -_share(result)) > (found.ok, -_share(found)):
             result = replace(found, unproven=unproven, allowance=most)
-    return replace(result, useful=max((useful(claim.within) for claim in plan.claims), default=USEFUL))
+    known = zip(plan.claims, allowed, strict=True)
+    return replace(result, useful=max((useful(claim.within, one.fast) for claim, one in known), default=USEFUL))
 
 
 def _all_largest(plan: Plan, claim: Claim) -> float:

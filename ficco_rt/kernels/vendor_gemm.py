@@ -112,7 +112,7 @@ class VendorLibrary(family.Family[LibraryGemm]):
                 wave=request.sms,
                 split_k=SplitK(tail=_splits(matmuls[0].k, count, request.sms)),
                 matmuls=matmuls,
-                workspace=WORKSPACE + max(sum(c.size for c in conversions(m)) for m in matmuls),
+                workspace=WORKSPACE + max(map(_converted, matmuls)),
                 alignment=_ROWS if any(map(_aligned, matmuls)) else 1,
             ),
         )
@@ -209,10 +209,11 @@ def matmuls_of(product: WorkOf[Gemm], sms: int = 0) -> tuple[family.Matmul, ...]
         if scaling is None:
             return None
         down, across = BLOCKS[scaling[side]]
+        row = 0 if scaling[side] == "tensor" else row // down
         view = len(product.views) - 2 + side
         found = tiles.operand(product.views[view])
         assert found is not None
-        return at(view, found.matrix, row // down, depth // across if across else 0)
+        return at(view, found.matrix, row, depth // across if across else 0)
 
     made = tuple(
         family.Matmul(
@@ -308,22 +309,30 @@ def _fp8_refusal(product: WorkOf[Gemm], matmuls: Sequence[family.Matmul]) -> str
 
 
 def conversions(matmul: family.Matmul) -> tuple[Conversion, ...]:
-    """The scales of blocks, of the left and of the right operand, that the library wants laid out otherwise: those of
-    rows side by side for all of a block's rows (1x128), and others with a pitch that follows from K. They lie one
-    behind the other, behind the workspace of the call."""
-    if not matmul.blocks:
+    """The scales of the left and of the right operand that the library wants laid out otherwise: 1x128 column by
+    column, 128x128 with a pitch that follows from K, all from a multiple of 16 bytes. They lie one behind the other,
+    behind the workspace of the call."""
+    if matmul.scaling in (None, ("tensor", "tensor")):
         return ()
     assert matmul.scaling is not None
     blocks, found, at = ceil(matmul.k / 128), [], WORKSPACE
     sides = ((matmul.left_scales, matmul.m), (matmul.right_scales, matmul.n))
     for side, ((scales, rows), by) in enumerate(zip(sides, matmul.scaling, strict=True)):
         assert scales is not None
-        turned, pitch = by == "1x128", ceil(blocks / 4) * 4
-        rows = rows if turned else ceil(rows / 128)
+        down, across = BLOCKS[by]
+        rows, columns = ceil(rows / down), blocks if across else 1
+        turned, pitch = by == "1x128", ceil(blocks / 4) * 4 if across else 1
         if turned or scales.pitch != pitch or scales.offset % 4:
-            found.append(Conversion(side, at, rows, blocks, scales.pitch, turned, rows if turned else pitch))
+            found.append(Conversion(side, at, rows, columns, scales.pitch, turned, rows if turned else pitch))
             at += found[-1].size
     return tuple(found)
+
+
+def _converted(matmul: family.Matmul) -> int:
+    """Bytes of what is converted, at most: of fewer rows, those of each block may begin anywhere."""
+    if matmul.scaling == ("row", "row"):
+        return sum(-(-4 * rows // 256) * 256 for rows in (matmul.m, matmul.n))
+    return sum(c.size for c in conversions(matmul))
 
 
 @dataclass(frozen=True, slots=True)

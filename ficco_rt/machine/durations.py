@@ -26,16 +26,18 @@ SENT = 0.2
 ADDED = 0.37
 
 
-# of bf16's rate: `torch._scaled_mm` with use_fast_accum reaches 1360 to 1527 TFLOP/s on an H200, cuBLAS 760 with bf16
-FP8 = 1.9
+FP8 = 1.9  # of bf16's rate on Hopper, where a machine has no rate of fp8: as on an H200
 
 
 def gemm_rate(device: Device, dtype: str) -> float:
     """Operations a microsecond that a large GEMM of `dtype` reaches on the whole device. A type without a rate on the
-    machine is assumed to be as slow as the slowest type, but fp8 on Hopper."""
+    machine is assumed to be as slow as the slowest type, but fp8: of one rate in both formats."""
     rates = dict(device.gemm_rate)
-    if dtype not in rates and device.arch == "sm_90a" and TYPES[dtype].quantised and "bf16" in rates:
-        return FP8 * rates["bf16"]
+    if dtype not in rates and TYPES[dtype].quantised:
+        if "fp8_e4m3" in rates:
+            return rates["fp8_e4m3"]
+        if device.arch == "sm_90a" and "bf16" in rates:
+            return FP8 * rates["bf16"]
     return rates.get(dtype, min(rates.values()))
 
 

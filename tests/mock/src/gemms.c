@@ -306,7 +306,7 @@ int product_submitted(void *library, void *product, const float *alpha, const fl
     uint64_t bias = p->epilogue & 4 ? p->bias : 0;
     if (p->epilogue & 4 && (!bias || bias % algorithm->alignment[2])) violation("%s: the bias's address", who);
     for (int i = 0; i < 2; i++)
-        if (p->scales[i] % (p->mode[i] > 3 ? 16 : 4)) violation("%s: the address of scales", who);
+        if (p->scales[i] % (p->mode[i] ? 16 : 4)) violation("%s: the address of scales", who);
     Call_ call = {{at[0], at[1], at[2], at[3]}, workspace, {{0}}, {p->transposed[0], p->transposed[1]}, *beta, bias,
                   (p->epilogue & 32) != 0, {p->mode[0], p->mode[1]}, {p->scales[0], p->scales[1]}};
     for (int i = 0; i < 4; i++) call.layout[i] = *l[i];
