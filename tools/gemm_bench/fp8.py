@@ -1,4 +1,5 @@
-"""Products of scaled fp8 matrices: our Hopper kernel beside `torch._scaled_mm` and DeepGEMM."""
+"""Products of scaled fp8 matrices: our Hopper kernel beside cuBLASLt as plans call it, `torch._scaled_mm` and
+DeepGEMM."""
 
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ from typing import Any
 
 import torch
 
-from ficco_rt.geometry.region import Interval
-from ficco_rt.kernels import tiles
+from ficco_rt.driver.cuda.gemm_library import CublasLt
+from ficco_rt.driver.gpu import gemm_library
+from ficco_rt.driver.gpu.refused import Refused
+from ficco_rt.geometry.region import Interval, Region
+from ficco_rt.kernels import tiles, vendor_gemm
+from ficco_rt.kernels.family import Matmul, Operand
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import cost
 from ficco_rt.kernels.sm90.variants import VARIANTS, Variant
 from ficco_rt.kernels.tile_table import SplitK
+from ficco_rt.kernels.works import View
 from ficco_rt.types import TYPES
 
 from .device import SMEM, sms
@@ -96,7 +102,8 @@ def product(
     pieces: Sequence[int] = (), flags: torch.Tensor | None = None, band: int | None = None,
     source: Path | None = None,
 ) -> Launch:  # fmt: skip
-    """c = a · b.T. `pieces`: where rows are cut into works, each of which waits for its flag and raises one."""
+    """c = a · b.T. `pieces`: where rows are cut into works, each of which waits for one of the first row of `flags` and
+    raises one of the second."""
     (m, k), n = a.values.shape, b.values.shape[0]
     edges = [0, *pieces, m]
     rows = [(Interval(low, high),) for low, high in pairwise(edges)]
@@ -104,7 +111,7 @@ def product(
     works = [
         tiles.MatrixWork(
             a.matrix, b.matrix, matrix(c), piece, whole(k), whole(n), whole(k), piece, whole(n),
-            waits=(address + 8 * i,) if address else (), signals=(address + 8 * i + 4,) if address else (),
+            waits=(address + 4 * i,) if address else (), signals=(address + 4 * (len(rows) + i),) if address else (),
         )
         for i, piece in enumerate(rows)
     ]  # fmt: skip
@@ -151,6 +158,7 @@ def check(seed: int, cases: int, only: str) -> int:
     """How many random cases are wrong, which is printed: types, scales, sizes, splits, pieces that wait."""
     rng, failures, most = random.Random(seed), [], {True: 0.0, False: 0.0}
     torch.manual_seed(seed)
+    side, up = torch.cuda.Stream(), torch.ones(4, dtype=torch.int32).pin_memory()
     pairs = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
     keys = [
         Key(v, s)
@@ -180,15 +188,18 @@ def check(seed: int, cases: int, only: str) -> int:
             c = torch.full((m, n), math.nan, device="cuda", dtype=getattr(torch, TYPES[s.out_dtype].torch))
             splits = rng.choice((1, 1, 2, 3))
             pieces = sorted({rng.randint(1, m) for _ in range(rng.randint(0, 3))} - {m})
-            flags = torch.tensor([1, 0] * (len(pieces) + 1), dtype=torch.int32, device="cuda")
+            flags = torch.zeros(2, len(pieces) + 1, dtype=torch.int32, device="cuda")
+            late = rng.random() < 0.5  # flags are raised while the kernel runs, by a copy engine
             stages = rng.randint(2, key.stages(SMEM))
             launch = product(a, b, c, v, s, splits, stages, pieces, flags)
-            told = f"{key.entry} {m}x{n}x{k} splits {splits} stages {stages} pieces {pieces} {how}"
+            told = f"{key.entry} {m}x{n}x{k} splits {splits} stages {stages} pieces {pieces} {how} late {late}"
             for turn in range(2):
                 c.fill_(math.nan)
-                flags[1::2] = 0
+                flags[0], flags[1] = int(not late), 0
                 torch.cuda.synchronize()
                 launch()
+                with torch.cuda.stream(side):
+                    flags[0].copy_(up[: flags.shape[1]], non_blocking=True)
                 try:
                     torch.cuda.synchronize()
                 except RuntimeError as e:
@@ -222,6 +233,41 @@ def ways(m: int, n: int, k: int, s: Signature, only: str) -> list[tuple[float, V
     return sorted(found, key=lambda way: way[0])
 
 
+class Library:
+    """cuBLASLt, called as launches of plans by the vendor's library are."""
+
+    def __init__(self) -> None:
+        self.lt = CublasLt()
+        self.handle = self.lt.open()
+        self.workspace = torch.empty(vendor_gemm.WORKSPACE + (64 << 20), dtype=torch.uint8, device="cuda")
+
+    def product(self, a: Scaled, b: Scaled, c: torch.Tensor, fast: bool) -> Callable[[], Any]:
+        """c = a · b.T. Raises RuntimeError: the library has no algorithm."""
+        (m, k), n = a.values.shape, b.values.shape[0]
+        types: dict[Any, Any] = {getattr(torch, t.torch): t.name for t in TYPES.values()}
+        tensors = (c, a.values, b.values, a.scales, b.scales)
+        views = [View(Region("", 0, ()), t.data_ptr(), tuple(t.shape), types[t.dtype]) for t in tensors]
+        scaling: Any = (a.kind, b.kind)
+        matmul = Matmul(
+            m, n, k, types[a.values.dtype], types[c.dtype], Operand(1, 0, a.values.stride(0)),
+            Operand(2, 0, b.values.stride(0), True), Operand(0, 0, c.stride(0)), accumulate=False,
+            right_dtype=types[b.values.dtype], scaling=scaling, left_scales=Operand(3, 0, a.scales.stride(0)),
+            right_scales=Operand(4, 0, b.scales.stride(0)), fast=fast,
+        )  # fmt: skip
+        place = gemm_library.place_of(matmul, views, self.workspace.data_ptr())
+        planned = self.lt.plan(self.handle, gemm_library.shape_of(matmul, place), vendor_gemm.WORKSPACE)
+        if planned is None:
+            raise RuntimeError("no algorithm")
+
+        def call() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            function, arguments = self.lt.matmul_action(self.handle, planned, place, stream)
+            if code := function(*arguments)[0]:
+                raise RuntimeError(str(code))
+
+        return call
+
+
 def theirs(a: Scaled, b: Scaled, c: torch.Tensor, fast: bool) -> Callable[[], Any]:
     """`torch._scaled_mm` of the same recipe, its scales as it wants them."""
     x, y = a.scales, b.scales
@@ -245,6 +291,11 @@ def bench(
     if deep:
         sys.path.insert(0, str(deep))
         import deep_gemm  # type: ignore[import-not-found,no-redef]
+    try:
+        library: Library | None = Library()
+    except Refused as e:
+        print(f"without cuBLASLt: {e}")
+        library = None
     rows: list[dict[str, Any]] = []
     bad = 0
     for scaling in scalings:
@@ -275,11 +326,16 @@ def bench(
                     graphs.append(graph(calls))
                     kept.append(calls)  # a graph's kernels read their tables
                 others = []
-                try:
-                    graphs.append(graph([theirs(a, b, c, fast) for a, b, c in data]))
-                    others.append("torch")
-                except RuntimeError as e:
-                    print(f"  torch._scaled_mm: {str(e).splitlines()[0]}")
+                callers = {"cuBLASLt": library.product} if library is not None else {}
+                for other, make in (callers | {"torch": theirs}).items():
+                    try:
+                        graphs.append(graph([make(a, b, c, fast) for a, b, c in data]))
+                    except RuntimeError as e:
+                        print(f"  {other}: {str(e).splitlines()[0]}")
+                        continue
+                    error = worst(x, b, c[some], limit) if other in callers else 0.0
+                    bad += not error < limit
+                    others.append(other if error < limit else f"{other} WRONG {error:.1e}")
                 if deep_gemm and scaling == "1x128":
                     major, gemm = deep_gemm.get_mn_major_tma_aligned_tensor, deep_gemm.fp8_gemm_nt
                     graphs.append(graph([

@@ -73,7 +73,7 @@ class LibraryCalls:
                 if matmul is None:
                     made.append(None)
                     continue
-                place = _place(matmul, views, workspace)
+                place = place_of(matmul, views, workspace)
                 made.append((self._plan(library, handle, device, shape_of(matmul, place), place, left), place))
 
         def calls(stream: Handle) -> Sequence[DriverCall | None]:
@@ -153,7 +153,9 @@ class LibraryCalls:
             closing(library.close, self._handles.pop(ordinal))
 
 
-def _place(matmul: Matmul, views: Sequence[View], workspace: int) -> MatmulPlace:
+def place_of(matmul: Matmul, views: Sequence[View], workspace: int) -> MatmulPlace:
+    """Where a call finds its operands, by the addresses of the product's views."""
+
     def address(operand: Operand | None) -> int:
         if operand is None:
             return 0
