@@ -17,12 +17,13 @@ from ..machine.measured_tables import Measured
 from ..machine.model import Device, Machine
 from ..machine.units import figure
 from .measure import Point, Series
-from .probes import ROW, VENDOR_PRODUCT
+from .probes import FP8_PRODUCTS, ROW, VENDOR_PRODUCT
 
 BYTES = 2  # of an element
 _LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_time")
 OVERHEADS = tuple(f.name for f in fields(Overheads))
 VENDOR = ("reached", "start")  # of the vendor's GEMM
+_RATES = {"gemm_rate": "bf16", "fp8_rate": "fp8_e4m3"}  # of large GEMMs, and the type of their operands
 # What the probes found on GPUs of a kind whose stored figures are fitted to the times of schedules, by a device's name.
 # Probes have links, memory and multiprocessors to themselves, and find operands in L2, so schedules need more than they
 # find. So a stored figure is changed by as much as they find another one here than they found there. NVIDIA H200: the
@@ -111,8 +112,8 @@ class _Fit:
     def before(self, name: str) -> float:
         """A figure as it was known before it was measured."""
         links, device = self.base.links, self.base.device
-        if name == "gemm_rate":
-            return gemm_rate(device, "bf16")
+        if name in _RATES:
+            return gemm_rate(device, _RATES[name])
         known = getattr(self.known if name in OVERHEADS else device if name in _DEVICE else links, name)
         return links.copy_time if known is None else float(known)
 
@@ -169,15 +170,21 @@ class _Fit:
                 self.add("memory_rate", rate, "sum", least.off, "bytes a µs", error)
         if "product" not in self.series:
             return
-        # what a run costs beside its product is known by now
+        self._rate("gemm_rate", "product", self.series["product"])
+        coarse = [p for name, *_ in FP8_PRODUCTS for p in self.series.get(name, ())]
+        if coarse:
+            self._rate("fp8_rate", next(name for name, *_ in FP8_PRODUCTS if name in self.series), coarse)
+
+    def _rate(self, name: str, probe: str, points: Sequence[Point]) -> None:
+        """Of large products; what a run costs beside its product is known by now."""
         beside = self.base.device.launch_time + self.known.frame
         more = self.alone() - beside
-        most = max(operations(p.params) for p in self.series["product"])
-        large = [p for p in self.series["product"] if operations(p.params) >= LARGE * most]
+        most = max(operations(p.params) for p in points)
+        large = [p for p in points if operations(p.params) >= LARGE * most]
         shares = [max(0.1, p.modelled - beside) / max(0.1, p.micros - beside - more) for p in large]
         share = statistics.median(shares)
         off = statistics.median(abs(s / share - 1) for s in shares)
-        self.add("gemm_rate", gemm_rate(self.base.device, "bf16") * share, "product", off, "operations a µs")
+        self.add(name, gemm_rate(self.base.device, _RATES[name]) * share, probe, off, "operations a µs")
 
     def vendor(self) -> None:
         """What calls of the vendor's library take: the rate between the ends of its tiles by the median of the longer
@@ -328,7 +335,7 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
     """The machine `base` with the figures that were found in place of its own, each with its probe."""
     figures: dict[str, Any] = {key: found[key].value for key in _LINKS if key in found}
     paths = {key: f"tiers[0].{key}" for key in _LINKS} | {key: f"device.{key}" for key in _DEVICE}
-    paths |= {"gemm_rate": "device.gemm_rate.bf16"}
+    paths |= {name: f"device.gemm_rate.{dtype}" for name, dtype in _RATES.items()}
     paths |= {key: f"device.overheads.{key}" for key in OVERHEADS}
     paths |= {key: f"device.vendor_gemm.{key}" for key in VENDOR}
     sources = tuple((path, _source(found[key], base.source_of(path))) for key, path in paths.items() if key in found)
@@ -339,17 +346,19 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
 
 
 def _device(found: Mapping[str, Constant], base: Machine) -> Device:
-    """The device with the figures that were found. Rates of other types than bf16 keep their share of it."""
+    """The device with the figures that were found. Rates that were not found keep their share of bf16's."""
     value: dict[str, Any] = {key: constant.value for key, constant in found.items()}
     device = base.device
     share = value.get("gemm_rate", 0.0) / gemm_rate(device, "bf16") or 1.0
+    rates = {dtype: rate * share for dtype, rate in device.gemm_rate}
+    rates |= {dtype: value[name] for name, dtype in _RATES.items() if name in value}
     vendor = dict(device.vendor_gemm)
     if VENDOR[0] in value:
         vendor = asdict(_vendor_before(base)) | {key: value[key] for key in VENDOR}
     return replace(
         device,
         **{key: value[key] for key in _DEVICE if key in value},
-        gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate),
+        gemm_rate=tuple(rates.items()),
         overheads=tuple((dict(device.overheads) | {key: value[key] for key in OVERHEADS if key in value}).items()),
         vendor_gemm=tuple(vendor.items()),
     )

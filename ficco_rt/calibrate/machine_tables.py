@@ -8,7 +8,7 @@ from ..machine import measured_tables
 from ..machine.model import Machine
 from .fit import Constant, contention, copied, operations, shape_of
 from .measure import Point, Series
-from .probes import VENDOR_PRODUCT
+from .probes import FP8_PRODUCTS, VENDOR_PRODUCT
 
 _COSTS: tuple[tuple[str, measured_tables.CostName, measured_tables.CostMode], ...] = (
     ("copy_behind", "copy", "streams"),
@@ -63,14 +63,16 @@ def _sized(points: Sequence[Point]) -> tuple[tuple[int, float], ...]:
 
 
 def _gemms(by: Mapping[str, Sequence[Point]]) -> Iterator[measured_tables.GemmRates]:
-    groups: dict[tuple[str, int, int], dict[tuple[int, int, int], float]] = {}
-    for name in ("product", VENDOR_PRODUCT, "pieces of rows", "pieces of K"):
+    groups: dict[tuple[str, bool, int, int], dict[tuple[int, int, int], float]] = {}
+    coarse = tuple(name for name, *_ in FP8_PRODUCTS)
+    for name in ("product", VENDOR_PRODUCT, *coarse, "pieces of rows", "pieces of K"):
         for p in by.get(name, ()):
-            rates = groups.setdefault((p.kernel, p.params["pieces"], p.params["deep"]), {})
+            rates = groups.setdefault((p.kernel, name in coarse, p.params["pieces"], p.params["deep"]), {})
             rates[shape_of(p.params)] = operations(p.params) / p.micros
-    for (kernel, rows, deep), rates in groups.items():
+    for (kernel, fp8, rows, deep), rates in groups.items():
         each = tuple((*shape, rate) for shape, rate in sorted(rates.items()))
-        yield measured_tables.GemmRates(kernel, "bf16", "nn", each, row_pieces=rows, k_pieces=deep)
+        dtype = "fp8_e4m3" if fp8 else "bf16"
+        yield measured_tables.GemmRates(kernel, dtype, "nt" if fp8 else "nn", each, row_pieces=rows, k_pieces=deep)
 
 
 def _reductions(by: Mapping[str, Sequence[Point]]) -> Iterator[measured_tables.ReduceTimes]:

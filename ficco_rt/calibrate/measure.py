@@ -89,7 +89,7 @@ def measure(
                 missing = f"the {seconds:.0f} s were over after {len(points)} of {len(probe.points)} points"
                 break
             try:
-                plan = plan_of(build(schedule, machine.ranks, params), machine)
+                plan = plan_of(build(schedule, machine.ranks, {**probe.types, **params}), machine)
                 times = clock.times(plan, probe.mode)
                 modelled = simulate(plan, machine, probe.mode).duration
                 few, launched = times.micros, _launched(plan, machine)

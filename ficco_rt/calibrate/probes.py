@@ -7,7 +7,7 @@ schedules, by the same driver calls and kernels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -28,7 +28,8 @@ Mode: TypeAlias = Literal["streams", "graph"]
 class Probe:
     """`measures` says in words what the probe measures. `file`: its schedule, in the folder `schedules`. `points`: the
     params of each run, the most informative first. `ranks`: the least number of ranks. `vendor`: whether products are
-    by the vendor's library."""
+    by the vendor's library. `types`: the schedule's types, and how it stores weights, where they are not the usual
+    ones."""
 
     name: str
     measures: str
@@ -37,6 +38,7 @@ class Probe:
     mode: Mode = "streams"
     ranks: Annotated[int, HIDDEN] = 1
     vendor: Annotated[bool, HIDDEN] = False
+    types: Annotated[Mapping[str, object], HIDDEN] = field(default_factory=dict)
 
     @property
     def schedule(self) -> Schedule:
@@ -86,6 +88,10 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     yield Probe("product", "GEMMs of many shapes", "product", tuple(_product(*shape, smaller) for shape in _SHAPES))
     library = tuple(_product(*shape, smaller) for shape in _VENDOR_SHAPES)
     yield Probe(VENDOR_PRODUCT, "the same by the vendor's library", "product", library, vendor=True)
+    fp8 = tuple(_product(*shape, smaller) for shape in _FP8_SHAPES)
+    for name, left, right in FP8_PRODUCTS:
+        types = {"T": f"fp8_e4m3 scaled {left}", "Weight": f"fp8_e4m3 scaled {right}", "Sum": "bf16", "transb": 1}
+        yield Probe(name, f"the same of fp8, scaled {left}", "product", fp8, types=types)
     pieces = tuple(_product(8192, 4096, 4096, smaller, pieces=n) for n in (2, 4, 8, 16))
     yield Probe("pieces of rows", "a GEMM whose rows are cut, a launch a piece", "product", pieces)
     deep = tuple(_product(4096, 4096, 8192, smaller, deep=n) for n in (2, 4, 8, 16))
@@ -103,6 +109,9 @@ _SHAPES = (
     (5000, 3000, 2000),
 )
 
+
+FP8_PRODUCTS = (("fp8 by rows", "row", "row"), ("fp8 by blocks", "1x128", "128x128"))
+_FP8_SHAPES = ((8192, 8192, 8192), (8192, 4096, 4096), (4096, 4096, 8192), (8192, 1280, 8192), (128, 8192, 8192))
 
 VENDOR_PRODUCT = "vendor's product"
 # That fill waves, sizes that fill none, few rows. NOTE where rows are few, the right operand is larger than L2: of a

@@ -83,7 +83,8 @@ def machine(
         half, single = _PER_CLOCK.get(_generation(first.arch), (512, 128))
         clock = first.clock_khz * 1e-3 * first.sms * _REACHED  # clocks a microsecond, all multiprocessors
         memory = 2 * first.memory_clock_khz * 1e-3 * first.bus_bits / 8 * _REACHED
-        gemms = ((t.name, clock * (single if t.half is None else half)) for t in TYPES.values())
+        types = (t for t in TYPES.values() if not t.quantised)
+        gemms = ((t.name, clock * (single if t.half is None else half)) for t in types)
         device = Device(**limits, memory_rate=memory, gemm_rate=tuple(gemms), launch_time=3.0)
         source = "limits from the driver, rates estimated from clocks"
     tiers = known.tiers if known is not None and linked else (_links(first.arch, linked),)

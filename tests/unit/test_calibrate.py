@@ -91,6 +91,7 @@ def test_the_figures_are_found(base: Machine, series: tuple[Series, ...]) -> Non
     assert "launch_time" not in found  # a launch behind another one is hidden
     assert found["memory_rate"] == pytest.approx(wanted.device.memory_rate, rel=0.05)
     assert found["gemm_rate"] == pytest.approx(wanted.device.gemm_rate[0][1], rel=0.05)
+    assert found["fp8_rate"] == pytest.approx(dict(wanted.device.gemm_rate)["fp8_e4m3"], rel=0.05)
     assert found["sustained"] == pytest.approx(0.97, abs=0.02)
     assert found["reached"] == pytest.approx(VENDOR["reached"], rel=0.05)
     assert found["start"] == pytest.approx(VENDOR["start"], abs=1.5)

@@ -448,7 +448,7 @@ def test_machines_are_listed_and_shown(run: Run) -> None:
     assert "gb200-nvl72  72 ranks   NVIDIA GB200           72 ranks by switch                 not measured" in listed
     code, shown, _ = run("ficco", "machine", "h200-switch")
     assert code == 0
-    assert "  memory_rate       4200 GB/s  not measured  data sheet 4.8 TB/s, 87.5 % of it assumed\n" in shown
+    assert "  memory_rate            4200 GB/s  not measured  data sheet 4.8 TB/s, 87.5 % of it assumed\n" in shown
     assert "  rate          386 GB/s  measured  on 4×H200 with NVSwitch: all-gather by staggered pushes" in shown
     assert "  copy time by size: not measured\n" in shown
     record = json.loads(run("ficco", "machine", "b200-switch", "--json")[1])

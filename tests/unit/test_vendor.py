@@ -163,6 +163,25 @@ def test_a_call_tells_of_its_scales() -> None:
     assert not vendor_gemm.conversions(call)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "fast", "measured"),
+    [
+        (("tensor", "tensor"), 0, (240.4, 193.4, 18.2)), (("row", "row"), 0, (248.7, 199.7, 22.1)),
+        (("row", "row"), 1, (229.9, 185.1, 23.4)), (("1x128", "128x128"), 0, (270.8, 218.7, 24.2)),
+    ],
+)  # fmt: skip
+def test_prices_of_scaled_products_are_near_what_an_h200_took(
+    scaling: tuple[str, str], fast: int, measured: tuple[float, ...]
+) -> None:
+    """Of calls in a graph, which come 2.5 µs after one another."""
+    types = {name: f"fp8_e4m3 scaled {by}" for name, by in zip("AB", scaling, strict=True)}
+    for (m, n, k), time in zip(((8192, 2560, 8192), (4096, 4608, 7168), (256, 4608, 7168)), measured, strict=True):
+        plan = scaled(M=m, N=n, K=k, fast=fast, **types)
+        converted = 5.0 if scaling[0] == "1x128" else 0.0
+        spent = simulate(plan, plan.target).duration - plan.target.device.launch_time - 4.0  # begin and end of the run
+        assert spent - converted + 2.5 == pytest.approx(time, rel=0.13)
+
+
 def test_what_the_library_would_round_before_is_a_sum_of_its_own() -> None:
     for gemm, kernels in (
         ("gemm C = X * Y.T + sum(z)", ["vendor_gemm"]),
