@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import ficco_rt as ficco
+from ficco_dsl.nodes import Schedule
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
@@ -15,6 +17,7 @@ from ficco_rt.exec.verify import check_replay, verified_run
 from ficco_rt.types import numpy_dtype
 from tests import cases
 from tests.mock.standin import StandIn
+from tests.mock.test_library import gemms as gemms
 from tests.mock.test_rows import Memory
 
 TURNS = cases.few([(name, turn) for turn, name in enumerate(cases.SCALED)], 3, 2)
@@ -45,18 +48,35 @@ def test_amd(library: StandIn) -> None:
 
 @pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/oneshot", "a2a_gemm/overlapped"])
 def test_fewer_rows(cuda: StandIn, name: str) -> None:
-    """A plan for 24 rows with 1 and 17; scales of 2 and of 4."""
     cuda.reset("devices 3")
+    assert not fewer(cuda, name, cases.schedule(name), "1x128", "128x128")
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/hetero_fused_1d", "gemm_rs/shard"])
+def test_fewer_rows_by_the_vendors_library(gemms: StandIn, name: str) -> None:
+    """It takes rows with scales of blocks by fours alone: runs then have all rows of the plan."""
+    if gemms.face == "hip":
+        pytest.skip("hipBLASLt gets no fp8")
+    gemms.reset("devices 3; arch sm_90")
+    assert not fewer(gemms, name, cases.by_library(name), "row", "row")
+    assert "library_matmul" in {a.entry for a in gemms.launches()}
+    assert "A" in fewer(gemms, name, cases.by_library(name), "1x128", "128x128")
+
+
+def fewer(library: StandIn, name: str, schedule: Schedule, left: str, right: str) -> Collection[str]:
+    """A plan for 24 rows with 1 and 17; scales of 2 and of 4. What cannot have fewer rows: then nothing runs."""
     operation, ranks, planned = name.split("/")[0], 3, 24
     deep = 160 * ranks if operation in ("gemm_rs", "gemm_ar") else 160
-    types = {"T": "fp8_e4m3 scaled 1x128", "Weight": "fp8_e4m3 scaled 128x128", "Sum": "fp32", "transb": 1}
+    types = {"T": f"fp8_e4m3 scaled {left}", "Weight": f"fp8_e4m3 scaled {right}", "Sum": "fp32", "transb": 1}
     sizes = cases.sized(operation, ranks, planned, 24 * ranks, deep) | cases.few_chunks(name) | types
-    plan = plan_of(build(cases.schedule(name), ranks, sizes), discover(cuda.face, ranks))
-    with ficco.Workspace(ranks, cuda.face) as workspace, Executor(plan, workspace=workspace) as executor:
+    plan = plan_of(build(schedule, ranks, sizes), discover(library.face, ranks))
+    with ficco.Workspace(ranks, library.face) as workspace, Executor(plan, workspace=workspace) as executor:
         for m in (1, 17):
             values, wanted = cases.numbers(operation, ranks, m, 24 * ranks, deep, m, transb=1)
             memory, rows = Memory(executor), cases.rows(operation, ranks, planned, m)
             rows = replace(rows, blocks={**rows.blocks, **{f"{n}.scales": c for n, c in rows.blocks.items()}})
+            if staged := executor.driver.staged(rows):
+                return staged
             given = {}
             for n, rank in ((n, rank) for n in values for rank in range(ranks)):
                 array, scales = values[n][rank], next((t for t in plan.tensors if t.name == f"{n}.scales"), None)
@@ -74,4 +94,5 @@ def test_fewer_rows(cuda: StandIn, name: str) -> None:
                     assert np.array_equal(found, 8 * wanted["C"][rank]), (m, rank)
             executor.release(bound)
             memory.free()
-    assert not cuda.violations()
+    assert not library.violations()
+    return ()
