@@ -138,6 +138,16 @@ def test_scales_come_as_the_library_wants_them(
     assert converted == any(a.entry == "library_transform" for a in gemms.launches())
 
 
+@pytest.mark.parametrize("call", ["MatrixTransform", "MatrixTransformDescCreate", "MatrixTransformDescSetAttribute"])
+def test_a_conversion_of_scales_that_fails_is_told_of(gemms: standin.StandIn, call: str) -> None:
+    if gemms.face == "hip":
+        pytest.skip("hipBLASLt gets no fp8")
+    gemms.reset(f"devices 2; {TUNED[gemms.face]}; fail cublasLt{call} 2 14")
+    plan = plan_of(build(ficco_dsl.parse(on_gpus.SCALED, "scaled.ficco"), 2), discover(gemms.face, 2))
+    with Executor(plan, gemms.face, timeout=5) as executor, pytest.raises(DeviceError, match="cublasLtMat"):
+        verified_run(executor)
+
+
 def test_each_stream_has_a_workspace_and_each_shape_one_algorithm(gemms: standin.StandIn) -> None:
     plan = mixed(gemms)
     with Executor(plan, gemms.face, timeout=5) as executor:
