@@ -30,7 +30,6 @@ from .works import Work, WorkOf, only, scales_of, scaling_of
 
 GEMM = "vendor_gemm"
 FUNCTION: FunctionName = "gelu_tanh"  # the one that the libraries apply
-_FP8 = {"tensor": 89, "row": 90, "1x128": 90, "128x128": 90}  # compute capability from which cuBLASLt scales so
 _ROWS = 16  # bytes: NOTE of matrices that were aligned less, cuBLASLt 13.1 stored rounded sums before its epilogues
 WORKSPACE = 32 << 20  # bytes of a stream's calls: what NVIDIA's libraries take on Hopper, of which others need less
 MOST_CALLS = 16  # of one product: each is a launch, and more of them are slower than a kernel that takes all pieces
@@ -275,12 +274,9 @@ def _unknown_scales(product: WorkOf[Gemm], arch: str) -> str | None:
         return None
     if capability is None:
         return f"operands are {left.dtype}, which nobody has tried with hipBLASLt; leave out kernel = vendor"
-    by = scaling[0] if scaling else "tensor"
-    if BLOCKS[by][1] and capability != 90:
-        return f"operands are scaled {' and '.join(scaling or ())}, which cuBLASLt takes on sm_90 alone"
-    if capability < _FP8[by]:
-        return f"operands are {left.dtype}{f' scaled {by}' * bool(scaling)}; cuBLASLt takes such since sm_{_FP8[by]}"
-    return None
+    if scaling not in (None, ("tensor", "tensor")) and capability != 90:
+        return f"operands are scaled {' and '.join(scaling)}, which cuBLASLt takes on sm_90 alone"
+    return None if capability >= 89 else f"operands are {left.dtype}, which cuBLASLt takes since sm_89"
 
 
 def _fp8_refusal(product: WorkOf[Gemm], matmuls: Sequence[family.Matmul]) -> str | None:
