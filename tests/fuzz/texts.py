@@ -198,18 +198,20 @@ class Program:
             stages.insert(r.randrange(len(stages) + 1), (f"extra{i}", queue, self.statement(queue)))
         kind = self.pick("fp32", "fp32", "bf16")
         types = [f"type T = {kind}", "type W = T", f"type O = {kind}", "input B[K, N] : W"]
+        fast = ""
         if r.random() < 0.3:
             left, right = r.choice(cases.SCALINGS)
             k = r.choice((96, 128, 256, 320))
             types = [f"type T = fp8_e4m3 scaled {left}", f"type W = fp8_e5m2 scaled {right}", f"type O = {kind}"]
             types.append("input B[K, N] : W transposed")
+            fast = " fast = 1" if "128" not in left and r.random() < 0.5 else ""
         lines = [
             "schedule fuzzed", f"param M = {m} * ranks", f"param N = {n}", f"param K = {k}",
             f"param chunks = {r.choice((1, 2, 3, 4))}", f"param counts = {self.pick('[1, 2]', '[3, 0, 1]', '[1]')}",
             *types, "input A[M / ranks, K] : T", "output C[M, N] : O", "scratch G[M, K] : T",
             "scratch S[M, K] : T", "computes C = all_gather(A, rows) * B",
             "queue dma { engine = copy " + self.pick("", "order = auto ", "priority = high ") + "}",
-            "queue compute { engine = sm " + self.pick("", "sms = 8 ", "residency = 2 ", "smem = 64 KiB ") + "}",
+            f"queue compute {{ engine = sm{fast} {self.pick('', 'sms = 8', 'residency = 2', 'smem = 64 KiB')} }}",
             "queue vendor { engine = nccl }",
             'kernel k(read x, write y, int n) from "k.cu" entry "k" { grid = ceil(rows(x), 4) block = 32 }',
         ]  # fmt: skip
