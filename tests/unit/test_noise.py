@@ -12,6 +12,7 @@ import ficco_dsl
 import ficco_rt
 from ficco_rt import compiler
 from ficco_rt.exec.executor import Executor
+from ficco_rt.graph.ir import Gemm
 from ficco_rt.graph.noise import Noise, Noises, claimed, coarse, short_sums
 from ficco_rt.graph.prove import meaning
 from ficco_rt.types import numpy_dtype
@@ -85,6 +86,14 @@ def test_sums_of_tensor_cores_alone_may_be_further_off() -> None:
     text = FAST.replace("K = 1024", "K = 1024  param fast = 7")
     params = dict(compiler.build(ficco_dsl.parse(text, "fast.ficco"), 1, {"fast": 8}).params)
     assert params["fast"] == 8  # a param of this name is the schedule's
+
+
+def test_sums_by_tensor_cores_alone_are_asked_for_like_a_size() -> None:
+    types = {"T": "fp8_e4m3 scaled row", "Weight": "fp8_e4m3 scaled row", "Sum": "bf16", "transb": 1}
+    made = ficco_rt.choose("ag_gemm", 2, "h200-switch", M=512, N=512, K=512, fast=1, **types)
+    products = [w.body for _, launch in made.plan.launches() for w in launch.works if isinstance(w.body, Gemm)]
+    assert products
+    assert all(body.fast for body in products)
 
 
 def warned(run: Callable[..., Ending], *words: str) -> tuple[tuple[int, str, str], ...]:

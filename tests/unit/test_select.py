@@ -21,7 +21,6 @@ import ficco_rt as ficco
 from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.files import shipped
-from ficco_rt.graph.ir import Gemm
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import NAMES, profile
 from ficco_rt.select import candidates, heuristics, measurements, params, ranking
@@ -340,14 +339,6 @@ def test_calls_that_cannot_be_answered(call: Callable[[], object], message: str)
     with pytest.raises(UsageError) as caught:
         call()
     assert message in str(caught.value)
-
-
-def test_sums_by_tensor_cores_alone_are_asked_for_like_a_size() -> None:
-    types = {"T": "fp8_e4m3 scaled row", "Weight": "fp8_e4m3 scaled row", "Sum": "bf16", "transb": 1}
-    made = ficco.choose("ag_gemm", 2, H200, M=512, N=512, K=512, fast=1, **types)
-    products = [w.body for _, launch in made.plan.launches() for w in launch.works if isinstance(w.body, Gemm)]
-    assert products
-    assert all(body.fast for body in products)
 
 
 def test_sizes_that_do_not_divide_are_the_schedules_to_refuse() -> None:
