@@ -441,6 +441,15 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     return call
 
 
+@pytest.mark.parametrize(("name", "rate"), [("h200-switch", 1.44e9), ("h100-switch", 0.0), ("a100-switch", 0.0)])
+def test_both_formats_of_fp8_have_one_rate(name: str, rate: float) -> None:
+    """Of Hopper without one it is that of bf16 times what an H200 reaches, of others the least."""
+    device = stored(name).device
+    rates = dict(device.gemm_rate)
+    wanted = rate or (1.9 * rates["bf16"] if device.arch == "sm_90a" else min(rates.values()))
+    assert {durations.gemm_rate(device, dtype) for dtype in ("fp8_e4m3", "fp8_e5m2")} == {wanted}
+
+
 def test_machines_are_listed_and_shown(run: Run) -> None:
     code, listed, _ = run("ficco", "machine")
     assert code == 0
