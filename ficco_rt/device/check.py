@@ -32,6 +32,7 @@ from . import ir
 from .device_plan_rules import RULES
 from .features import too_few_queues
 from .races import Races
+from .run_ends import known_ends
 from .sequence import Node, Other, RunCase, RunSequence, Seen, Step
 
 _CALLED = RunCase(ir.Manner(True, behind=False, timed=False), uses=(True, True))
@@ -67,6 +68,9 @@ _PLAIN: tuple[Step, ...] = (
     Other(alike=False),
     Seen(),
 )
+# Others that record their ends where the plan's runs do, if these would wait there (`known_ends`).
+_LAST = replace(_LIKE, uses=(True, False))  # the host sees the end of runs, and not what callers do behind them
+_BEHIND_KNOWN: tuple[Step, ...] = (_CALLED, Other(), _LIKE, Other(alike=False), _LAST, Seen())
 _BESIDE_REPLAYS: tuple[Step, ...] = (  # behind what stands in `_PLAIN`
     Other(replay=True),
     RunCase(ir.Manner(True, behind=True, timed=False, others=True, replays=True), callers=1),
@@ -123,6 +127,9 @@ def check(plan: ir.DevicePlan) -> None:
     several: list[tuple[Step, ...]] = [_REPLAYS]
     if plan.mode != "embedded":
         plain = (*map(_traced, _PLAIN),) if plan.mode == "traced" else (*_PLAIN, *_otherwise_timed(plan))
+        waits, ends = known_ends(plan)
+        if plan.mode not in ir.GATED and waits <= ends:
+            plain = (*plain, *_BEHIND_KNOWN)
         several = [(*plain, *_BESIDE_REPLAYS) if plan.features.embeds else plain]
     for steps in several:
         _check_runs(RunSequence(plan, steps))

@@ -684,8 +684,10 @@ def manners(plan: DevicePlan) -> tuple[Manner, ...]:
     |---|---|---|---|---|
     | a part of a callers' graph (`embedded`) | yes | no | yes | the first one of the graph |
     | alone: the host has seen the end of the run before | no | own or traced: yes; else either | no | no |
-    | behind a run of the same callers and the same mode | yes | same | no | either, if the driver embeds graphs |
+    | behind a run of the same callers whose end they know | yes | same | no | either, if the driver embeds graphs |
     | behind any other run | yes | same | yes | same |
+
+    They know the end of a run of the same plan and mode, and of another one as `run_ends.known_ends` says.
     """
     if plan.mode == "embedded":
         return tuple(Manner(True, behind=True, timed=False, others=True, replays=first) for first in (True, False))

@@ -346,6 +346,16 @@ class RunEndsBuilder:
                 yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("embedded", device), END)
 
 
+def known_ends(plan: ir.DevicePlan) -> tuple[frozenset[str], frozenset[str]]:
+    """Of runs on callers' streams: where they wait for the end of the run before, if they do not know it, and on which
+    of these streams they record their own. A run knows the end of one on the same streams that has recorded it wherever
+    it would wait."""
+    begin, end = plan.called.prologue, plan.called.epilogue
+    waits = (a for a in begin if isinstance(a, ir.AwaitEvent) and a.when == "behind others")
+    ends = (a for a in end if isinstance(a, ir.RecordEvent) and a.stream.kind == "caller")
+    return frozenset(f"{a.stream}, {a.event}" for a in waits), frozenset(f"{a.stream}, {a.event}" for a in ends)
+
+
 def _tail(stream: ir.DeviceStream) -> ir.EventName:
     return ir.EventName("tail", stream.name.number, behind=stream.name.kind == "signal")
 

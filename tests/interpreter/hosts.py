@@ -22,6 +22,7 @@ import numpy as np
 from ficco_rt.device.ir import (
     GRAPHS,
     Action,
+    AwaitEvent,
     CallCollective,
     DevicePlan,
     EventKind,
@@ -443,7 +444,8 @@ class Trial:
         streams = self.members[turn.of].streams
         made = turn.of, step.mode, callers
         timed = step.mode == "traced" or step.timed or not callers
-        manner = Manner(bool(callers), host.running or host.replays, timed, host.before != made, host.replays)
+        others = host.before != made and not (callers and host.before and self._at_its_end(host.before, made))
+        manner = Manner(bool(callers), host.running or host.replays, timed, others, host.replays)
         for rank in self._ranks(host) if callers else ():
             queue = self._caller(rank, callers)[1] if step.loose else self._behind_tail(host, rank, callers)
             if turn.fresh:
@@ -460,6 +462,15 @@ class Trial:
             host.tails[rank] = tail, moment
         host.issued += 1
         host.running, host.before = True, made
+
+    def _at_its_end(self, before: tuple[int, Mode, int], made: tuple[int, Mode, int]) -> bool:
+        """Whether the callers' streams on which a run would wait for the one before are those on which that ends."""
+        (of, mode, its), (mine, own, callers) = before, made
+        begin = self.members[mine].programs[own].plan.called.prologue
+        end = self.members[of].programs[mode].plan.called.epilogue
+        waits = [a for a in begin if isinstance(a, AwaitEvent) and a.when == "behind others"]
+        ends = [(a.stream, a.event) for a in end if isinstance(a, RecordEvent)]
+        return its == callers and all(a.stream.kind == "caller" and (a.stream, a.event) in ends for a in waits)
 
     def _replay(self, host: _Host, number: int, step: Step) -> Thread:
         if not host.replays:  # captured now

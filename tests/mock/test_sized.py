@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from types import FrameType
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_known_tensors_of_pytorch_are_not_exported(cuda: StandIn, torch: type[To
     assert not cuda.live()
 
 
-CALLS = 19  # functions of ours in a call on tensors that are known; each takes the host a quarter of a microsecond
+CALLS = 18  # functions of ours in a call on tensors that are known; each takes the host a quarter of a microsecond
 
 
 @pytest.mark.parametrize("graph", [None, True, False])
@@ -215,6 +216,36 @@ def test_runs_that_come_often_become_graphs(cuda: StandIn, torch: type[Torch], m
         ]
         captures.close()
         caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
+def test_operations_in_turn_know_the_end_of_each_other(cuda: StandIn) -> None:
+    """Graphs on the same caller's streams, by the order of these. A run that ends, or begins, elsewhere is awaited."""
+    cuda.reset(f"devices {RANKS}")
+    with ficco.Workspace(RANKS) as workspace:
+        made = {name: operation(workspace, name) for name in ("gemm_ar", "gemm_rs")}
+        callers = [Caller(made["gemm_ar"].executor(MOST).plan) for _ in range(2)]
+        placed = [{name: caller.placed(numbers_of(name, MOST, 0)[0]) for name in made} for caller in callers]
+
+        def waits(name: str, mode: str, by: int) -> bool:
+            executor = made[name].executor(MOST)
+            executor.graph = mode == "graph"
+            made[name].run(streams=[int(s) for s in callers[by].streams], **placed[by][name])
+            return "device 0 caller 0: wait for completion of device 0" in str(executor.run_plan())
+
+        for name, by in product(made, (1, 0)):  # the host waits where a graph is made
+            waits(name, "graph", by)
+        assert not any(waits(name, "graph", 0) for name in ("gemm_rs", "gemm_ar", "gemm_rs"))
+        assert waits("gemm_ar", "graph", 1)
+        assert not waits("gemm_rs", "graph", 1)
+        ended = made["gemm_ar"].executor(MOST)
+        waits("gemm_ar", "streams", 1)
+        elsewhere = "caller 0: record completion of device 0" not in str(ended.run_plan())
+        assert waits("gemm_rs", "graph", 1) == elsewhere
+        made["gemm_ar"].synchronize()
+        for caller in callers:
+            caller.close()
     assert not cuda.violations()
     assert not cuda.live()
 

@@ -16,6 +16,7 @@ from ...device.check import checked
 from ...device.features import chain_warning
 from ...device.fewer_rows import blocks_of, given
 from ...device.layout import Layout
+from ...device.run_ends import known_ends
 from ...device.run_plan import Step as CallStep
 from ...device.run_residency import Residencies, residencies, waiting_streams
 from ...errors import InternalError
@@ -53,8 +54,8 @@ Callers: TypeAlias = tuple[Handle, ...]  # the streams that they give, one a ran
 
 
 class RunManner(NamedTuple):
-    """What the calls of a run depend on, apart from the memory. `others`: the run before did not end on the same
-    callers' streams by the same graphs. `replays`: callers' graphs hold runs."""
+    """What the calls of a run depend on, apart from the memory. `others`: nothing tells the streams of this run that
+    the run before has ended. `replays`: callers' graphs hold runs."""
 
     mode: ir.Mode
     callers: Callers
@@ -99,6 +100,7 @@ class Plans:
         self._made: dict[ir.Mode, ir.DevicePlan] = {}
         self._blocks: dict[tuple[int, frozenset[tuple[str, int]]], Mapping[str, int] | None] = {}
         self._residencies: dict[ir.Mode, Residencies] = {}
+        self._known_ends: dict[ir.Mode, tuple[frozenset[str], frozenset[str]]] = {}
 
     @classmethod
     def kept(cls, store: Store, key: object) -> Plans | None:
@@ -129,6 +131,12 @@ class Plans:
         plan = self.of("streams")
         slow = any(isinstance(action, ir.CopyMemory) for action in plan.body)
         return not (slow or plan.crowded or plan.communicators)
+
+    def known_ends(self, mode: ir.Mode) -> tuple[frozenset[str], frozenset[str]]:
+        """`device.run_ends.known_ends`. NOTE runs behind others come here."""
+        if mode not in self._known_ends:
+            self._known_ends[mode] = known_ends(self.of(mode))
+        return self._known_ends[mode]
 
     def blocks(self, rows: Rows) -> Mapping[str, int] | None:
         """By name, the blocks of all tensors that have fewer rows. None: the plan runs with all its rows only."""

@@ -130,7 +130,11 @@ class Runs:
         before, replays = self._manner, self.replays
         timed = mode == "traced" or timing or not callers
         behind = self._running or replays  # replays may be under way like the run before
-        others = before is None or before.mode != mode or before.callers != callers or self._of is not binding.of
+        others = before is None or before.callers != callers
+        if before is not None and not others and (before.mode != mode or self._of is not binding.of):
+            last = self._last
+            (waits, _), ends = binding.plans.known_ends(mode), last.plans.known_ends(before.mode)[1] if last else ()
+            others = not callers or not waits.issubset(ends)
         if callers is not self._looked_at:
             self._looked_at, self._threads_own = callers, any(map(_is_threads_own, callers))
         others = others or self._threads_own  # NOTE another thread's may have been meant by the same handle
