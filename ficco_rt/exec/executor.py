@@ -316,29 +316,53 @@ class Executor(Closable):
             elif tensors or not self._bindings.holds(bound):
                 what = "arrays beside it" if tensors else "one that is released, or another executor's"
                 raise UsageError(f"run takes what bind() made, alone; given {what}")
-            assert bound.binding is not None
-            graph = False if self.driver.tracing else self.graph
-            if graph:
-                self.driver.capture(bound.binding)
-            last = self._ran, self._trace, self._bound
-            self._ran, self._trace, self._bound = False, None, bound
-            begun = time.perf_counter()
-            try:
-                embedded = self.driver.run(bound.binding, streams or (), graph=graph)
-            except UsageError:  # nothing ran: the run before is still the last one
-                self._ran, self._trace, self._bound = last
-                raise
-            self.issued_in = (time.perf_counter() - begun) * 1e6
-            if embedded:  # a replay of the caller's graph needs the executor and its bound buffers
-                self._ran, self._trace, _ = last
-                bound.pinned = True
-                _EMBEDDED.add(self)
-                return
-            if streams is None:
-                self.driver.synchronize(progress)
-            self._ran = True
+            self._run(bound, streams, progress)
         finally:
             user.thread = before
+
+    def repeat(self, bound: Bound, streams: Sequence[object] | None) -> bool:
+        """Run a binding as `run` does, if it may run `again`; whether it was run. NOTE most calls of an `Operation` end
+        here.
+
+        Raises UsageError, DeviceError (as `run`).
+        """
+        me, user = get_ident(), self._user
+        before = user.thread
+        if before and before != me:
+            raise self._in_use()
+        try:  # as in `run`
+            user.thread = me
+            if self._closed or not self._bindings.again(bound):
+                return False
+            self._run(bound, streams, None)
+            return True
+        finally:
+            user.thread = before
+
+    def _run(self, bound: Bound, streams: Sequence[object] | None, progress: OnProgress | None) -> None:
+        binding, driver, graph = bound.binding, self.driver, self.graph
+        assert binding is not None
+        if graph:
+            graph = not driver.tracing
+            if graph:
+                driver.capture(binding)
+        last = self._ran, self._trace, self._bound
+        self._ran, self._trace, self._bound = False, None, bound
+        begun = time.perf_counter()
+        try:
+            embedded = driver.run(binding, streams or (), graph=graph)
+        except UsageError:  # nothing ran: the run before is still the last one
+            self._ran, self._trace, self._bound = last
+            raise
+        self.issued_in = (time.perf_counter() - begun) * 1e6
+        if embedded:  # a replay of the caller's graph needs the executor and its bound buffers
+            self._ran, self._trace, _ = last
+            bound.pinned = True
+            _EMBEDDED.add(self)
+            return
+        if streams is None:
+            driver.synchronize(progress)
+        self._ran = True
 
     @_alone
     def synchronize(self) -> None:

@@ -39,10 +39,7 @@ class Prepared(NamedTuple):
     def again(self, streams: Sequence[object] | None) -> bool:
         """One run, if it may run again as it is and without copies; whether it was. NOTE most calls end here."""
         bound = self.bound()
-        if bound is None or self.before or self.behind or not self.executor.again(bound):
-            return False
-        self.executor.run(bound, streams=streams)
-        return True
+        return bound is not None and not (self.before or self.behind) and self.executor.repeat(bound, streams)
 
 
 def run(

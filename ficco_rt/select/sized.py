@@ -176,14 +176,14 @@ class Operation:
 
     def again(
         self, tensors: Mapping[str, Sequence[object]], streams: Sequence[object] | None, *, gradients: bool = False
-    ) -> bool:
-        """Run once more on PyTorch tensors at the addresses of an earlier run, as `run` does; whether it was done.
+    ) -> padded.Prepared | None:
+        """Run once more on PyTorch tensors at the addresses of an earlier run, as `run` does; what was run, or None.
         `gradients`: they may require gradients, of which a run knows nothing.
 
         Raises UsageError, DeviceError (as `run`).
         """
         known = self._prepared.get(key_of(tensors, gradients=gradients)) if self._prepared else None
-        return known is not None and known.again(streams)
+        return known if known is not None and known.again(streams) else None
 
     def copied(self, m: int) -> int:
         """Bytes that a run with m rows copies beside it, at most on one rank: of tensors that lie in memory of the
