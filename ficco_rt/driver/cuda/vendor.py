@@ -152,7 +152,10 @@ class Cuda(gpu.Vendor):
         return Nccl()
 
     def current(self) -> gpu.Handle:
-        return call(self.cu.cuCtxGetCurrent)
+        code, context = self.cu.cuCtxGetCurrent()  # NOTE runs on default streams ask
+        if code:
+            raise call.failure(self.cu.cuCtxGetCurrent, code)
+        return context
 
     def enter_action(self, context: gpu.Handle) -> gpu.DriverCall:
         return self.cu.cuCtxSetCurrent, (context,)

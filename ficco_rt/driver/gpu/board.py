@@ -23,6 +23,7 @@ from ...process.descriptors import lock, locked
 
 Doing: TypeAlias = Literal["opens", "issues", "waits", "idles", "closed"]
 _DOINGS: tuple[Doing, ...] = get_args(Doing)
+_ISSUES = _DOINGS.index("issues")
 _SLOT = struct.Struct("<IQQd")  # what it does, runs issued, runs seen to end, since when (CLOCK_MONOTONIC, seconds)
 _VERDICT = struct.Struct("<QdH")  # the run given up (0: none), since when, bytes of the reason, which follows
 _STEP = 512  # bytes from slot to slot; of the first piece, in front of them, byte 0 says that there is a verdict
@@ -81,8 +82,10 @@ class Board:
         _SLOT.pack_into(self._page, self._slot, _DOINGS.index(doing), self._issued, self._ended, time.monotonic())
 
     def issues(self) -> None:
+        """NOTE each run comes here."""
         self._issued += 1
-        self.say("issues")
+        if forks == self._forks:
+            _SLOT.pack_into(self._page, self._slot, _ISSUES, self._issued, self._ended, time.monotonic())
 
     def ends(self) -> None:
         self._ended = self._issued

@@ -179,7 +179,7 @@ class IssueOrder:
         self.in_flight: dict[Client, None] = {}  # those whose runs may not be over, in the order of their last runs
         self._lock = threading.RLock()
         self._depth = 0
-        self._alone: Client | None = None  # the only one in `in_flight`, while none is in `_replayed`
+        self._alone: Client | None = None  # the only one in `in_flight` and `_replayed`
         self._replayed: dict[Client, None] = {}  # those with runs in callers' graphs
         self._left: deque[Callable[[], None]] = deque()  # to be done when nobody holds the lock
 
@@ -249,7 +249,7 @@ class IssueOrder:
         client.submit(submission)
         self.in_flight.pop(client, None)
         self.in_flight[client] = None
-        self._alone = client if len(self.in_flight) == 1 and not self._replayed else None
+        self._alone = client if {*self.in_flight, *self._replayed} == {client} else None
         return waits
 
     def embed(self, client: Client, submission: Submission) -> None:
