@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ import torch.testing._internal.distributed.fake_pg
 
 import ficco_rt.torch
 from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.select.sized import Operation
 from ficco_rt.torch import groups
 from tests.torch import calls
 from tests.torch.calls import OPERATORS, same
@@ -83,7 +85,19 @@ def random_calls(number: int, seed: int) -> None:
 
 def everything(number: int, seed: int) -> None:
     """All parts, in one start."""
-    for part in (installation, log, refusals, mistakes, compiled, sizes, freed, threads, one_group_of_threads, capture):
+    for part in (
+        installation,
+        log,
+        refusals,
+        mistakes,
+        known,
+        compiled,
+        sizes,
+        freed,
+        threads,
+        one_group_of_threads,
+        capture,
+    ):
         part()
     page()
     random_calls(number, seed)
@@ -275,6 +289,51 @@ def failures(*functions: Callable[[], object]) -> list[BaseException]:
     with ThreadPoolExecutor(len(functions)) as pool:
         raised = [made.exception() for made in [pool.submit(function) for function in functions]]
     return [error for error in raised if error is not None]
+
+
+def known() -> None:
+    """A call that comes again on the same tensors is its run alone, on GPUs; here a run of the host stands for that."""
+    again = SimpleNamespace(again=lambda streams: streams is None)  # whether it may come
+
+    def run(operation: Operation, tensors: Any, streams: Any, *, gradients: bool = False) -> object:
+        if not gradients:
+            return None
+        operation.run(streams=streams, **tensors)
+        return again
+
+    A, B, square = integers(4, 16), integers(16, 8), integers(16, 16)
+    odd = torch.cat([A.flatten()[:1], A.flatten()])[1:].view(A.shape)  # at an address that is not aligned
+    of_gather, of_scatter = OPERATORS.fused_all_gather_matmul, OPERATORS.fused_matmul_reduce_scatter
+    group, count = name(), 2 * dist.get_world_size()
+    cases: list[tuple[int, Callable[..., Any], tuple[Any, ...]]] = [  # how many runs are learned
+        (1, of_gather, (A, [B], 0, group)),
+        (1, of_gather, (A.view(4, 1, 16), [integers(8, 16).t()], 0, group)),
+        (0, of_gather, (A, [B, B], 0, group)),  # the second product stands behind the run
+        (0, of_gather, (square.t(), [B], 0, group)),  # of a copy
+        (0, of_gather, (odd, [B], 0, group)),
+        (1, of_scatter, (integers(count, 16), B, "sum", 0, group)),
+        (0, of_scatter, (integers(count, 16), B, "avg", 0, group)),
+    ]
+    with ficco_rt.torch.installed(), pytest.MonkeyPatch.context() as patch:
+        gather(3)()
+        of = groups.operations(group, A.device)
+        patch.setattr(of, "_compares", False)
+        patch.setattr(Operation, "again", run)
+        for learned, operator, arguments in cases:
+            before = len(of._known)
+            operator(*arguments)
+            assert len(of._known) == before + learned, arguments
+        call, (how, runs) = next(iter(of._known.items()))
+        made = [torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in how]
+        patch.setattr(of, "_empty", lambda shape, *_: next(y for y in made if y.shape == shape))
+        assert of.again(call) is None  # no run makes these
+        runs[made[0].data_ptr() if len(made) == 1 else tuple(y.data_ptr() for y in made)] = runs.popitem()[1]
+        found = of.again(call)
+        assert found is not None
+        assert [y.data_ptr() for y in found] == [y.data_ptr() for y in made]
+        again.again = lambda streams: False
+        assert of.again(call) is None
+        assert of.again(("another", *call[1:])) is None
 
 
 def capture() -> None:
