@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m tests.gpu.symm_mem '{"ranks": 2, "each": 2, "calls": 200}'
 
 Random calls are compared bit by bit with PyTorch's fallback on copies in host memory, because NCCL lets no two
-processes share a GPU: eagerly, on two streams in turn, and captured, with other inputs in each replay. What a call
-costs the host, eagerly; and that nothing is made inside a capture.
+processes share a GPU: eagerly, on two streams in turn and several times on other inputs, and captured, with other
+inputs in each replay. What a call costs the host, eagerly; and that nothing is made inside a capture.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-REPLAYS = 20
-TIMED = 500
-MOST = 35.0  # µs of the host, of a call of sizes and addresses that are known
+REPLAYS, TIMES = 20, 3  # the first runs of a call are not yet known to `torch.groups`
+ROUNDS, BURST, BUSY = 10, 64, 5e-3  # seconds of other work of the host before a burst
+MOST = 35.0  # µs of the host, of a call of sizes and addresses that are known, among others that nobody waits for
 
 
 def main(each: int, number: int) -> bool:
@@ -42,13 +43,32 @@ def main(each: int, number: int) -> bool:
     with ficco_rt.torch.installed():
         streams = [torch.cuda.Stream() for _ in range(2)]
         torch.cuda.synchronize()
-        given = []
-        for i, one in enumerate(drawn):
-            with torch.cuda.stream(streams[i % 2]):
-                given.append(one.ours())
-        torch.cuda.synchronize()
-        for result, one in zip(given, drawn, strict=True):
-            right(result, one)
+        for turn in range(TIMES):
+            given = []
+            for i, one in enumerate(drawn):
+                with torch.cuda.stream(streams[i % 2]):
+                    for tensor in one.inputs() if turn else ():
+                        tensor.copy_(torch.randint(-1, 2, tensor.shape, device="cuda"))
+                    given.append(one.ours())
+            torch.cuda.synchronize()
+            for result, one in zip(given, drawn, strict=True):
+                right(result, one)
+
+        x, weight = (torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in ((16, 1024), (512, 1024)))
+        gather = torch.ops.symm_mem.fused_all_gather_matmul
+
+        def call() -> None:
+            gather(x, [weight.t()], 0, name, return_A=False)
+
+        def wait() -> None:
+            torch.cuda.synchronize()
+            dist.barrier()
+
+        cost, waited = host_time(call, wait)
+        print(
+            f"rank {rank}: {number} calls right; a call takes the host {cost:.1f} µs among others, {waited:.1f} alone",
+            flush=True,
+        )
 
         captured, graph = drawn[:20], torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=streams[0]):
@@ -63,18 +83,8 @@ def main(each: int, number: int) -> bool:
             for result, one in zip(outputs, captured, strict=True):
                 right(result, one)
 
-        x, weight = (torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in ((16, 1024), (512, 1024)))
-        gather = torch.ops.symm_mem.fused_all_gather_matmul
-        costs = []
-        for i in range(TIMED):
-            begun = time.perf_counter()
-            gather(x, [weight.t()], 0, name, return_A=False)
-            costs.append((time.perf_counter() - begun) * 1e6)
-            if i % 20 == 0:
-                torch.cuda.synchronize()
-        torch.cuda.synchronize()
-        cost = statistics.median(costs[20:])
-        print(f"rank {rank}: {number} calls right, {cost:.1f} µs of the host a call", flush=True)
+        behind, waited = host_time(call, wait)
+        print(f"rank {rank}: behind replays {behind:.1f} µs, {waited:.1f} alone", flush=True)
 
         refused = ""
         with torch.cuda.stream(streams[0]):
@@ -89,7 +99,27 @@ def main(each: int, number: int) -> bool:
         gather(x, [weight.t()], 0, name)
         torch.cuda.synchronize()
     dist.destroy_process_group()
-    return cost <= MOST and captured_by_none
+    return max(cost, behind) <= MOST and captured_by_none
+
+
+def host_time(call: Callable[[], None], wait: Callable[[], None]) -> tuple[float, float]:
+    """Medians of µs of the host: of calls in a burst that nobody waits for, by a host that has been at work, as an
+    eager model makes them (the quickest of some: others use the machine); and of calls by a host that has slept."""
+
+    def made(count: int, busy: float = 0.0) -> float:
+        took = []
+        wait()
+        until = time.perf_counter() + busy
+        while time.perf_counter() < until:
+            pass
+        for _ in range(count):
+            begun = time.perf_counter()
+            call()
+            took.append(1e6 * (time.perf_counter() - begun))
+        return statistics.median(took)
+
+    made(BURST)  # it becomes a graph
+    return min(made(BURST, BUSY) for _ in range(ROUNDS)), statistics.median(made(1) for _ in range(BURST))
 
 
 if __name__ == "__main__":
