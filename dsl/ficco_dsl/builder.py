@@ -51,7 +51,7 @@ from .nodes import (
     Unary,
     Word,
 )
-from .verbs import COLLECTIVES, NODE_OF, Collective, Gemm, Launch, Reduce
+from .verbs import COLLECTIVES, NODE_OF, Collective, Gemm, Launch, Quantize, Reduce
 from .vocabulary import OF_SUMS
 
 if TYPE_CHECKING:
@@ -295,7 +295,16 @@ class Builder(threading.local):
         sign = "=" if function is None else "("
         return Reduce(out, self._terms(terms, sign, "reduce only sums"), attributes or (), span, function, factor)
 
-    def _applied(self, c: list[Any]) -> tuple[list[Any], str | None, RegionRef | None, Any]:
+    def quantize(self, c: list[Any]) -> Quantize:
+        keyword, out, *applied, by, attributes = c
+        terms, function, factor, end = self._applied(applied)
+        one = isinstance(terms, RegionRef)
+        regions = (terms,) if one else self._terms(terms, "=" if function is None else "(", "or quantize one tensor")
+        last = by or end or (terms if one else terms[-1])
+        span = self.span(keyword, attributes[-1] if attributes else last)
+        return Quantize(out, regions, attributes or (), span, function, factor, by, not one)
+
+    def _applied(self, c: list[Any]) -> tuple[Any, str | None, RegionRef | None, Any]:
         """A sum; the function that is applied to it, what that is multiplied by, and its closing bracket, if any."""
         if len(c) == 1:
             return c[0], None, None, None

@@ -406,7 +406,7 @@ class _Checker(Uses):
             held = getattr(s, part.field)
             for region in held if isinstance(held, tuple) else (held,) if held is not None else ():
                 called = part.called.format(word)
-                optional = part.field == "terms"
+                optional = part.field == "terms" and getattr(s, "summed", True)
                 self.region(
                     region, called, at=part.at, transposed=part.transposed, writes=part.writes, optional=optional
                 )

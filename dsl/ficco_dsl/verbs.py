@@ -54,6 +54,21 @@ class Reduce(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class Quantize(Operation):
+    """`quantize OUT = R`, or of a sum or a function of it as in `reduce` (`summed`), with scales computed from the
+    values; `quantize OUT = R / SCALE`: with the scale that a tensor holds."""
+
+    out: RegionRef
+    terms: tuple[RegionRef, ...]
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+    function: str | None = None
+    factor: RegionRef | None = None
+    by: RegionRef | None = None
+    summed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Collective(Operation):
     """`all_gather DST <- SRC`: the vendor's collective over all ranks, pieces along the first dimension."""
 
@@ -131,6 +146,19 @@ VERBS = (
             Part("factor", "a factor of reduce", at=True),
         ),
         signs=(("EQUAL", "'=' after the result of reduce"), ("LPAR", "sum(...) after '='")),
+    ),
+    Verb(
+        Quantize,
+        {"quantize": "quantize Q = X: rounds to fp8, with scales of the values; / S gives the scale"},
+        ("sm",),
+        (
+            Part("out", "the result of quantize", writes=True),
+            Part("terms", "what quantize reads", at=True),
+            Part("factor", "a factor of quantize", at=True),
+            Part("by", "the scale of quantize"),
+        ),
+        streams=False,
+        signs=(("EQUAL", "'=' after the result of quantize"), ("LPAR", "sum(...) after '('")),
     ),
     Verb(
         Copy,

@@ -30,10 +30,13 @@ OF_SUMS: Mapping[str, str] = {
 }  # fmt: skip
 
 # What stands after an attribute's `=`: one of these words, a string, or (all others) a number.
-WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto"), "kernel": ("vendor",)}
+WORDS = {
+    "engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto"), "kernel": ("vendor",),
+    "scale": ("pow2",),
+}  # fmt: skip
 STRINGS = ("host",)
 LEFT = "nccl"  # the word that `leave` takes, beside bytes and multiprocessors
-RESOURCES = ("priority", "smem", "residency", "sms", "leave", "order", "kernel", "fast")
+RESOURCES = ("priority", "smem", "residency", "sms", "leave", "order", "kernel", "fast", "scale")
 ON_QUEUE = ("engine", *RESOURCES)
 OF_COLLECTIVES = ("ctas", "threads")  # on a queue of the vendor's collectives alone
 ON_KERNEL = ("host", "grid", "block", "smem")

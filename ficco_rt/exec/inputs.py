@@ -13,7 +13,7 @@ import numpy as np
 from ..driver.api import Array
 from ..graph.claim_values import functions, operands, walk
 from ..graph.functions import FUNCTIONS
-from ..graph.ir import Added, Applied, ClaimValue, Combined, Gemm, Operand, Product
+from ..graph.ir import Added, Applied, ClaimValue, Combined, Gemm, Operand, Product, Quantize
 from ..graph.scales import is_scales, name_of, spread
 from ..plan.ir import Plan
 from ..types import TYPES, numpy_dtype
@@ -55,7 +55,8 @@ def integers(plan: Plan) -> Integers:
     terms = max((extent(c.value).terms for c in plan.claims), default=1)
     limit = exact_limit(plan)
     if terms <= limit:
-        return Integers(min(8, isqrt(limit // terms)), 1.0, frozenset())
+        most = 1 if quantizations(plan) else 8  # of which all elements with one scale are as large as the largest
+        return Integers(min(most, isqrt(limit // terms)), 1.0, frozenset())
     elements = sum(region.elements for claim in plan.claims for region in claim.targets)
     variance = max(1.0, limit**2 / deviation(elements) ** 2 - limit / 3)
     products = [part for c in plan.claims for part in walk(c.value) if isinstance(part, Product)]
@@ -64,12 +65,18 @@ def integers(plan: Plan) -> Integers:
     return Integers(1, min(1.0, variance / terms), sparse)
 
 
+def quantizations(plan: Plan) -> list[Quantize]:
+    """What the plan rounds to fp8 with scales that it computes, or is given."""
+    return [work.body for _, launch in plan.launches() for work in launch.works if isinstance(work.body, Quantize)]
+
+
 def exact_limit(plan: Plan) -> int:
     """The integers up to here are stored without rounding in all of the plan's tensors, but for those of fp8 that hold
     no sums, and so are products of two if claims have a function with a factor. Sums that tensor cores add up alone
     (`Gemm.fast`) keep 14 digits."""
     coarse = any(TYPES[dtype].quantised for claim in plan.claims for dtype in claim.within)
-    sums = (t for t in plan.tensors if (coarse and t.kind != "input") or not TYPES[t.dtype].quantised)
+    scaled = (t for t in plan.tensors if t.scaling is None)
+    sums = (t for t in scaled if (coarse and t.kind != "input") or not TYPES[t.dtype].quantised)
     types = [TYPES[t.dtype] for t in sums]
     limit = min((t.exact for t in types), default=1)
     if any(FUNCTIONS[f.function].factor for c in plan.claims for f in functions(c.value)):
@@ -114,6 +121,7 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> d
     chosen = integers(plan) if values == "exact" else None
     most = largest_one_signed(plan) if values == "one-signed" else 0.0
     inputs: dict[str, list[Array]] = {}
+    given = {body.by.tensor for body in quantizations(plan) if body.by is not None}
     for number, tensor in enumerate(plan.tensors):
         if tensor.kind != "input":
             continue
@@ -125,6 +133,8 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> d
             rng = np.random.default_rng((seed, number, rank))
             if is_scales(tensor.name):
                 arrays.append(_scales(rng, shape, values, deviation, one=_one(plan, tensor.name)))
+            elif tensor.name in given:  # NOTE nothing is larger than 448 after it was divided by such a scale
+                arrays.append(rng.choice(np.array([1, 2], np.float32), shape))
             elif chosen is not None:
                 table = _table(chosen.bound, chosen.density if tensor.name in chosen.sparse else 1.0, dtype)
                 arrays.append(table[rng.integers(0, table.size, shape, np.uint16)])
@@ -140,8 +150,8 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> d
 
 
 def plain(plan: Plan, inputs: Mapping[str, Sequence[Array]]) -> Mapping[str, Sequence[Array]]:
-    """Inputs whose scaled tensors are multiplied by their scales, in fp32."""
-    scaled = [t.name for t in plan.tensors if t.kind == "input" and t.scaling is not None]
+    """Tensors of which those that are scaled are multiplied by their scales, in fp32."""
+    scaled = [t.name for t in plan.tensors if t.name in inputs and t.scaling is not None]
     by = {name: zip(inputs[name], inputs[name_of(name)], strict=True) for name in scaled}
     made = {name: [a.astype(np.float32) * spread(s, a.shape) for a, s in pairs] for name, pairs in by.items()}
     return {**inputs, **made}

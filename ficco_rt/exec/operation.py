@@ -25,6 +25,7 @@ from typing import TypeAlias
 from ..errors import UsageError
 from ..graph.claim_values import Shapes, axis_of, operands, parts, shapes_of, walk
 from ..graph.ir import Added, Applied, Claim, ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
+from ..graph.scales import is_scales
 from ..plan.ir import Plan
 from ..plan.prove import unproven
 from ..types import TYPES, Dtype
@@ -229,7 +230,7 @@ def _of_ranks(words: Sequence[str]) -> str:
 def _times(plan: Plan | Graph) -> Fraction:
     """How often each element of the claimed outputs is written anew, on average; what is added to them does not
     count."""
-    outputs = {t.name: t for t in plan.tensors if t.kind == "output"}
+    outputs = {t.name: t for t in plan.tensors if t.kind == "output" and not is_scales(t.name)}
     bodies = plan.parts() if isinstance(plan, Plan) else (op.body for op in plan.ops)
     made = 0
     for body in bodies:
@@ -277,7 +278,8 @@ class _Reader:
             case Product(left=left, right=right):
                 yield from self._usual(left)
                 yield from self._usual(right)
-                yield value, self._product(left, [(*a, b[1]) for a, b in zip(*self._of(left, right), strict=True)])
+                shapes = [(*a, b[1]) for a, b in zip(*self._of(left, right), strict=True)]
+                yield value, self._product((left, right), shapes)
             case Added() | Applied():  # sums and functions do not count
                 for part in parts(value):
                     yield from self._usual(part)
@@ -292,7 +294,7 @@ class _Reader:
         mine, theirs = self._of(left, right)
         columns = [n for _, n in theirs]
         yield (value, "right"), self._exchange("all_gather", tuple(k * n for k, n in theirs), right)
-        yield value, self._product(left, [(m, k, sum(columns)) for m, k in mine])
+        yield value, self._product((left, right), [(m, k, sum(columns)) for m, k in mine])
         yield (value, "result"), self._exchange("all_to_all", tuple(tuple(m * n for n in columns) for m, _ in mine))
 
     def _other_of_reduced(
@@ -304,13 +306,14 @@ class _Reader:
         depth, columns = sum(k for _, k in mine), theirs[0][1]
         yield (value, "left"), self._exchange("all_to_all", tuple(tuple(m * k for m in cut) for _, k in mine), left)
         yield (value, "right"), self._exchange("all_gather", tuple(k * n for k, n in theirs), right)
-        yield value, self._product(left, [(m, depth, columns) for m in cut])
+        yield value, self._product((left, right), [(m, depth, columns) for m in cut])
         if rows is None:
             yield (value, "result"), self._exchange("all_gather", tuple(m * columns for m in cut))
 
-    def _product(self, left: ClaimValue, shapes: Sequence[tuple[int, ...]]) -> Multiplication:
-        """Of (m, k, n) on each rank."""
-        return Multiplication(tuple((m, n, k) for m, k, n in shapes), self._dtype(left), self.own)
+    def _product(self, operands: Sequence[ClaimValue], shapes: Sequence[tuple[int, ...]]) -> Multiplication:
+        """Of (m, k, n) on each rank, in the narrower type of the operands: to this one the other is rounded."""
+        dtype = min(map(self._dtype, operands), key=lambda dtype: TYPES[dtype].bytes)
+        return Multiplication(tuple((m, n, k) for m, k, n in shapes), dtype, self.own)
 
     def _exchange(self, kind: CollectiveKind, parts: Parts, of: ClaimValue | None = None) -> Exchange:
         item = TYPES[self.own if of is None else self._dtype(of)].bytes

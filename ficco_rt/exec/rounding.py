@@ -11,8 +11,10 @@ from ..graph.noise import ACCUMULATED, UNIT, Noises, claimed
 from ..plan.check import walk
 from ..plan.ir import Plan
 from ..plan.prove import steps
-from .inputs import deviation, scale
+from .inputs import deviation, quantizations, scale
 from .reference import extent
+
+_SCALES = 2.0**-20  # of a term: its scales, their product and their use are rounded to fp32
 
 
 class Allowance(NamedTuple):
@@ -30,6 +32,17 @@ def allowances(plan: Plan) -> list[Allowance]:
     roundings may take on inputs of one sign."""
     noises = Noises(plan.tensors, list(steps(plan, walk(plan))), scale(plan) ** 2)
     return [_allowance(noises, claim) for claim in plan.claims]
+
+
+def of_integers(plan: Plan) -> list[Allowance]:
+    """For each claim, what no |C − R| of the plan's integers is to exceed: nothing, unless the plan computes scales. Of
+    inputs that are −1 and 1 it rounds only the scales; of sums, the values."""
+    made = quantizations(plan)
+    inputs = {t.name for t in plan.tensors if t.kind == "input"}
+    if all(body.reads[0].tensor in inputs and not body.function and len(body.terms) == 1 for body in made):
+        return [Allowance(_SCALES * extent(c.value).terms if made else 0.0, 0.0, partial=False) for c in plan.claims]
+    noises = Noises(plan.tensors, list(steps(plan, walk(plan))))
+    return [_allowance(noises, claim)._replace(one_sign=0.0) for claim in plan.claims]
 
 
 def _allowance(noises: Noises, claim: Claim) -> Allowance:

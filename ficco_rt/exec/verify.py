@@ -26,13 +26,14 @@ from ..graph.claim_values import functions
 from ..graph.functions import OWN
 from ..graph.ir import Claim
 from ..graph.noise import USEFUL, useful
+from ..graph.scales import is_scales, name_of, spread
 from ..plan.ir import Plan
 from ..types import TYPES
 from .executor import Executor
 from .inputs import InputValues, exact_limit, fresh_inputs, largest, largest_one_signed, plain
 from .projection import project, times, vectors
 from .reference import DOUBLE_OPERATIONS, Inputs, evaluate, extent, take
-from .rounding import Allowance, allowances
+from .rounding import Allowance, allowances, of_integers
 
 RUNNING = 0.6  # of the time of a verified run on the host, about; the rest is comparing
 
@@ -217,7 +218,11 @@ def look(plan: Plan, inputs: Inputs, outputs: Outputs, values: InputValues) -> L
     hole = next(_never_written(outputs), None)
     if hole is not None:
         return Look(hole, ())
-    inputs = plain(plan, inputs)
+    inputs, found = plain(plan, inputs), dict(outputs)
+    for tensor in (t for t in plan.tensors if t.name in outputs and t.scaling is not None):
+        by = outputs[name_of(tensor.name)]
+        found[tensor.name] = {r: a.astype(np.float32) * spread(by[r], a.shape) for r, a in outputs[tensor.name].items()}
+    outputs = found
     return Look(None, tuple(_compared(plan, claim, inputs, outputs, values) for claim in plan.claims))
 
 
@@ -226,12 +231,13 @@ def verdict(
 ) -> Verification:
     """The result of all ranks' outputs; `allowed` are the `allowances` of the plan, where they are known."""
     claimed = {target.tensor for claim in plan.claims for target in claim.targets}
-    unproven = tuple(t.name for t in plan.tensors if t.kind == "output" and t.name not in claimed)
+    outputs = (t.name for t in plan.tensors if t.kind == "output" and not is_scales(t.name))
+    unproven = tuple(name for name in outputs if name not in claimed)
     hole = next((seen.hole for seen in looks if seen.hole is not None), None)
     if hole is not None:
         return Verification(False, inf, 0.0, hole, unproven)
     if values == "exact":  # whatever roundings allow
-        allowed = [Allowance(0.0, 0.0, partial=False)] * len(plan.claims)
+        allowed = of_integers(plan)
     elif allowed is None:
         allowed = allowances(plan)
     most = max((allowance.one_sign for allowance in allowed), default=0.0)

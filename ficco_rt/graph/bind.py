@@ -188,7 +188,7 @@ def build_tensors(
             assert found is not None  # the parser knows the words
             dtype, scaling = found
             if scaling is not None:
-                _check_scaled(decl, scaling)
+                _check_scaled(decl)
             for scope in scopes:
                 shape = tuple(f(scope) for f in dims)
                 _check_shape(decl, shape, dtype, scope["rank"])
@@ -225,13 +225,10 @@ def _holds(decl: n.TensorDecl, e: n.Expr, scopes: Sequence[Scope], what: str) ->
     return found[0]
 
 
-def _check_scaled(decl: n.TensorDecl, scaling: str) -> None:
-    """A tensor can have scales: a matrix, or several, of an input, or a scratch that holds parts of one."""
-    if decl.kind == "output":
-        help = "declare it bf16, fp16 or fp32"
-        if decl.dtype not in TYPES:
-            help = f"set the type, such as {decl.dtype}=bf16"
-        raise Mistake(decl.span, f"output {decl.name} is scaled {scaling}: no statement computes scales", help)
+def _check_scaled(decl: n.TensorDecl) -> None:
+    """A tensor can have scales: a matrix, or several; an output is one."""
+    if decl.kind == "output" and len(decl.shape) != 2:
+        raise Mistake(decl.span, f"output {decl.name} has {len(decl.shape)} dimensions; a scaled one has two")
     if len(decl.shape) < 2:
         raise Mistake(decl.span, f"{decl.name} has one dimension; what is scaled has two or more")
 

@@ -17,7 +17,7 @@ from ficco_dsl.diagnostics import Span
 
 from ..files.records import Count, Positive
 from ..geometry.region import Region
-from ..types import TYPES, Dtype, Scaling, holds
+from ..types import ACCUMULATOR, TYPES, Dtype, Scaling, holds
 from .functions import FunctionName
 
 T = TypeVar("T")
@@ -65,6 +65,7 @@ class Resources:
     sms: int | None = None  # multiprocessors that a persistent grid may use
     order: Literal["text", "auto"] | None = None  # may transfers be reordered
     kernel: Literal["vendor"] | None = None  # whose products: of the vendor's library
+    scale: Literal["pow2"] | None = None  # which scales a quantize computes
     leave: Leave | None = None
     fast: int | None = None  # 1: products of fp8 are added up by the tensor cores alone
 
@@ -203,6 +204,25 @@ class Reduce(Body):
     @property
     def writes(self) -> tuple[Region, ...]:
         return (self.out,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantize(Reduce):
+    """out, of fp8, = the value of a Reduce, divided by `scales`, which it writes, too: one for `across` elements of a
+    row (0: for all), computed from the largest of them (`pow2`: a power of two), or the number that `by` holds."""
+
+    scales: Region
+    across: int
+    by: Region | None = None
+    pow2: bool = False
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return tuple(region for region in (*self.terms, self.factor, self.by) if region is not None)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.out, self.scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +414,9 @@ class Claim:
     def admits(self, dtype: Dtype, own: Dtype) -> bool:
         """Whether intermediate values of a target of type `own` may be rounded to `dtype`. Of fp8 the claim says so
         even where the target has it."""
-        return any(holds(dtype, admitted) for admitted in (*(() if TYPES[own].quantised else (own,)), *self.within))
+        return dtype == ACCUMULATOR or any(
+            holds(dtype, admitted) for admitted in (*(() if TYPES[own].quantised else (own,)), *self.within)
+        )
 
 
 @dataclass(frozen=True, slots=True)

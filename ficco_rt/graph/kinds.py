@@ -16,9 +16,12 @@ from .ops.copy import CopyKind
 from .ops.gemm import GemmKind
 from .ops.kernel_call import KernelCallKind
 from .ops.kind import OpKind, Side, Size
+from .ops.quantize import QuantizeKind
 from .ops.reduce import ReduceKind
 
-KINDS: tuple[OpKind[Any], ...] = (GemmKind(), ReduceKind(), CopyKind(), CollectiveKind(), KernelCallKind())
+KINDS: tuple[OpKind[Any], ...] = (
+    GemmKind(), ReduceKind(), QuantizeKind(), CopyKind(), CollectiveKind(), KernelCallKind(),
+)  # fmt: skip
 
 
 class _ByBody(dict[type[ir.Body], OpKind[Any]]):

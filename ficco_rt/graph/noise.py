@@ -85,6 +85,7 @@ class Noises:
         """`value`: the mean square of an input's elements."""
         self.input = Noise(value, 0.0)
         self.types = {t.name: TYPES[t.dtype] for t in tensors}
+        self.scaled = {t.name for t in tensors if t.scaling is not None}  # of whose values no type ends too early
         self.stores: list[Stores] = []
         self.fast = 0.0  # the share that sums by tensor cores alone may lose
         self.places: dict[Span, int] = {}
@@ -246,7 +247,7 @@ def coarse(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequence[S
             found.append(_too_coarse(stores, noises.types[stores.tensor].name, claim, worst.lost))
     for stores in noises.stores:
         kept = noises.types[stores.tensor]
-        if stores.largest <= kept.largest:
+        if stores.largest <= kept.largest or stores.tensor in noises.scaled:
             continue
         for claim in claims:
             value, of = claimed(noises, claim).value, noises.types[claim.targets[0].tensor]
@@ -286,7 +287,8 @@ def short_sums(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequen
         return ()
     noises = Noises(tensors, steps)
     results = [claimed(noises, claim).value for claim in claims]
-    partial = [s.tensor for s in noises.stores if _partial(s, results) and _short(noises.types[s.tensor].name)]
+    stored = (s for s in noises.stores if _short(noises.types[s.tensor].name) and s.tensor not in noises.scaled)
+    partial = [s.tensor for s in stored if _partial(s, results)]
     return tuple(dict.fromkeys(partial))
 
 

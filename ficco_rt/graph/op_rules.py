@@ -85,7 +85,10 @@ def pairs_fit(calls: Sequence[ir.Collective], tensors: Tensors) -> str | None:
 
 
 def scales_go_along(body: ir.Body, rank: int, tensors: Tensors) -> str | None:
-    """Copies, products and what moves by a collective take whole blocks of scaled tensors; nothing else takes these."""
+    """Copies, products and what moves by a collective take whole blocks of scaled tensors; nothing else reads these.
+    Products write none. What a quantize takes it says itself."""
+    if isinstance(body, ir.Quantize):
+        return None
     for region in (*body.reads, *body.writes):
         tensor = tensors[region.tensor]
         if tensor.scaling is None:
@@ -98,6 +101,9 @@ def scales_go_along(body: ir.Body, rank: int, tensors: Tensors) -> str | None:
                 f"{word}: {tensor.name} is scaled {tensor.scaling}; only copy, gemm, all_gather and all_to_all take "
                 f"scaled tensors: {way}"
             )
+        if isinstance(body, ir.Gemm) and region is body.out:
+            way = f"declare {tensor.name} without scales, and quantize it"
+            return f"gemm: {tensor.name} is scaled {tensor.scaling}, and a gemm computes no scales; {way}"
         if message := scales.cut(region, tensor):
             return f"{kind_of(body).word}: {message}"
     if isinstance(body, ir.Copy | ir.Collective):

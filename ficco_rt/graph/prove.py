@@ -21,7 +21,7 @@ from .difference import Terms, difference, elements, inside, same, show, terms, 
 from .evaluate import MOST_MISTAKES, first_of, refuse
 from .kinds import kind_of
 from .op_rules import broken, misplaced, pairs_fit
-from .scales import is_scales
+from .scales import belong, is_scales, region_of
 from .text import body_text
 from .trail import MOST_LOOKS, Part, Step, Trails
 
@@ -204,6 +204,8 @@ class Proof:
             wanted = self._claimed(claim.value)
             for target, (pieces, shape) in zip(claim.targets, wanted, strict=True):
                 self._compare(claim, target, pieces, shape)
+            if self.tensors[claim.targets[0].tensor].scaling is not None and not self.mistakes:
+                self._compare_scales(claim)
 
     def _claimed(self, value: ir.ClaimValue) -> list[Array]:
         """The claim's value on every rank, in logical coordinates, with its shape."""
@@ -252,17 +254,29 @@ class Proof:
             wanted = symbolic.to_tensor(self.algebra, target, tensor_box, logical_box, value)
             for box, has in held.items(tensor_box):
                 self.algebra.look_at(1)
-                if isinstance(has, symbolic.Unwritten) or not self._equal(box, self.algebra.exact(has), wanted):
+                if isinstance(has, symbolic.Unwritten) or not self.algebra.same(box, self.algebra.exact(has), wanted):
                     self._mismatch(claim, target, box, has, wanted)
                 elif has.rounded:
                     self._rounded(claim, target, box, has.rounded)
 
-    def _equal(self, box: Box, has: symbolic.Sum, wanted: symbolic.Sum) -> bool:
-        """Along a dimension in which the box is one element wide, `x[axis] + offset` is a fixed number."""
-        if has is wanted or 1 not in box.shape:
-            return has is wanted
-        axes = tuple((symbolic.FIXED, a) if b - a == 1 else (d, 0) for d, (a, b) in enumerate(zip(*box, strict=True)))
-        return self.algebra.moved(has, axes) is self.algebra.moved(wanted, axes)
+    def _compare_scales(self, claim: ir.Claim) -> None:
+        """Sees that the scales of a claimed tensor are those of its values."""
+        tensor = self.tensors[claim.targets[0].tensor]
+        for rank, shape in enumerate(tensor.shapes):
+            values = whole(tensor.name, rank, shape)
+            sides = [
+                (r, list(self.state[r.tensor, rank].items(r.boxes[0]))) for r in (values, region_of(values, tensor))
+            ]
+            written = [[(box, v) for box, v in found if not isinstance(v, symbolic.Unwritten)] for _, found in sides]
+            if not all(r.elements for r, _ in sides) or belong(
+                self.algebra, values, written[0], sides[1][0], written[1]
+            ):
+                continue
+            step = self.steps[self._last_writer(sides[1][0], sides[1][0].boxes[0])]
+            message = f"{values}: what it holds, and its scales, do not belong together"
+            self.mistakes[step.origin] = Diagnostic(
+                step.origin, message, (Note(f"claimed here: {claim.text}", claim.origin),)
+            )
 
     def _rounded(self, claim: ir.Claim, target: Region, box: Box, rounded: Sequence[symbolic.Rounding]) -> None:
         """Tell of types that the claim does not admit."""

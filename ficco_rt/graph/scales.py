@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..geometry.region import Axis, Box, BoxMap, Interval, Region
 from ..types import ACCUMULATOR, BLOCKS
 from . import ir
-from .symbolic import FIXED, Algebra, Pieces, Sum
+from .symbolic import FIXED, Algebra, Computed, Pieces, Sum
 
 PAD = 4  # scales: 16 bytes
 
@@ -179,26 +179,76 @@ def _joined(copies: Sequence[ir.Copy]) -> ir.Copy | None:
 
 def belong(algebra: Algebra, operand: Region, values: Pieces, scales: Region, of: Pieces) -> bool:
     """Whether what an operand's scales hold are the scales of what the operand holds."""
-    down, across = algebra.blocks[operand.tensor]
+    down, across = blocks = algebra.blocks[operand.tensor]
     held: BoxMap[Sum | None] = BoxMap(scales.shape, None)
     for box, value in of:
         algebra.look_at(held.update(box, lambda _, value=value: value))  # type: ignore[misc]
     for box, value in values:
-        source = _source(algebra, box, value)
-        if source is None or algebra.blocks.get(source[0]) != (down, across):
-            return False
-        tensor, rank, lead, (row, column) = source
-        if row % down or (across and column % across):
-            return False
-        wanted = name_of(tensor), rank, lead, (row // down, column // across if across else 0)
         stop = -(-box.stop[0] // down), -(-box.stop[1] // across) if across else 1
         for inner, found in held.items(Box((box.start[0] // down, box.start[1] // across if across else 0), stop)):
-            if found is None or _source(algebra, inner, found) != wanted:
+            source = None if found is None else _source(algebra, inner, found)
+            taken = Box(
+                (inner.start[0] * down, inner.start[1] * across), (inner.stop[0] * down, inner.stop[1] * across)
+            )
+            part = box.meet(taken) if across else box.meet(Box((taken.start[0], 0), (taken.stop[0], box.stop[1])))
+            if source is None or part is None or not _scaled_by(algebra, part, value, source, blocks):
                 return False
     return True
 
 
-def _source(algebra: Algebra, box: Box, value: Sum) -> tuple[str, int, tuple[int, ...], tuple[int, int]] | None:
+def computed(
+    algebra: Algebra, out: Region, values: Pieces, scales: Region, how: tuple[object, ...]
+) -> tuple[Pieces, Pieces]:
+    """These values of a region after they were divided by scales that a statement computes of them, and the scales:
+    elements of a tensor of their own, which is the same where values, blocks and what the statement says are."""
+    blocks = algebra.blocks[out.tensor]
+    plain = [(box, algebra.exact(value)) for box, value in values]
+    name = algebra.quantised.setdefault((*((box, id(value)) for box, value in plain), blocks, how), _name(algebra))
+    if name not in algebra.computed:
+        held: BoxMap[Sum | None] = BoxMap(out.shape, None)
+        for box, value in plain:
+            algebra.look_at(held.update(box, lambda _, value=value: value))  # type: ignore[misc]
+        algebra.computed[name] = Computed(out.shape, held, blocks)
+    dims = len(scales.shape)
+    divided = [(box, algebra.divided(value, name)) for box, value in values]
+    return divided, [(Box((0,) * dims, scales.shape), algebra.element(name, 0, dims))]
+
+
+def _name(algebra: Algebra) -> str:
+    """Of no tensor of a text."""
+    return f"#{len(algebra.quantised)}"
+
+
+_Source: TypeAlias = tuple[str, int, tuple[int, ...], tuple[int, int]]
+
+
+def _scaled_by(algebra: Algebra, box: Box, value: Sum, of: _Source, blocks: tuple[int, int]) -> bool:
+    """Whether a piece of a matrix holds what these scales, of which the piece's first ones are elements, belong to."""
+    tensor, _, lead, (row, column) = of
+    down, across = blocks
+    if value.scales is None:
+        source = _source(algebra, box, value)
+        if source is None or algebra.blocks.get(source[0]) != blocks:
+            return False
+        name, held_by, index, (first, left) = source
+        if first % down or (across and left % across):
+            return False
+        return of == (name_of(name), held_by, index, (first // down, left // across if across else 0))
+    if value.scales != tensor or algebra.computed[tensor].blocks != blocks:
+        return False
+    shape, held, _ = algebra.computed[tensor]
+    start = *lead, box.start[0] + row * down, box.start[1] + column * across
+    stop = *(i + 1 for i in lead), box.stop[0] + row * down, box.stop[1] + column * across
+    if min(start) < 0 or any(a > b for a, b in zip(stop, shape, strict=True)):
+        return False
+    axes = (*((FIXED, i) for i in lead), (0, row * down), (1, column * across))
+    return all(
+        wanted is not None and algebra.same(box, algebra.exact(value), algebra.moved(wanted, axes))
+        for _, wanted in held.items(Box(start, stop))
+    )
+
+
+def _source(algebra: Algebra, box: Box, value: Sum) -> _Source | None:
     """The tensor and rank of the one input that a piece of a matrix holds, the indices of its matrix in that tensor,
     and how far its rows and columns lie behind the piece's; None: it holds something else."""
     if value.products or value.functions or value.opaque:

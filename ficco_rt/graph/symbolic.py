@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 from ficco_dsl.diagnostics import ScheduleError, Span
 
 from ..geometry.region import Box, BoxMap, Interval, Region
-from ..types import Dtype, holds
+from ..types import ACCUMULATOR, Dtype, holds
 from .bags import Bag, Bags
 from .budget import PROOF_PIECES, PROOF_TERMS, Budget
 
@@ -102,6 +102,7 @@ class Sum:
     opaque: tuple[str, ...]  # what the proof does not see into, as text
     rounded: tuple[Rounding, ...] = ()  # types that it has been stored in on its way: the first place of each
     functions: Functions = ()  # names and arguments, which are exact
+    scales: str | None = None  # of `Algebra.computed`: those by which a statement has divided it
 
 
 class Unwritten:
@@ -112,6 +113,16 @@ class Unwritten:
 
 
 UNWRITTEN = Unwritten()
+
+
+class Computed(NamedTuple):
+    """What scales were computed of: a region's values, and the rows and columns that share a scale."""
+
+    shape: tuple[int, ...]
+    values: BoxMap[Sum | None]
+    blocks: tuple[int, int]
+
+
 Value: TypeAlias = "Sum | Unwritten"
 Pieces: TypeAlias = "list[tuple[Box, Sum]]"  # boxes in logical coordinates
 
@@ -131,6 +142,8 @@ class Algebra:
         blocks: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.inputs, self.blocks = inputs, blocks or {}
+        self.computed: dict[str, Computed] = {}  # by name
+        self.quantised: dict[tuple[object, ...], str] = {}  # those names, by what they were computed of, and how
         self._cells = Budget(PROOF_PIECES, error)
         self._terms = Budget(PROOF_TERMS, error)
         self._bags = Bags(self._terms, origin)
@@ -223,7 +236,15 @@ class Algebra:
         """`value`, each group at another index."""
         inputs, products = ([(place(index), bag) for index, bag in groups] for groups in (value.inputs, value.products))
         functions = tuple((name, tuple(self._at(a, place) for a in arguments)) for name, arguments in value.functions)
-        return self._make(inputs, products, value.opaque, value.rounded, functions)
+        return self._make(inputs, products, value.opaque, value.rounded, functions, value.scales)
+
+    def same(self, box: Box, value: Sum, other: Sum) -> bool:
+        """Whether two values are equal in a box. Along a dimension in which it is one element wide, `x[axis] + offset`
+        is a fixed number."""
+        if value is other or 1 not in box.shape:
+            return value is other
+        axes = tuple((FIXED, a) if b - a == 1 else (d, 0) for d, (a, b) in enumerate(zip(*box, strict=True)))
+        return self.moved(value, axes) is self.moved(other, axes)
 
     def unfixed(self, value: Sum, box: Box) -> Sum:
         """`value`, whose box is one element wide somewhere, with fixed coordinates written as x[axis] + offset over
@@ -254,13 +275,18 @@ class Algebra:
             return value
         if not (value.products or value.functions) and sum(bag.size for _, bag in value.inputs) == 1:
             ((element, times),) = self.inputs_of(value)
-            if times == 1 and holds(rounding.dtype, self.inputs[element.tensor]):
+            if times == 1 and holds(rounding.dtype, self.inputs.get(element.tensor, ACCUMULATOR)):
                 return value
-        return self._make(value.inputs, value.products, value.opaque, (*value.rounded, rounding), value.functions)
+        rounded = (*value.rounded, rounding)
+        return self._make(value.inputs, value.products, value.opaque, rounded, value.functions, value.scales)
+
+    def divided(self, value: Sum, scales: str) -> Sum:
+        """`value` after it was divided by scales, so that it is whole with these alone."""
+        return self._make(value.inputs, value.products, value.opaque, value.rounded, value.functions, scales)
 
     def exact(self, value: Sum) -> Sum:
-        """`value`, as if nothing had been rounded."""
-        if not value.rounded:
+        """`value`, as if nothing had been rounded, and scales had come along."""
+        if not value.rounded and value.scales is None:
             return value
         found = self._exact.get(id(value))
         if found is None:
@@ -330,6 +356,7 @@ class Algebra:
         opaque: tuple[str, ...],
         rounded: tuple[Rounding, ...] = (),
         functions: Functions = (),
+        scales: str | None = None,
     ) -> Sum:
         self._terms.spend(len(inputs) + len(products) + len(opaque) + len(functions), self.origin)
         return self._intern(
@@ -339,6 +366,7 @@ class Algebra:
                 tuple(sorted(set(opaque))) if len(opaque) > 1 else opaque,
                 _first(rounded) if len(rounded) > 1 else rounded,
                 tuple(sorted(functions, key=self._order)) if len(functions) > 1 else functions,
+                scales,
             )
         )
 

@@ -13,6 +13,7 @@ from ..errors import PlanError
 from ..geometry.region import BoxMap, whole
 from ..graph import ir as graph_ir
 from ..graph.prove import Proof
+from ..graph.scales import is_scales
 from ..graph.trail import Step
 from .check import Happening
 from .ir import CollectiveCall, CopyAsync, Launch, Plan
@@ -28,7 +29,8 @@ def prove(plan: Plan, order: Sequence[Happening]) -> None:
 
 def unproven(plan: Plan | graph_ir.Graph) -> tuple[str, ...]:
     """Outputs that say so, or of which some element is in no claim: no proof speaks for them."""
-    return tuple(t.name for t in plan.tensors if t.kind == "output" and (t.unproven or not _claimed(plan, t)))
+    outputs = (t for t in plan.tensors if t.kind == "output" and not is_scales(t.name))
+    return tuple(t.name for t in outputs if t.unproven or not _claimed(plan, t))
 
 
 def _claimed(plan: Plan | graph_ir.Graph, tensor: graph_ir.Tensor) -> bool:

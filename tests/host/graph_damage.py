@@ -275,7 +275,7 @@ def term_changed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     elif kind == 1:
         terms = (*terms, terms[k])
     else:
-        (out,) = op.writes
+        out, *_ = op.writes
         others = [t for o in graph.ops for t in (*o.reads, *o.writes) if t.shape == out.shape]
         terms = (*terms[:k], rng.choice(others), *terms[k + 1 :])
     return Mutant(f"terms changed: {_line(op)}", _replaced(graph.ops, i, _changed(op, **{field: terms})))

@@ -264,7 +264,7 @@ MISTAKES = [
         "queue w { engine = sm foo = 1 }",
         (
             "x.ficco:12:23: queue 'w' has no attribute 'foo'\n"
-            "  help: it may have engine, priority, smem, residency, sms, leave, order, kernel or fast"
+            "  help: it may have engine, priority, smem, residency, sms, leave, order, kernel, fast or scale"
         ),
     ),
     (
@@ -514,7 +514,7 @@ MISTAKES = [
         "stage a on d { for c in 0..2 { copy G <- A with foo = 1, sms = c } copy G <- A with engine = copy }",
         (
             "x.ficco:12:49: copy has no attribute 'foo'\n"
-            "  help: it may have priority, smem, residency, sms, leave, order, kernel or fast\n"
+            "  help: it may have priority, smem, residency, sms, leave, order, kernel, fast or scale\n"
             "x.ficco:12:85: copy has no attribute 'engine'\n"
             "  help: a queue has one engine; use a queue of the other engine"
         ),

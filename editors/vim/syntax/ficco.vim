@@ -4,10 +4,10 @@ if exists("b:current_syntax")
 endif
 
 syntax keyword ficcoDeclaration schedule param type input output scratch computes queue kernel stage
-syntax keyword ficcoStatement gemm reduce copy all_gather all_reduce reduce_scatter all_to_all launch
+syntax keyword ficcoStatement gemm reduce quantize copy all_gather all_reduce reduce_scatter all_to_all launch
 syntax keyword ficcoControl for step if else let in on of with after streamed where within from entry unproven scaled transposed and or not read write update int
-syntax keyword ficcoAttribute engine priority smem residency sms leave order fast ctas threads host grid block
-syntax keyword ficcoValue high normal low text auto nccl sm vendor
+syntax keyword ficcoAttribute engine priority smem residency sms leave order fast scale ctas threads host grid block
+syntax keyword ficcoValue high normal low text auto nccl sm vendor pow2
 syntax match ficcoType "\v<(bf|fp)[0-9]+(_e[0-9]m[0-9])?>"
 syntax keyword ficcoBuiltin rank ranks peers all
 syntax match ficcoFunction "\v<(reversed|min|max|sum|len|ceil|part|rows|cols)>\ze\s*\("

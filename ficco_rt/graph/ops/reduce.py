@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from .. import ir
 from ..functions import FUNCTIONS, FunctionName
 from ..symbolic import Algebra, Pieces, added, applied, repeated
 from .kind import Make, Names, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
+
+Store: TypeAlias = Callable[[npt.NDArray[Any]], None]
 
 
 def is_row(term: Region, out: Region) -> bool:
@@ -67,17 +69,38 @@ def value_of(body: ir.Gemm | ir.Reduce, algebra: Algebra, terms: list[Pieces], r
     return (applied(algebra, body.function, arguments, shape),)
 
 
-def twin_of(body: ir.Gemm | ir.Reduce, place: Span, resolve: Resolve) -> Callable[[npt.NDArray[Any]], None]:
-    """Stores a function of a sum, or the sum, in numpy memory."""
+def twin_of(
+    body: ir.Gemm | ir.Reduce, place: Span, resolve: Resolve, store: Store | None = None
+) -> Callable[[npt.NDArray[Any]], None]:
+    """Stores a function of a sum, or the sum, in numpy memory, or gives it to `store`."""
     out, factor = resolve(body.out), None if body.factor is None else resolve(body.factor)
+    store = store or out.store
     if body.function is None:
-        return out.store
+        return store
     of = FUNCTIONS[body.function].of
     if factor is None:
-        return lambda total: out.store(of(total))
+        return lambda total: store(of(total))
     if factor.shape != out.shape:
         raise malformed(place, f"the factor must have the shape of {body.out}")
-    return lambda total: out.store(of(total) * factor.load32())
+    return lambda total: store(of(total) * factor.load32())
+
+
+def sum_of(total: ir.Reduce, place: Span, resolve: Resolve, store: Store | None = None) -> Twin:
+    """Adds up terms in numpy memory, and stores what is made of the sum."""
+    out = resolve(total.out)
+    first, *rest = [resolve(t) for t in total.terms]
+    if any(t.shape not in (out.shape, out.shape[-1:]) for t in (first, *rest)):
+        raise malformed(place, f"the terms of a sum must have the shape of {total.out}")
+    made = twin_of(total, place, resolve, store)
+
+    def run() -> None:
+        result = np.empty(out.shape, np.float32)
+        result[...] = first.load()
+        for term in rest:
+            result += term.load32()
+        made(result)
+
+    return run
 
 
 def text_of(body: ir.Gemm | ir.Reduce, total: str) -> str:
@@ -134,20 +157,7 @@ class ReduceKind(OpKind[ir.Reduce]):
         noises.store(total, [noises.read(term) for term in total.terms], origin)
 
     def bind(self, total: ir.Reduce, place: Span, resolve: Resolve) -> Twin:
-        out = resolve(total.out)
-        first, *rest = [resolve(t) for t in total.terms]
-        if any(t.shape not in (out.shape, out.shape[-1:]) for t in (first, *rest)):
-            raise malformed(place, f"the terms of a sum must have the shape of {total.out}")
-        store = twin_of(total, place, resolve)
-
-        def run() -> None:
-            result = np.empty(out.shape, np.float32)
-            result[...] = first.load()
-            for term in rest:
-                result += term.load32()
-            store(result)
-
-        return run
+        return sum_of(total, place, resolve)
 
     def time(self, total: ir.Reduce, machine: Machine, rank: int, size: Size, sms: int | None) -> float:
         far = [(t.rank, size(t)) for t in total.reads if t.rank != rank]
