@@ -25,6 +25,9 @@ static __device__ const struct { Index::Of<blocks_x> x; } gridDim{};
 static __device__ inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 static __device__ inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 static __device__ inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static __device__ inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+static __device__ inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
+static __device__ inline float fabsf(float x) { return __builtin_fabsf(x); }
 static __device__ inline void __syncthreads() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
     __builtin_amdgcn_s_barrier();

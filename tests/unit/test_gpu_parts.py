@@ -114,8 +114,8 @@ def _logical(region: Region, shape: tuple[int, ...]) -> list[int]:
 
 
 def test_structs_have_the_sizes_of_the_source() -> None:
-    kinds = (naive.GEMM, naive.ADDEND, naive.SCALES, naive.REDUCE, naive.COPY, naive.TERM, RUN, TABLE)
-    assert [s.size for s in kinds] == [184, 48, 48, 80, 72, 24, 16, 512]
+    kinds = (naive.GEMM, naive.ADDEND, naive.SCALES, naive.REDUCE, naive.QUANTIZE, naive.COPY, naive.TERM, RUN, TABLE)
+    assert [s.size for s in kinds] == [184, 48, 48, 80, 112, 72, 24, 16, 512]
 
 
 CONSTANTS, SCRATCH = 1 << 20, 1 << 21  # addresses
@@ -184,6 +184,7 @@ def test_every_work_is_packed_once(name: str) -> None:
 NAIVE = [
     *(("GEMM", *types) for types in ((0, 0), (1, 1), (2, 2), (0, 2))),
     *(("REDUCE", t, t) for t in (0, 1, 2)),
+    *(("QUANTIZE", taken, made) for taken, made in ((0, 3), (1, 4), (2, 3))),
     ("COPY", 0, 0),
 ]
 

@@ -153,7 +153,7 @@ def test_parameters_of_kernels_that_take_addresses(kernel: str, of_tiles: dict[s
     ("name", "packing"),
     [
         ("Gemm", naive.GEMM), ("Addend", naive.ADDEND), ("Reduce", naive.REDUCE), ("Term", naive.TERM),
-        ("Copy", naive.COPY), ("Scales", naive.SCALES), ("Run", RUN), ("Table", TABLE),
+        ("Copy", naive.COPY), ("Quantize", naive.QUANTIZE), ("Scales", naive.SCALES), ("Run", RUN), ("Table", TABLE),
     ],
 )  # fmt: skip
 def test_records_of_the_naive_kernels(name: str, packing: struct.Struct, of_works: dict[str, Struct]) -> None:

@@ -118,12 +118,16 @@ def run(made: Made, grid: int, seed: int, folder: Path) -> None:
 def test_compiled_for_amd_without_spills(turn: int, arch: str, tmp_path: Path) -> None:
     options = ("-std=c++17", "-O3", f"--offload-arch={arch}")
     numbers = DTYPES.values()
+    quantized = product(["QUANTIZE"], product((0, 1, 2), (3, 4)))
     kinds = [*product(["GEMM"], product(numbers, repeat=2)), *(("REDUCE", (i, i)) for i in numbers), ("COPY", (0, 0))]
+    kinds += quantized
     for kind, (left, out) in few(kinds, 7, 7 * turn):
         compiled = amd.compile_device(
             tmp_path, SOURCE, (*options, f"-D{kind}=naive_{kind}", f"-DIN={left}", f"-DOUT={out}")
         )
-        assert (compiled.spills, compiled.scratch, compiled.wave) == (0, 0, 64)
+        spilled = 16 if kind == "QUANTIZE" else 0  # scalar registers, to vector registers
+        assert compiled.spills <= spilled
+        assert (compiled.scratch, compiled.wave) == (0, 64)
         block = next(k.needs for k in KERNELS if k.name == f"naive_{kind.lower()}")
         assert compiled.vector_registers <= block.vector_registers
         assert compiled.lds <= block.static_smem

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from ...geometry.cells import Cell, Side, cells
-from ...geometry.region import Axis
+from ...geometry.region import Axis, Interval, Region
 from ...graph.functions import FunctionName
-from ...graph.ir import Body, Copy, Gemm, Reduce
+from ...graph.ir import Body, Copy, Gemm, Quantize, Reduce
 from ...types import ACCUMULATOR, TYPES, Scaling
 from ..works import View, WorkOf, given, scales_of, scaling_of
 from .tables import Packed
@@ -23,6 +23,7 @@ Tile: TypeAlias = tuple[int, int]
 TILE, DEPTH = 128, 32
 THREADS, COPY_THREADS = 256, 512
 SUM_TILE = 2 * THREADS  # accesses a tile
+PART, BLOCK_TILE = 16, 32  # of a quantize: elements of an access, blocks of 128 a tile, twice as many of 16 bits
 COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, the most before its flags go up
 
 # The structs of `src/works.h`
@@ -32,6 +33,7 @@ ADDEND = struct.Struct("<3q6i")
 SCALES = struct.Struct("<3q6i")
 COPY = struct.Struct("<4q10i")
 TERM = struct.Struct("<Qqii")
+QUANTIZE = struct.Struct("<5q18i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def _jobs(views: Sequence[View]) -> list[_SumPart]:
 
 class NaiveReduce(NaiveKernel[Reduce]):
     name, body, record = "naive_reduce", Reduce, REDUCE
-    needs = BlockNeeds(THREADS, 128, 116, 4)
+    needs = BlockNeeds(THREADS, 128, 117, 4)
 
     def function(self, work: WorkOf[Reduce]) -> FunctionName | None:
         return work.body.function
@@ -232,6 +234,91 @@ class NaiveReduce(NaiveKernel[Reduce]):
                 job.width if job.alike else -job.width, number, before, job.tiles, number, total, *sync,
             )  # fmt: skip
             before += job.tiles
+        return total
+
+
+# ---------------------------------------------------------------- quantization
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one pitch on every side: addresses and pitches of the result, the scales and the terms."""
+
+    rows: int
+    sides: tuple[tuple[int, int], ...]
+    tiles: int
+
+
+class NaiveQuantize(NaiveKernel[Quantize]):
+    """Blocks of elements, or whole rows, of which each tile is one."""
+
+    name, body, record = "naive_quantize", Quantize, QUANTIZE
+    needs = BlockNeeds(THREADS, 80, 144, 36)
+
+    def types(self, work: WorkOf[Quantize]) -> tuple[str, ...]:
+        return work.views[2].dtype, work.views[0].dtype
+
+    def function(self, work: WorkOf[Quantize]) -> FunctionName | None:
+        return work.body.function
+
+    def cut(self, works: Sequence[WorkOf[Quantize]], sms: int) -> Tile:
+        return 1, BLOCK_TILE
+
+    def tiles(self, work: WorkOf[Quantize], tile: Tile) -> int:
+        return sum(part.tiles for part in self._parts(work))
+
+    def _parts(self, work: WorkOf[Quantize]) -> list[_Rows]:
+        """NOTE rows stay rows: `cells` would join those that lie end to end, so it sees the first column alone."""
+        views, regions = self._sides(work), []
+        for view in views:
+            axes, last = list(view.region.axes), view.region.kept[-1]
+            start = axes[last].segments[0].start
+            axes[last] = Axis((Interval(start, start + 1),), axes[last].dropped)
+            regions.append(Region(view.region.tensor, view.region.rank, tuple(axes)))
+        across, columns = work.body.across, work.body.out.shape[-1]
+        together = BLOCK_TILE * 4 // TYPES[self.types(work)[0]].bytes
+        parts = []
+        for cell in cells(regions, [v.shape for v in views], [v.steps for v in views]):
+            rows = cell.rows * cell.columns  # of a tensor of one column the rows are the cell's columns
+            sides = tuple(
+                (v.address + s.offset * TYPES[v.dtype].bytes, 1 if cell.columns > 1 else s.pitch)
+                for v, s in zip(views, cell.sides, strict=True)
+            )
+            tiles = -(-rows * -(-columns // across) // together) if across else rows
+            parts.append(_Rows(rows, sides, tiles))
+        return parts
+
+    @staticmethod
+    def _sides(work: WorkOf[Quantize]) -> tuple[View, ...]:
+        return work.views[:-1] if work.body.by else work.views
+
+    def pack(self, packed: Packed, work: WorkOf[Quantize], tile: Tile) -> int:
+        made = given(work)
+        views, parts = self._sides(made), self._parts(made)
+        terms, number, sync = views[2:], len(packed.of_works), packed.sync(work)
+        columns, body = made.body.out.shape[-1], work.body
+        by = packed.place(made.views[-1].first) if body.by else 0
+        total, before = sum(part.tiles for part in parts), packed.tiles
+        missing = self.tiles(work, tile) - total
+        if missing > 0:  # as of a sum
+            parts.append(_Rows(0, ((0, 0),) * len(views), missing))
+            total += missing
+        for part in parts:
+            first = len(packed.terms) // TERM.size
+            for view, (at, pitch) in zip(terms, part.sides[2:], strict=True):
+                packed.terms += TERM.pack(packed.place(at), pitch, TYPES[view.dtype].number, 0)
+            (out, out_pitch), (scales, scale_pitch) = part.sides[:2]
+            aligned = columns % PART == 0 and all(
+                at % 16 == 0 and pitch * TYPES[view.dtype].bytes % 16 == 0
+                for view, (at, pitch) in zip((views[0], *terms), (part.sides[0], *part.sides[2:]), strict=True)
+            )
+            alike = all(view.dtype == terms[0].dtype for view in terms)
+            packed.works += QUANTIZE.pack(
+                packed.place(out), packed.place(scales), by, out_pitch, scale_pitch, part.rows, columns, body.across,
+                made.views[1].region.shape[-1], first, len(terms), (PART if alike else -PART) if aligned else 1,
+                int(body.pow2), before, part.tiles, number, total, *sync, int(body.by is not None), 0,
+            )  # fmt: skip
+            before += part.tiles
         return total
 
 
@@ -318,4 +405,4 @@ class NaiveCopy(NaiveKernel[Copy]):
 
 PLAIN = NaiveGemm()
 # A launch whose works several of them make has the name of the first of these.
-KERNELS: tuple[NaiveKernel[Any], ...] = (PLAIN, NaiveReduce(), NaiveCopy())
+KERNELS: tuple[NaiveKernel[Any], ...] = (PLAIN, NaiveReduce(), NaiveQuantize(), NaiveCopy())

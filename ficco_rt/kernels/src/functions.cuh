@@ -10,7 +10,7 @@
 
 static_assert(FUNCTION >= 0 && FUNCTION <= 3 && (FUNCTION > 0 || !FACTOR), "functions.cuh knows no such function");
 
-#if FUNCTION > 0
+#if FUNCTION > 0 || defined QUANTIZE
 #ifdef __HIP__
 __device__ inline float power_of_2(float x) { return __builtin_exp2f(x); }
 __device__ inline float one_over(float x) { return __builtin_amdgcn_rcpf(x); }

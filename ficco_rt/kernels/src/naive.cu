@@ -1,7 +1,7 @@
 // The kernels that any GPU runs: the plain twin of the GEMMs, a sum, and a copy.
 //
-// Compiled by NVRTC or hipRTC with -DGEMM=…, -DREDUCE=… or -DCOPY=…, the name of the one kernel wanted, the first two also
-// with -DIN=… -DOUT=… (the numbers of Type below; the operands' and the result's type), a product with -DRIGHT=…, if its
+// Compiled by NVRTC or hipRTC with -DGEMM=…, -DREDUCE=…, -DQUANTIZE=… or -DCOPY=…, the name of the one kernel wanted, all
+// but a copy also with -DIN=… -DOUT=… (the numbers of Type below; the operands' and the result's type), a product with -DRIGHT=…, if its
 // right operand has another type, and -DSCALED, if both have scales, and with the function of their sums, if there is one
 // (functions.cuh). No vendor's header is included, so the compiler alone suffices. With -DMARKS=1 they tell when their tiles waited, began and ended (marks.h).
 //
@@ -16,6 +16,9 @@
 #ifdef COPY
 #define THREADS 512
 #define BLOCKS 1  // a multiprocessor, at least: how many registers a thread may have
+#elif defined QUANTIZE
+#define THREADS 256
+#define BLOCKS 3
 #else
 #define THREADS 256
 #define BLOCKS 2
@@ -515,6 +518,14 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
         tile_done(t, w.sync, w.counter, w.work_tiles, now.raised);
     }
     end(t, t.ordered ? count_end(t) : before);
+}
+#endif
+
+#ifdef QUANTIZE
+#include "quantize.cuh"
+
+extern "C" __global__ void __launch_bounds__(BOUNDS) QUANTIZE(Table t IF_MARKS(, Mark *marks)) {
+    quantize(t IF_MARKS(, marks));
 }
 #endif
 

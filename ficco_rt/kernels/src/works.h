@@ -54,6 +54,18 @@ typedef struct Reduce {
 } Reduce;
 typedef struct Term { u64 place; i64 pitch; int type, unused; } Term;   // type: as an addend's
 
+// out · scales = the sum of terms, rows of one pitch on every side.
+typedef struct Quantize {
+    u64 out, scales, by;                                    // places; by: of the one scale that is given, where `given`
+    i64 out_pitch, scale_pitch;                             // elements
+    int rows, columns, across, scale_columns;               // across: elements with one scale, 0: a row; scale_columns:
+                                                            // with the padding
+    int first_term, terms, vector, pow2;                    // vector: as a sum's, of the result's accesses
+    int first_tile, tiles, work, work_tiles;                // jobs of one work share a counter
+    Sync sync;
+    int given, unused;
+} Quantize;
+
 // One tile of a copy.
 typedef struct Copy {
     u64 to, from;                                           // places

@@ -4,10 +4,11 @@
 #include "../../../ficco_rt/kernels/src/device_barrier.h"
 #include "standin.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = 128, REDUCE_TILE = 512 };
+enum { TILE = 128, REDUCE_TILE = 512, BLOCK_TILE = 32 };
 typedef struct { Type in, right, out; bool scaled; Applied function; } State;
 
 static const char *const type_names[TYPES] = {"bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2"};
@@ -24,7 +25,7 @@ static int open_table(Launch *l) {
 }
 
 // The types stand in the entry's name, and the function of sums: naive_gemm_<in>[_<right>]_<out>[_scaled][_gelu],
-// naive_reduce_<out>[_gelu].
+// naive_reduce_<out>[_gelu], naive_quantize_<in>_<out>[_gelu].
 static int open_types(Launch *l, const char *rest, bool two) {
     State *s = l->state = malloc(sizeof *s);
     int in = type_at(rest, &rest), right = in, out = two && *rest == '_' ? type_at(rest + 1, &rest) : in;
@@ -43,6 +44,8 @@ static int open_types(Launch *l, const char *rest, bool two) {
 }
 static int open_gemm(Launch *l) { return open_types(l, kernel_name(l) + strlen("naive_gemm_"), true); }
 static int open_reduce(Launch *l) { return open_types(l, kernel_name(l) + strlen("naive_reduce_"), false); }
+
+static int open_quantize(Launch *l) { return open_types(l, kernel_name(l) + strlen("naive_quantize_"), true); }
 
 static int tile_of(Launch *l, int block, int round) {
     const Table *t = (const Table *)l->arguments;
@@ -75,6 +78,13 @@ static const Reduce *reduce_of(const Table *t, int tile) {
     return w + i;
 }
 
+static const Quantize *quantize_of(const Table *t, int tile) {
+    const Quantize *w = (const Quantize *)t->works;
+    int i = t->count - 1;
+    while (i && w[i].first_tile > tile) i--;
+    return w + i;
+}
+
 static bool flags_up(const Launch *l, const Sync *s) {
     const Table *t = (const Table *)l->arguments;
     const uint64_t *flags = (const uint64_t *)t->flags + s->first_wait;
@@ -92,6 +102,9 @@ static int flags_reached(const Launch *l, const Sync *s) {
 static bool gemm_ready(Launch *l, int tile) { return flags_up(l, &gemm_of((const Table *)l->arguments, tile)->sync); }
 static bool reduce_ready(Launch *l, int tile) {
     return flags_up(l, &reduce_of((const Table *)l->arguments, tile)->sync);
+}
+static bool quantize_ready(Launch *l, int tile) {
+    return flags_up(l, &quantize_of((const Table *)l->arguments, tile)->sync);
 }
 static bool copy_ready(Launch *l, int tile) {
     const Table *t = (const Table *)l->arguments;
@@ -216,6 +229,59 @@ static int reduce_run(Launch *l, int tile) {
     return tile_done(l, &w->sync, w->counter, w->work_tiles);
 }
 
+static float scale_for(const Quantize *w, float size, float largest) {
+    float scale = w->across ? fmaxf(size, 1e-10f) / largest : fmaxf(size / largest, 1 / (largest * 512));
+    return w->pow2 ? exp2f(ceilf((float)log2(fmaxf(scale, 1e-10f)))) : scale;
+}
+
+// Elements of a row that have one scale, from the `first` on.
+static int quantize_part(Launch *l, const Quantize *w, int64_t row, int first, int count, uint64_t scale_at) {
+    const Table *t = (const Table *)l->arguments;
+    const State *types = l->state;
+    const Term *terms = (const Term *)t->terms + w->first_term;
+    float *x = malloc(sizeof *x * (size_t)count), size = 0, largest = types->out == FP8_E4M3 ? 448 : 57344, scale;
+    int code = OK;
+    for (int i = 0; i < count && !code; i++) {
+        float sum = -0.0f;
+        for (int s = 0; s < w->terms && !code; s++) {
+            Type type = (Type)terms[s].type;
+            uint64_t from = resolve(t, terms[s].place) + (uint64_t)((row * terms[s].pitch + first + i) * type_bytes(type));
+            if (!(code = memory_reach(l->device, from, (uint64_t)type_bytes(type))))
+                sum = with_term(types->function, sum, number_load(type, (void *)from), s == w->terms - 1);
+        }
+        x[i] = stored(types->function, sum);
+        size = fmaxf(size, fabsf(x[i]));
+    }
+    if (!code && w->given && memory_reach(l->device, resolve(t, w->by), 4)) code = ILLEGAL_ADDRESS;
+    if (!code && memory_reach(l->device, scale_at, 4)) code = ILLEGAL_ADDRESS;
+    if (!code) kernel_store(l, FP32, scale_at, scale = w->given ? *(const float *)resolve(t, w->by) : scale_for(w, size, largest));
+    for (int i = 0; i < count && !code; i++) {
+        float q = w->given ? x[i] * (1 / scale) : x[i] / scale;
+        q = w->across && !w->given ? fminf(fmaxf(q, -largest), largest) : fmaxf(fminf(q, largest), -largest);
+        uint64_t to = resolve(t, w->out) + (uint64_t)(row * w->out_pitch + first + i);
+        if (!(code = memory_reach(l->device, to, 1))) kernel_store(l, types->out, to, q);
+    }
+    free(x);
+    return code;
+}
+
+static int quantize_run(Launch *l, int tile) {
+    const Table *t = (const Table *)l->arguments;
+    const Quantize *w = quantize_of(t, tile);
+    int blocks = w->across ? (w->columns + w->across - 1) / w->across : 1, each = w->across ? BLOCK_TILE * 4 / type_bytes(((State *)l->state)->in) : 1;
+    int64_t first = (int64_t)(tile - w->first_tile) * each, count = (int64_t)w->rows * blocks;
+    int code = flags_reached(l, &w->sync);
+    for (int64_t i = first; i < first + each && i < count && !code; i++) {
+        int64_t row = i / blocks;
+        int block = (int)(i % blocks), width = w->across ? w->across : w->columns, left = w->columns - block * width;
+        uint64_t line = resolve(t, w->scales) + (uint64_t)(row * w->scale_pitch * 4);
+        code = quantize_part(l, w, row, block * width, left < width ? left : width, line + (uint64_t)block * 4);
+        for (int pad = blocks; block == blocks - 1 && pad < w->scale_columns && !code; pad++)
+            if (!(code = memory_reach(l->device, line + (uint64_t)pad * 4, 4))) kernel_store(l, FP32, line + (uint64_t)pad * 4, 0);
+    }
+    return code ? code : tile_done(l, &w->sync, w->work, w->work_tiles);
+}
+
 static int copy_run(Launch *l, int tile) {
     const Table *t = (const Table *)l->arguments;
     const Copy *w = (const Copy *)t->works + tile;
@@ -296,6 +362,7 @@ const KernelCode naive_kernels[] = {
     {"copy_rows", false, {sizeof(CopyRows)}, open_rows, row_of, row_ready, row_run, false, NULL, NULL},
     {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true, lets, NULL},
     {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true, lets, NULL},
+    {"naive_quantize_", true, {sizeof(Table)}, open_quantize, tile_of, quantize_ready, quantize_run, true, lets, NULL},
     {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run, true, lets, NULL},
     {0},
 };
