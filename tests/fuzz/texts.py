@@ -197,6 +197,7 @@ class Program:
             queue = self.pick("dma", "compute", "vendor")
             stages.insert(r.randrange(len(stages) + 1), (f"extra{i}", queue, self.statement(queue)))
         kind = self.pick("fp32", "fp32", "bf16")
+        given, claim = "input A[M / ranks, K] : T", "all_gather(A, rows) * B"
         types = [f"type T = {kind}", "type W = T", f"type O = {kind}", "input B[K, N] : W"]
         fast = ""
         if r.random() < 0.3:
@@ -205,11 +206,18 @@ class Program:
             types = [f"type T = fp8_e4m3 scaled {left}", f"type W = fp8_e5m2 scaled {right}", f"type O = {kind}"]
             types.append("input B[K, N] : W transposed")
             fast = " fast = 1" if "128" not in left and r.random() < 0.5 else ""
+            if left in ("row", "1x128") and r.random() < 0.5:
+                given = f"input X[M / ranks, K] : {kind} scratch A[M / ranks, K] : T"
+                claim = "all_gather(X, rows) * B within fp8_e4m3"
+                quantized = self.pick(
+                    "quantize A = X", "quantize A = X with scale = pow2", "quantize A = sum(X)",
+                    "for c in 0..chunks { quantize A.rows(c of chunks) = X.rows(c of chunks) }",
+                )  # fmt: skip
+                stages.insert(0, ("round", "compute", quantized))
         lines = [
             "schedule fuzzed", f"param M = {m} * ranks", f"param N = {n}", f"param K = {k}",
             f"param chunks = {r.choice((1, 2, 3, 4))}", f"param counts = {self.pick('[1, 2]', '[3, 0, 1]', '[1]')}",
-            *types, "input A[M / ranks, K] : T", "output C[M, N] : O", "scratch G[M, K] : T",
-            "scratch S[M, K] : T", "computes C = all_gather(A, rows) * B",
+            *types, given, "output C[M, N] : O", "scratch G[M, K] : T", "scratch S[M, K] : T", f"computes C = {claim}",
             "queue dma { engine = copy " + self.pick("", "order = auto ", "priority = high ") + "}",
             f"queue compute {{ engine = sm{fast} {self.pick('', 'sms = 8', 'residency = 2', 'smem = 64 KiB')} }}",
             "queue vendor { engine = nccl }",
@@ -292,7 +300,7 @@ def shipped_and_turned(rng: random.Random) -> str:
         stages[i], stages[j] = stages[j], stages[i]
     else:
         lines = "".join(stages).splitlines(keepends=True)
-        i = rng.choice([i for i, line in enumerate(lines) if re.match(r"\s*(copy|gemm|reduce|all_)", line)])
+        i = rng.choice([i for i, line in enumerate(lines) if re.match(r"\s*(copy|gemm|reduce|quantize|all_)", line)])
         lines[i] *= rng.choice((0, 2))
         stages = lines
     return head + "".join(stages)

@@ -65,6 +65,7 @@ JOBS = (
     Job("concurrent/ar_vendor", "streams", TWO),
     Job("ag_gemm/streamed", "streams", TWO, TWO, scaled=True),
     Job("ag_gemm/serial", "graph", TWO, TWO, library="NCCL", scaled=True),
+    Job("quantized/ag_gemm_streamed", "streams", TWO, TWO),
 )
 
 

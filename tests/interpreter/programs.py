@@ -17,7 +17,7 @@ from ficco_rt.device.ir import (
     StreamName,
 )
 from ficco_rt.geometry.region import Region
-from ficco_rt.graph.ir import Copy, Gemm, Reduce
+from ficco_rt.graph.ir import Copy, Gemm, Quantize, Reduce
 from ficco_rt.graph.scales import spread
 from ficco_rt.plan.ir import Work
 
@@ -107,7 +107,7 @@ def evaluated(body: Any, values: Sequence[Numbers]) -> list[Numbers]:
             for addend in values[2:own]:
                 out = out + addend
             return [out]
-        case Reduce():
+        case Reduce() if not isinstance(body, Quantize):
             out = values[0]
             for term in values[1:]:
                 out = out + term
