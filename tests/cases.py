@@ -22,6 +22,7 @@ RANKS = (1, 2, 3, 4, 7, 8)
 ALL = bool(os.environ.get("FICCO_ALL"))  # all cases of tests that else take a few of them
 _Case = TypeVar("_Case")
 SCHEDULES = tuple(e.name for e in shipped.entries())
+ONE_TYPE = tuple(n for n in SCHEDULES if not n.startswith("quantized/"))  # in which inputs and outputs have the type T
 FLOATS = tuple(t.name for t in ELEMENT_TYPES if not t.quantised)
 
 

@@ -159,7 +159,7 @@ KINDS = {
     ("name", "kind"),
     [
         (name, kind)
-        for turn, name in enumerate(cases.few(cases.SCHEDULES, len(cases.SCHEDULES) // 2, 0))
+        for turn, name in enumerate(cases.few(cases.ONE_TYPE, len(cases.ONE_TYPE) // 2, 0))
         for kind in cases.few(list(KINDS), 1, turn)
     ],
 )

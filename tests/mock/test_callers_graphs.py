@@ -155,7 +155,7 @@ def captured(
 # Every schedule in one of the forms, some in all.
 FORMS = [(True, 1), (False, 1), (True, 2), (False, 2)]
 ALL_FORMS = ("ag_gemm/streamed", "gemm_rs/relay")
-TAKEN = [(name, *FORMS[i % 4]) for i, name in enumerate(cases.SCHEDULES) if name not in ALL_FORMS]
+TAKEN = [(name, *FORMS[i % 4]) for i, name in enumerate(cases.ONE_TYPE) if name not in ALL_FORMS]
 TAKEN += [(name, *form) for name in ALL_FORMS for form in FORMS]
 
 

@@ -56,7 +56,7 @@ def right(library: StandIn, plan: Plan, seeds: int = SEEDS) -> None:
     ("name", "driver", "arch", "kernel", "transb"),
     [
         pytest.param(name, *served, transb, id=f"{name}-{served[1]}-{transb}")
-        for turn, name in enumerate(n for n in cases.SCHEDULES if "a2a" not in n.split("/")[0])
+        for turn, name in enumerate(n for n in cases.ONE_TYPE if "a2a" not in n.split("/")[0])
         for at, served in enumerate(cases.few(SERVED, 1 + turn % 2, turn))
         for transb in cases.few((0, 1), 1, turn // 4 + at)
     ],

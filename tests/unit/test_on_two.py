@@ -42,7 +42,7 @@ REFUSED = {
     "gemm_rs/hierarchical": "schedules/gemm_rs/hierarchical.ficco:68: send_recv is a collective of all 4 ranks; two "
     "ranks cannot call it for all",
 }
-ALIKE = [name for name in cases.SCHEDULES if name not in REFUSED]
+ALIKE = [name for name in cases.ONE_TYPE if name not in REFUSED]
 
 
 @cache
