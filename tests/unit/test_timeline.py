@@ -154,7 +154,7 @@ def edit(**changes: Any) -> str:
         (edit(ts="soon"), 't.json: traceEvents[12].ts: a number expected, found "soon"'),
         (edit(ts=-1), "t.json: traceEvents[12].ts: -1 is less than 0"),
         (edit(dur=float("nan")), "t.json: traceEvents[12].dur: a number expected, found NaN"),
-        (edit(cat="nap"), "t.json: traceEvents[12].cat: 'nap' is none of gemm, reduce, copy, collective, k"),
+        (edit(cat="nap"), "t.json: traceEvents[12].cat: 'nap' is none of gemm, reduce, quantize, copy, collective, k"),
         (edit(bytes=1.5), "t.json: traceEvents[12].args.bytes: a whole number expected, found 1.5"),
         (edit(ph="B"), 't.json: traceEvents[12]: expected a complete event ("ph": "X")'),
     ],
