@@ -67,7 +67,7 @@ class Variant:
         raise NotImplementedError
 
     def smem(self, stages: int) -> int:
-        """Dynamic shared memory of a block."""
+        """Dynamic shared memory of a block: a step of fp32 has as many bytes, and half the elements."""
         return stages * 2 * self.step * sum(self.tile)
 
     def stages(self, budget: int) -> int:
@@ -141,14 +141,15 @@ def _too_many(works: Sequence[MatrixWork]) -> str | None:
 
 
 def _refusal(work: MatrixWork, signature: Signature, longest: int) -> str | None:
-    """Why the kernel refuses the work; None if it takes it. Pieces may end anywhere, but must begin where 16-byte
-    accesses can."""
+    """Why the kernel refuses the work; None if it takes it. Pieces may end anywhere, but must begin where accesses of
+    the signature's size can."""
+    access = signature.access
     left_transposed, right_transposed = signature.transposed
     matrices = [("left", work.left, signature.item), ("right", work.right, signature.item)]
     matrices += [("out", work.out, signature.out_item), *(("added", a.operand.matrix, a.item) for a in work.addends)]
     for name, matrix, size in matrices:
-        if matrix.address % ALIGNMENT or matrix.pitch * size % ALIGNMENT:
-            return f"the {name} operand's address or pitch is no multiple of {ALIGNMENT} bytes"
+        if matrix.address % access or matrix.pitch * size % access:
+            return f"the {name} operand's address or pitch is no multiple of {access} bytes"
         if matrix.pitch * size > longest:
             return f"a row of the {name} operand has {matrix.pitch * size} bytes, more than {longest}"
     rows, columns = pieces_of(work, signature.transposed)
@@ -159,10 +160,12 @@ def _refusal(work: MatrixWork, signature: Signature, longest: int) -> str | None
         "out": [piece[1] for piece in columns],
         "added": [start for _, _, *starts, _ in columns for start in starts],
     }
+    sizes = {"left": signature.item, "right": signature.item, "out": signature.out_item}
     for name, found in starts.items():
+        step = max(1, access // sizes.get(name, min((a.item for a in work.addends), default=access)))
         for start in found:
-            if start % 8:
-                return f"a piece of the {name} operand's columns starts at {start}, no multiple of 8"
+            if start % step:
+                return f"a piece of the {name} operand's columns starts at {start}, no multiple of {step}"
     return None
 
 
@@ -189,6 +192,7 @@ def build(
         groups=blocks,
         split_k=SplitK(tail_splits),
         band=band,
+        step=signature.step,
     )
     items = {a.operand.matrix: a.item for w in works for a in w.addends}
     sizes = signature.item, signature.out_item
@@ -216,6 +220,8 @@ class Way(Generic[V]):
     residency: int
     least: int
     most: int
+    slower: float = 1.0  # the time of a step, of one of 16-bit elements that are loaded by 16 bytes
+    depth: int = DEPTH  # elements of K in a step
 
     @property
     def stages(self) -> int:
@@ -227,6 +233,16 @@ class AddressFamily(Family[V]):
 
     longest: int  # bytes of a stored row
     memory: str = "shared memory"
+    dtypes: tuple[str, ...] = ("bf16", "fp16")  # of operands
+    accesses: tuple[int, ...] = (ALIGNMENT,)  # what loads of operands may take at once, bytes
+
+    def slower(self, signature: Signature) -> float:
+        """See `Way.slower`."""
+        return 1.0
+
+    def takes(self, v: V, signature: Signature) -> bool:
+        """Whether a variant has room in its registers for such operands."""
+        return True
 
     @abstractmethod
     def ways(self, left: Window, request: GemmRequest, limits: Limits) -> Iterator[Way[V]]:
@@ -244,8 +260,19 @@ class AddressFamily(Family[V]):
         multiprocessors, with `smem` bytes of shared memory each."""
 
     def _gemm(self, works: Sequence[Work]) -> MatrixGemm | str:
+        """The products, loaded by as many bytes at once as their places allow."""
         gemm = gemm_of(works)
-        return gemm if isinstance(gemm, str) else refusal(gemm.works, gemm.signature, self.longest) or gemm
+        if isinstance(gemm, str):
+            return gemm
+        if gemm.signature.dtype not in self.dtypes:
+            return f"operands are {gemm.signature.dtype}"
+        reason = None
+        for access in self.accesses:
+            gemm = replace(gemm, signature=replace(gemm.signature, access=access))
+            reason = refusal(gemm.works, gemm.signature, self.longest)
+            if reason is None:
+                return gemm
+        return reason or gemm
 
     def fits(self, request: GemmRequest) -> str | None:
         gemm = self._gemm(request.works)
@@ -262,6 +289,8 @@ class AddressFamily(Family[V]):
         if isinstance(left, str):
             return left
         ways = self._leaving(request, limits) if request.leave else self.ways(left, request, limits)
+        of, slower = gemm.signature, self.slower(gemm.signature)
+        ways = (replace(w, slower=slower, depth=of.step) for w in ways if self.takes(w.variant, of))
         best = fastest(self, tuple(ways), gemm.rows, gemm.columns, gemm.depth, request.sms or limits.sms, limits.arch)
         if best is None and request.leave:
             return NO_ROOM
@@ -271,7 +300,8 @@ class AddressFamily(Family[V]):
             )
         v = best.variant
         smem = request.smem if request.smem is not None else max(v.smem(best.stages), best.least)
-        return Chosen(self.name, v.name, (*v.tile, v.step), best.stages, smem, request.residency, request.sms)
+        step = v.step * 2 // of.item
+        return Chosen(self.name, v.name, (*v.tile, step), best.stages, smem, request.residency, request.sms)
 
     def _leaving(self, request: GemmRequest, limits: Limits) -> Iterator[Way[V]]:
         """Those that leave room for others."""
@@ -293,7 +323,7 @@ class AddressFamily(Family[V]):
         blocks = at_once(request.sms, fitting, limits)
         # works of a streamed launch come to an end one by one: none is the last wave
         split_k = SplitK(1 if request.streamed else self.splits(v, gemm, request.sms, blocks, smem, limits.arch))
-        tiles = count(gemm.works, v.tile, signature.transposed, groups=blocks, split_k=split_k)
+        tiles = count(gemm.works, v.tile, signature.transposed, groups=blocks, split_k=split_k, step=signature.step)
         config = KernelConfig(
             family=self.name,
             kernel=v.name,
@@ -309,7 +339,7 @@ class AddressFamily(Family[V]):
             resident=fitting,
             tiles=tiles,
             works=(0, len(request.works)),
-            alignment=ALIGNMENT,
+            alignment=signature.access,
             read_only=gemm.read_only,
             tile=v.tile,
             stages=stages,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..graph.ir import Gemm
-from ..types import TYPES, Scaling
+from ..types import Scaling
 from . import tiles
 from .signature import Signature
 from .works import Work, WorkOf, only, scales_of, scaling_of
@@ -70,8 +70,6 @@ def gemm_of(works: Sequence[Work]) -> MatrixGemm | str:
         return (
             f"works apply {' and '.join(sorted(f or 'no function' for f in functions))}; give each a stage of its own"
         )
-    if TYPES[dtype].half is None and not TYPES[dtype].quantised:
-        return f"operands are {dtype}"
     if scalings not in SCALED:
         return f"operands are scaled {' and '.join(scalings)}"
     found = [tiles.work_of(w) for w in products]

@@ -26,6 +26,8 @@ class Signature:
     right_dtype: str | None = None
     scaling: str | None = None  # of fp8 operands: of SCALINGS
     fast: bool = False  # fp8 products are added up by the tensor core alone, which keeps some 14 bits
+    access: int = 16  # bytes of whose multiples operands' addresses, pitches and pieces of columns are
+    tf32: bool = False  # fp32 operands are rounded to TF32
 
     @property
     def factor(self) -> bool:
@@ -63,14 +65,16 @@ class Signature:
         """The kernel's name: of the entry point, the trace and the cache alike."""
         layout = "".join("nt"[transposed] for transposed in self.transposed)
         variant = variant if self.function is None else f"{variant}_{self.function}"
-        words = ("sum" if self.addends else "", self.dtype, self.right_dtype, self.scaling, "fast" if self.fast else "")
+        access = "" if self.access == 16 else f"by{self.access}"
+        ways = self.scaling, "fast" if self.fast else "", "tf32" if self.tf32 else "", access
+        words = ("sum" if self.addends else "", self.dtype, self.right_dtype, *ways)
         return "_".join(filter(None, (variant, *words, self.out_dtype, layout)))
 
     def options(self, variant: str, arch: str, defines: Mapping[str, object]) -> tuple[str, ...]:
         """What the source of a variant is compiled with; `defines` are the variant's own."""
         values = {
             "ENTRY": self.entry(variant),
-            "HALF": (TYPES[self.out_dtype].half or 0) if self.fp8 else TYPES[self.dtype].half,
+            "HALF": TYPES[self.out_dtype if self.fp8 else self.dtype].half or 0,
             "OUT_FP32": int(self.out_dtype == ACCUMULATOR),
             "LEFT_T": int(self.left_transposed),
             "RIGHT_T": int(self.right_transposed),

@@ -241,32 +241,50 @@ template <bool HALF_> static void mma(float& d0, float& d1, float& d2, float& d3
         }
 }
 
+// … of 16 × 8 × 8 in TF32, whose lower bits the tensor core leaves out
+static void mma_tf32(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    struct Left { u32 a[4]; } left[32];
+    struct Right { u32 b[2]; } right[32];
+    exchange(Left{{a0, a1, a2, a3}}, left);
+    exchange(Right{{b0, b1}}, right);
+    const int lane = number() % 32;
+    float* d[4] = {&d0, &d1, &d2, &d3};
+    for (int i = 0; i < 4; ++i)
+        for (int k = 0; k < 8; ++k) {
+            const u32 v[2] = {left[lane / 4 * 4 + k % 4].a[i / 2 + k / 4 * 2] & ~0x1fffu,
+                              right[(lane % 4 * 2 + i % 2) * 4 + k % 4].b[k / 4] & ~0x1fffu};
+            float f[2];
+            memcpy(f, v, 8);
+            *d[i] += f[0] * f[1];
+        }
+}
+
 // ---------------------------------------------------------------- cp.async
 
 static void copy_done(Lane& t, Lane::Copy& c) {
     char* to = shared_at(c.to, t.block);
-    if (!c.word) memset(to, 0, 16);
+    memset(to, 0, (size_t)c.unit);
     if (c.unordered) memset(to, 0xFF, (size_t)c.size);   // it may be as old as can be
     else memcpy(to, c.from, (size_t)c.size);
     c.done = true;
 }
-static void copy_async(u32 to, const void* from, int size, bool word = false) {
+static void copy_async(u32 to, const void* from, int size, int unit = 16) {
     Lane& t = me();
     const bool unordered = !check_read(number(), (u64)from, (u64)size, false, "cp.async", hint);
     int kept = 0;
     for (int i = 0; i < t.copy_count; ++i)
         if (!t.copies[i].done) t.copies[kept++] = t.copies[i];
     t.copy_count = kept;
-    if (kept == 128) abort();
-    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, false, unordered, word};
+    if (kept == 512) abort();
+    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, unit, false, unordered};
     if (!draw((u32)lag + 1)) copy_done(t, t.copies[t.copy_count - 1]);
 }
 // Some of the four words may not be there yet.
 static void copy_words(u32 to, const void* from) {
-    for (u32 i = 0; i < 16; i += 4) copy_async(to + i, (const u8*)from + i, 4, true);
+    for (u32 i = 0; i < 16; i += 4) copy_async(to + i, (const u8*)from + i, 4, 4);
 }
-static void copy_async_if(u32 to, const void* from, int yes) {
-    if (yes) copy_async(to, from, 16);
+static void copy_async_if(u32 to, const void* from, int yes, int unit = 16) {
+    if (yes) copy_async(to, from, unit, unit);
 }
 static void copies_commit() { ++me().copy_groups; }
 static void copies_wait(int most) {
@@ -338,6 +356,11 @@ static void let_next_launch() {
 static void nap() { yield_now(); }
 
 template <class... T> static void load_ints(const int* p, T&... to) { ((to = *p++), ...); }
+static void store_shared(u32 at, unsigned short low, unsigned short high) {
+    const unsigned short both[] = {low, high};
+    memcpy(shared_at(at), both, sizeof both);
+    stored_shared(at, sizeof both);
+}
 template <class... T> static void store_shared(u32 at, T... x) {
     const float all[] = {x...};
     memcpy(shared_at(at), all, sizeof all);
@@ -355,6 +378,13 @@ static void load_shared(u32 at, u32& a, u32& b, u32& c, u32& d) {
 }
 static void unpack_halves(u32 v, float& low, float& high) {
     low = wide((unsigned short)v, true), high = wide((unsigned short)(v >> 16), true);
+}
+
+// To the nearest with 10 bits of mantissa, ties away from zero
+static u32 tf32(float f) {
+    u32 u;
+    memcpy(&u, &f, 4);
+    return (u & 0x7fffffffu) < 0x7f800000u ? u + 0x1000u & ~0x1fffu : u;
 }
 
 template <class T> static T load_checked(const T* p) {
@@ -525,7 +555,10 @@ static void load_floats(const float4* p, float& a, float& b, float& c, float& d)
 
 template <class T> static T __ldg(const T* p) { return *p; }
 template <class T> static T __ldcg(const T* p) { return simt::load_checked(p); }
-template <class T> static void __stcg(T* p, const T& v) { *p = v; }
+template <class T> static void __stcg(T* p, const T& v) {
+    *p = v;
+    if constexpr (sizeof v <= 4) simt::noted(p, sizeof v);   // a vector's assignment notes it
+}
 template <class A, class B> static auto min(A a, B b) { return a < (decltype(a + b))b ? (decltype(a + b))a : (decltype(a + b))b; }
 template <class A, class B> static auto max(A a, B b) { return a > (decltype(a + b))b ? (decltype(a + b))a : (decltype(a + b))b; }
 static inline u32 __float_as_uint(float x) { return __builtin_bit_cast(u32, x); }

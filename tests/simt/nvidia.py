@@ -113,7 +113,20 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
         r"@yes cp\.async\.cg\.shared\.global\.L2::128B \[%0\], \[%1\], 16; \}",
         "copy_async_if(%0, %1, %2)",
     ),
+    (r"cp\.async\.ca\.shared\.global\.L2::128B \[%0\], \[%1\], 4, %2;", "copy_async(%0, %1, %2, 4)"),
+    (
+        r"\{ \.reg \.pred yes; setp\.ne\.b32 yes, %2, 0; "
+        r"@yes cp\.async\.ca\.shared\.global\.L2::128B \[%0\], \[%1\], 4; \}",
+        "copy_async_if(%0, %1, %2, 4)",
+    ),
     (r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;", "copy_words(%0, %1)"),
+    (
+        r"\{ \.reg \.pred yes; setp\.ne\.b32 yes, %2, 0; mov\.b16 %0, 0; @yes ld\.global\.b16 %0, \[%1\]; \}",
+        "%0 = (%2) ? load_checked((const unsigned short*)(%1)) : (unsigned short)0",
+    ),
+    (r"st\.shared\.v2\.b16 \[%0\], \{%1, %2\};", "store_shared(%0, %1, %2)"),
+    (r"ld\.shared\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];", "load_shared(%4, %0, %1, %2, %3)"),
+    (r"cvt\.rna\.tf32\.f32 %0, %1;", "%0 = tf32(%1)"),
     (r"cp\.async\.wait_group 0;", "copies_wait(0)"),
     (r"cp\.async\.commit_group;", "copies_commit()"),
     (r"cp\.async\.wait_group %0;", "copies_wait(%0)"),
@@ -139,8 +152,8 @@ WGMMA = re.compile(
     r"\{[%\d, ]+\}, %\d+, %\d+, use, 1, 1(?:, ([01]), ([01]))?; \}"
 )
 MMA = re.compile(
-    r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32 \{%0, %1, %2, %3\}, \{%4, %5, %6, %7\}, "
-    r"\{%8, %9\}, \{%0, %1, %2, %3\};"
+    r"mma\.sync\.aligned\.m16n8k(?:16|8)\.row\.col\.f32\.(bf16|f16|tf32)\.\1\.f32 \{%0, %1, %2, %3\}, "
+    r"\{%4, %5, %6, %7\}, \{%8, %9\}, \{%0, %1, %2, %3\};"
 )
 
 
@@ -196,7 +209,8 @@ def _call(text: str, operands: list[str]) -> str:
         turned = f"{kinds[2] or 0}, {kinds[3] or 0}"
         return f"simt::wgmma<{columns}, {types}, {turned}>(&{sums[0]}, {left}, {right}, {use})"
     if mma:
-        return f"simt::mma<{str(mma[1] == 'f16').lower()}>({', '.join(operands)})"
+        name = "mma_tf32" if mma[1] == "tf32" else f"mma<{str(mma[1] == 'f16').lower()}>"
+        return f"simt::{name}({', '.join(operands)})"
     for pattern, call in INSTRUCTIONS:
         found = re.fullmatch(pattern, text)
         if found:

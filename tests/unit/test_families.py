@@ -103,8 +103,8 @@ def test_each_architecture_gets_its_kernel(arch: str, device: Limits, family: st
 def test_what_the_hopper_kernel_refuses_or_cannot_share() -> None:
     assert chosen(GemmRequest((gemm(left_t=True),)), H100).family == "sm90"
     odd = chosen(GemmRequest((gemm(k=100),)), H100)
-    assert odd.kernel == "naive_gemm"
-    assert [r.family for r in odd.refused] == ["sm90", "sm80", "mfma"]
+    assert odd.family == "sm80"
+    assert [r.family for r in odd.refused] == ["sm90"]
     for residency in (2, 3, 4):
         config = chosen(GemmRequest((gemm(4096, 4096, 4096),), residency=residency), H100)
         variant = next(v for v in SM80.variants if v.name == config.kernel)
@@ -139,12 +139,26 @@ LONG = view("A", (0, 512), (0, 512), (512, 1 << 25))
 COLUMN = replace(view("A", (0, 512), (0, 512), (512, 512, 2)), region=Region(
     "A", 0, (Axis((Interval(0, 512),)), Axis((Interval(0, 512),)), Axis((Interval(0, 1),), dropped=True))))  # fmt: skip
 REFUSED = [
-    ((gemm(dtype="fp32"),), "operands are fp32"),
     ((gemm(), SUM), "the launch holds sums or copies as well"),
     ((gemm(), gemm(right_t=True)), "works differ in types or layout"),
     ((gemm(stored=COLUMN),), "an operand's columns are not side by side"),
-    ((gemm(k=100),), "the left operand's address or pitch is no multiple of 16 bytes"),
 ]
+AMPERES = [  # works, why no other kernel takes them, and by how many bytes it loads
+    (gemm(dtype="fp32"), "operands are fp32", 16),
+    (gemm(k=100), "the left operand's address or pitch is no multiple of 16 bytes", 4),
+    (gemm(k=101), "the left operand's address or pitch is no multiple of 16 bytes", 2),
+    (gemm(dtype="fp32", n=101), "operands are fp32", 4),
+]
+
+
+@pytest.mark.parametrize(("work", "reason", "access"), AMPERES, ids=[f"{a}, {r}" for _, r, a in AMPERES])
+def test_what_the_ampere_kernel_alone_takes(work: Work, reason: str, access: int) -> None:
+    request = GemmRequest((work,))
+    assert [f.fits(request) for f in (SM90, SM80, MFMA)] == [reason, None, reason]
+    found = chosen(request, H100)
+    (config,) = configure(LaunchRequest(found.kernel, (work,), 132, found.smem), H100)
+    assert (config.family, config.alignment) == ("sm80", access)
+    assert f"-DACCESS={access}" in config.options
 
 
 @pytest.mark.parametrize(("works", "reason"), REFUSED, ids=[r for _, r in REFUSED])

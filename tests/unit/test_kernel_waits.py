@@ -70,6 +70,8 @@ class Shape:
     free: bool = False  # A and B are read-only; works wait until another device has read their rows of C
     chained: bool = False  # a work's addends wait for the signal of the work before it
     stale: bool = False  # flags are up when the launch begins, until the launch before ends
+    dtype: str = "bf16"  # of A and B
+    multiple: int = 0  # elements, of whose multiples pitches are, if not of 16 bytes
     out: str = "bf16"
     turned: bool = False  # B is stored [N, K]
     left_turned: bool = False  # A is stored [K, M]
@@ -88,9 +90,10 @@ class Run:
         m = sum(shape.rows)
         stored_b = (shape.n, shape.k) if shape.turned else (shape.k, shape.n)
         stored_a = (shape.k, m) if shape.left_turned else (m, shape.k)
-        types = ("fp8_e4m3", "fp8_e5m2") if shape.scaling else ("bf16", "bf16")
-        self.a, self.b = Memory(*stored_a, types[0], 16), Memory(*stored_b, types[1], 16)
-        self.c, self.d = Memory(m, shape.n, shape.out), Memory(m, shape.n, "bf16")
+        types = ("fp8_e4m3", "fp8_e5m2") if shape.scaling else (shape.dtype, shape.dtype)
+        wide, of_out = shape.multiple or 16, shape.multiple or 8
+        self.a, self.b = Memory(*stored_a, types[0], wide), Memory(*stored_b, types[1], wide)
+        self.c, self.d = Memory(m, shape.n, shape.out, of_out), Memory(m, shape.n, shape.dtype, of_out)
         self.held = {
             id(memory): draw.integers(-3, 4, memory.values.shape).astype(memory.whole.dtype)
             for memory in (self.a, self.b, self.d)
@@ -181,7 +184,7 @@ class Run:
             behind: tuple[int, ...] = ()
             if s.addends:
                 added = replace(self.d.matrix, pitch=0) if s.repeated else self.d.matrix
-                addends = (Addend(MatrixOperand(added, (rows,), (n,)), "bf16"),)
+                addends = (Addend(MatrixOperand(added, (rows,), (n,)), s.dtype),)
                 behind = (self._given(self.d, rows, n), *([self.flag(31 + number)] if s.chained and number else []))
             of_a = (tuple(along), (rows,)) if s.left_turned else ((rows,), tuple(along))
             pieces = (*of_a, (b_rows,), (b_columns,), (rows,), (n,))
@@ -468,6 +471,32 @@ def ampere(variant: sm80.Variant, signature: Signature, shape: Shape, kernel: nv
     grid = min(shape.blocks, len(table.tiles))
     assert_right(kernel, run, table, scratch, lambda order: kernel(argument, grid, variant.threads, order))
     return table
+
+
+# Pitches of no multiple of 16 bytes; fp32, and fp32 rounded to TF32. Layouts take turns
+UNALIGNED = {
+    "by2": (2, "bf16", Shape((67, 30), 67, 131, 3, multiple=1)),
+    "by2_sums": (2, "bf16", Shape((61, 5), 69, 195, 2, multiple=1, addends=True)),
+    "by2_splits": (2, "bf16", Shape((63,), 65, 321, 4, multiple=1, splits=3, out="fp32")),
+    "by4": (4, "bf16", Shape((66, 31), 70, 134, 3, multiple=2)),
+    "by4_sums": (4, "bf16", Shape((66,), 130, 70, 2, multiple=2, addends=True)),
+    "fp32": (16, "fp32", Shape((72, 64), 72, 100, 2, dtype="fp32", out="fp32", splits=2)),
+    "fp32_by4": (4, "fp32", Shape((67,), 65, 67, 3, dtype="fp32", out="fp32", multiple=1, addends=True)),
+    "tf32": (16, "tf32", Shape((72, 64), 72, 100, 2, dtype="fp32", out="fp32")),
+    "tf32_by4": (4, "tf32", Shape((67,), 65, 67, 3, dtype="fp32", out="fp32", multiple=1)),
+}
+
+
+@pytest.mark.parametrize("name", UNALIGNED)
+def test_the_ampere_kernel_loads_what_is_not_aligned_and_fp32(name: str, tmp_path: Path) -> None:
+    access, dtype, shape = UNALIGNED[name]
+    variant = sm80.VARIANTS[-1]
+    layouts = [(lt, rt) for lt in (False, True) for rt in (False, True)]
+    for lt, rt in cases.few(layouts, 2, list(UNALIGNED).index(name)):
+        signature = Signature(shape.dtype, shape.out, lt, rt, shape.addends, access=access, tf32=dtype == "tf32")
+        entry = signature.entry(variant.name)
+        kernel = nvidia.Kernel(tmp_path, sm80.SOURCE, variant.options(signature, "sm_80"), entry, "Parameters")
+        ampere(variant, signature, replace(shape, left_turned=lt, turned=rt), kernel, 0)
 
 
 @pytest.mark.parametrize(("out", "addends"), [("bf16", False), ("fp32", False), ("bf16", True)])

@@ -7,6 +7,7 @@
     python -m tools.gemm_bench --odd --tries    # of these, the shapes that name what is tried beside the choice
     python -m tools.gemm_bench --late           # products of few rows that wait for a copy of all rows
     python -m tools.gemm_bench --sum            # terms that a GEMM adds to its product, beside a `reduce` behind it
+    python -m tools.gemm_bench --unaligned      # rows at no multiples of 16 bytes, fp32, TF32: all tiles
     python -m tools.gemm_bench --check-only
     python -m tools.gemm_bench --types fp8      # scaled fp8 beside torch._scaled_mm; --scales 1x128 row tensor
     python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
@@ -46,9 +47,10 @@ from .odd import former, odd, told
 from .product import LAYOUTS
 from .sums import sums
 from .table import bench
+from .unaligned import unaligned
 from .variants import keys_of, named
 
-GROUPS = ("large", "decode", "gradients", "odd", "late", "sum", "fp8")  # of shapes
+GROUPS = ("large", "decode", "gradients", "odd", "late", "sum", "fp8", "unaligned")  # of shapes
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -77,6 +79,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tries", action="store_true", help="of --odd, the shapes that name what is tried: 30 s")
     parser.add_argument("--late", action="store_true", help="time the group `late` of --shapes, each result checked")
     parser.add_argument("--sum", action="store_true", help="time the group `sum` of --shapes, each result checked")
+    parser.add_argument("--unaligned", action="store_true", help="time the group `unaligned`, each result checked")
     parser.add_argument("--types", choices=("bf16", "fp8"), default="bf16", help="fp8: the group `fp8` of --shapes")
     parser.add_argument("--scales", nargs="*", choices=("1x128", "row", "tensor"), default=("1x128", "row", "tensor"))
     parser.add_argument(
@@ -146,6 +149,8 @@ def main(arguments: Sequence[str]) -> int:
         return 4 if bench_fp8(
             shapes, args.scales, args.rounds, args.variants, args.best, args.deepgemm, args.json
         ) else 0  # fmt: skip
+    if args.unaligned:
+        return 4 if unaligned(args.shapes["unaligned"], args.rounds, args.variants) else 0
     if args.sum:
         return 4 if sums(args.shapes["sum"], args.rounds) else 0
     if args.late:

@@ -12,15 +12,15 @@ import torch
 Sets = list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # left, right, out of some products
 
 
-def sets(m: int, n: int, k: int, right_t: bool, left_t: bool = False) -> Sets:
+def sets(m: int, n: int, k: int, right_t: bool, left_t: bool = False, dtype: torch.dtype = torch.bfloat16) -> Sets:
     """Operands that together are several times L2, at least two."""
-    size = 2 * (m * k + k * n + m * n)
+    size = dtype.itemsize * (m * k + k * n + m * n)
     count = max(2, min(24, math.ceil(300e6 / size)))
     out = []
     for _ in range(count):
-        a = torch.randn(*((k, m) if left_t else (m, k)), device="cuda", dtype=torch.bfloat16)
-        b = torch.randn(*((n, k) if right_t else (k, n)), device="cuda", dtype=torch.bfloat16)
-        out.append((a, b, torch.full((m, n), math.nan, device="cuda", dtype=torch.bfloat16)))
+        a = torch.randn(*((k, m) if left_t else (m, k)), device="cuda", dtype=dtype)
+        b = torch.randn(*((n, k) if right_t else (k, n)), device="cuda", dtype=dtype)
+        out.append((a, b, torch.full((m, n), math.nan, device="cuda", dtype=dtype)))
     return out
 
 

@@ -38,9 +38,21 @@ _PIPELINE = {90: 1.105}  # that rate, of a machine's rate of large GEMMs: see `s
 _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time`
 
 
-def reached(device: Device) -> float:
-    """Fraction of the tensor cores' rate that the kernel reaches."""
-    return _REACHED.get(compute_capability(device.arch) or 0, _OTHERS)
+# The time of a step, of one of 16-bit elements by 16-byte accesses: by bytes of an access, of fp32 and of TF32
+_BY_ACCESS = {16: 1.0, 4: 1.5, 2: 2.5}
+_FP32, _TF32 = 5.0, 1.1
+_OF_FP32 = 0.6  # of the multiprocessors' rate of fp32, what the kernel reaches
+_TF32_RATE = 0.5  # of the tensor cores' rate of bf16
+
+
+def reached(device: Device, dtype: str = "bf16") -> float:
+    """Fraction of the tensor cores' rate that the kernel reaches; of fp32, of the other cores' rate."""
+    return _OF_FP32 if dtype == "fp32" else _REACHED.get(compute_capability(device.arch) or 0, _OTHERS)
+
+
+def slower(access: int, dtype: str, tf32: bool) -> float:
+    """See `by_address.Way.slower`."""
+    return max(_BY_ACCESS[access], (_TF32 if tf32 else _FP32) if dtype == "fp32" else 1.0)
 
 
 def rate(v: Variant, residency: int, stages: int) -> float:
@@ -49,16 +61,24 @@ def rate(v: Variant, residency: int, stages: int) -> float:
     return reached * (_SHARED if residency > 1 else 1.0) * (_SHALLOW if stages * residency == 2 else 1.0)
 
 
-def pace(v: Variant, blocks: int, stages: int, device: Device, dtype: str) -> Pace:
+def pace(
+    v: Variant, blocks: int, stages: int, device: Device, dtype: str, access: int = 16, tf32: bool = False
+) -> Pace:
     """What the tiles of a launch take on a device; see `sm90.cost.pace`."""
     m, n = v.tile
     size = m * n / (256 * 128)
     shared = ceil(blocks / device.sms)
-    tensor_rate = gemm_rate(device, dtype) * _PIPELINE.get(compute_capability(device.arch) or 0, 1.0)
-    share = reached(device) * rate(v, shared, stages)
+    if dtype == "fp32" and not tf32:
+        full, depth = gemm_rate(device, dtype) * reached(device, dtype), DEPTH // 2
+    else:
+        depth = DEPTH // 2 if tf32 else DEPTH
+        full = gemm_rate(device, "bf16" if tf32 else dtype) * (_TF32_RATE if tf32 else 1.0)
+        full *= _PIPELINE.get(compute_capability(device.arch) or 0, 1.0) * reached(device) / _BY_ACCESS[access]
+    share = rate(v, shared, stages)
     return Pace(
         groups=blocks,
-        step=shared * 2.0 * m * n * DEPTH * device.sms / (tensor_rate * share),
+        depth=depth,
+        step=shared * 2.0 * m * n * depth * device.sms / (full * share),
         ends=_TILE * size,
         adding=_TILE * size,
         split=(_SPLIT[0], _SPLIT[1] * size),
@@ -67,8 +87,9 @@ def pace(v: Variant, blocks: int, stages: int, device: Device, dtype: str) -> Pa
 
 
 def alone(
-    v: Variant, residency: int, rows: Sequence[int], columns: Sequence[int], k: int, blocks: int, reached: float
-) -> tuple[float, int]:
+    v: Variant, residency: int, rows: Sequence[int], columns: Sequence[int], k: int, blocks: int, reached: float,
+    depth: int = DEPTH,
+) -> tuple[float, int]:  # fmt: skip
     """The least time, and the splits of the last wave that give it."""
     m, n = v.tile
     size = m * n / (256 * 128)
@@ -76,5 +97,5 @@ def alone(
     step = residency * _STEP * size / reached
     moved = 2 * (sum(rows) * k + k * sum(columns) + sum(rows) * sum(columns)) / _BANDWIDTH
     split = (_SPLIT[0], _SPLIT[1] * size)
-    cost, splits = best_splits(tiles, blocks, ceil(k / DEPTH), step, _TILE * size, split, moved)
+    cost, splits = best_splits(tiles, blocks, ceil(k / depth), step, _TILE * size, split, moved)
     return _LAUNCH + cost, splits

@@ -10,6 +10,7 @@ from ..family import GemmRequest, KernelConfig
 from ..gemm_launch import MatrixGemm
 from ..occupancy import Limits, Window
 from ..pace import Pace
+from ..signature import Signature
 from ..target import compute_capability
 from . import cost
 from .variants import LONGEST, SOURCE, VARIANTS, Variant
@@ -21,6 +22,8 @@ class Sm80(AddressFamily[Variant]):
     variants = VARIANTS
     instructions = "mma.sync, cp.async"
     longest = LONGEST
+    dtypes = ("bf16", "fp16", "fp32")
+    accesses = (16, 4, 2)
 
     def serves(self, arch: str) -> bool:
         return (compute_capability(arch) or 0) >= 80
@@ -30,7 +33,14 @@ class Sm80(AddressFamily[Variant]):
         return 80 <= (compute_capability(arch) or 0) < 89
 
     def reached(self, device: Device, dtype: str) -> float:
-        return cost.reached(device)
+        return cost.reached(device, dtype)
+
+    def slower(self, signature: Signature) -> float:
+        return cost.slower(signature.access, signature.dtype, signature.tf32)
+
+    def takes(self, v: Variant, signature: Signature) -> bool:
+        """Elements that go through registers one by one leave room for few sums."""
+        return signature.access >= 4 or v.residency > 3
 
     def ways(self, left: Window, request: GemmRequest, limits: Limits) -> Iterator[Way[Variant]]:
         """As many blocks share a multiprocessor as are asked for, or as their shared memory lets, or any number."""
@@ -52,14 +62,19 @@ class Sm80(AddressFamily[Variant]):
     def estimate(
         self, way: Way[Variant], rows: Sequence[int], columns: Sequence[int], k: int, sms: int, arch: str
     ) -> tuple[float, int]:
-        reached = cost.rate(way.variant, way.residency, way.stages)
-        return cost.alone(way.variant, way.residency, rows, columns, k, sms * way.residency, reached)
+        reached = cost.rate(way.variant, way.residency, way.stages) / way.slower
+        return cost.alone(way.variant, way.residency, rows, columns, k, sms * way.residency, reached, way.depth)
 
     def splits(self, v: Variant, gemm: MatrixGemm, sms: int, blocks: int, smem: int, arch: str) -> int:
-        return cost.alone(v, 1, gemm.rows, gemm.columns, gemm.depth, blocks, 1.0)[1]
+        of = gemm.signature
+        reached = 1.0 / self.slower(of)
+        return cost.alone(v, 1, gemm.rows, gemm.columns, gemm.depth, blocks, reached, of.step)[1]
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
-        return cost.pace(self.variant(config.kernel), config.blocks, config.stages, device, dtype)
+        tf32 = "-DTF32=1" in config.options
+        return cost.pace(
+            self.variant(config.kernel), config.blocks, config.stages, device, dtype, config.alignment, tf32
+        )
 
 
 SM80 = Sm80()

@@ -26,7 +26,8 @@ class Variant(by_address.Variant):
     def options(self, signature: Signature, arch: str) -> tuple[str, ...]:
         (tile_m, tile_n), (warps_m, warps_n) = self.tile, self.grid
         defines = {"TILE_M": tile_m, "TILE_N": tile_n, "WARPS_M": warps_m, "WARPS_N": warps_n}
-        return signature.options(self.name, arch, {**defines, "RESIDENCY": self.residency})
+        operands = {"ITEM": signature.item, "TF32": int(signature.tf32), "ACCESS": signature.access}
+        return signature.options(self.name, arch, {**defines, **operands, "RESIDENCY": self.residency})
 
 
 def _variant(rows: int, columns: int, grid: tuple[int, int], residency: int) -> Variant:

@@ -206,6 +206,8 @@ def _scaled_at(matrix: Matrix, move: Move) -> Matrix:
 def refusal(works: Sequence[MatrixWork], signature: Signature) -> str | None:
     """Why these works cannot be one launch of this kernel, or None."""
     dtype, out_dtype = signature.dtype, signature.out_dtype
+    if dtype == ACCUMULATOR:
+        return f"operands are {dtype}"
     ends = _ends(works, signature)
     for w in works:
         reason = fits(w, signature)

@@ -1,5 +1,6 @@
 // out (+)= left · right on tensor cores since Ampere: bf16 or fp16 operands, fp32 accumulation, output in either. Or,
-// with ADDENDS, out = left · right + addends, all added in fp32.
+// with ADDENDS, out = left · right + addends, all added in fp32. fp32 operands are multiplied by fmaf, or, with TF32,
+// rounded to TF32 for the tensor cores.
 //
 // All warps load by cp.async into a ring of stages and multiply by mma.sync what has arrived. The grid is
 // persistent: block b makes the tiles b, b + blocks, … of a table that the host writes (kernels/tile_table.py). Loads
@@ -10,6 +11,9 @@
 //   TILE_M, TILE_N        a block's tile, multiples of 64
 //   WARPS_M, WARPS_N      how warps share it
 //   RESIDENCY             blocks that a multiprocessor's registers must hold
+//   ITEM                  bytes of an operand's element: 2, or 4 for fp32
+//   TF32                  1: fp32 operands are rounded to TF32
+//   ACCESS                bytes that loads of operands may take at once: 16, 4 or 2
 //   HALF                  1: fp16, 0: bf16
 //   OUT_FP32              1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T       1: the operand is stored transposed, left [K, M], right [N, K]
@@ -17,8 +21,11 @@
 //   FUNCTION, FACTOR      of the sums (functions.cuh); left out: none
 //   MARKS                 1: it tells when its tiles waited, began and ended (marks.h)
 //
-// Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the
-// dimension that lies together in memory. They end anywhere: what a load finds beyond is zero.
+// Limits, checked on the host: bases, pitches, and where pieces begin along the dimension that lies together in memory
+// are multiples of ACCESS bytes. Pieces end anywhere: what a load finds beyond is zero.
+//
+// NOTE cp.async takes 4 bytes at least. With ACCESS = 2 elements go through registers: each third of a step's loads is
+// stored to the ring while the next third is on its way.
 
 #include "functions.cuh"
 #include "half_floats.cuh"
@@ -27,19 +34,23 @@
 
 typedef PitchedParameters Parameters;
 
-constexpr int TILE_K = 64;                       // 128 bytes: one row of the ring
+constexpr int TILE_K = 128 / ITEM;               // one row of the ring
+constexpr bool PLAIN = ITEM == 4 && !TF32;       // no tensor cores
 constexpr int WARPS = WARPS_M * WARPS_N;
 constexpr int THREADS = 32 * WARPS;
 constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
 constexpr int FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;
 constexpr int LEFT_BYTES = TILE_M * 128, RIGHT_BYTES = TILE_N * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
-constexpr int HOP = THREADS / 8;                 // rows of the ring that the block fills at once, 16 bytes a thread
+constexpr int UNIT = ACCESS == 16 ? 16 : 4;      // bytes of a row of the ring that a thread fills at once
+constexpr int ACROSS = 128 / UNIT;               // threads along a row
+constexpr int HOP = THREADS / ACROSS;            // rows of the ring that the block fills at once
 constexpr int LEFT_HOPS = TILE_M / HOP, RIGHT_HOPS = TILE_N / HOP;
 constexpr int HOPS = LEFT_HOPS + RIGHT_HOPS;
-constexpr int SUBSTEPS = TILE_K / 16;
+constexpr int SUBSTEPS = 4;                      // 32 bytes of a row each
 
-static_assert(TILE_M % 64 == 0 && TILE_N % 64 == 0, "the ring's 64-column atoms");
-static_assert(64 % HOP == 0, "a hop stays in an atom");
+static_assert(TILE_M % 64 == 0 && TILE_N % 64 == 0, "the ring's atoms, TILE_K columns each");
+static_assert(TILE_K % HOP == 0, "a hop stays in an atom");
+static_assert(ACCESS >= ITEM && (ITEM == 2 || OUT_FP32), "what the host chooses");
 static_assert(WARP_M == 32 || WARP_M == 64, "a warp's rows lie in one atom");
 static_assert(WARP_N == 32 || WARP_N == 64, "and its columns");
 
@@ -61,15 +72,45 @@ __device__ __forceinline__ int this_thread() {   // volatile: read where it is u
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
     return i;
 }
-// 16 bytes, of which `size` are read and the rest are zero
+#if ACCESS == 16
+#define COPY "cp.async.cg.shared.global.L2::128B [%0], [%1], 16"
+#else
+#define COPY "cp.async.ca.shared.global.L2::128B [%0], [%1], 4"
+#endif
+// UNIT bytes, of which `size` are read and the rest are zero
 __device__ __forceinline__ void copy_async(u32 dst, const u8* src, int size) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(size) : "memory");
+    asm volatile(COPY ", %2;" ::"r"(dst), "l"(src), "r"(size) : "memory");
 }
 // all of them, if `yes`. NOTE a predicate, no branch: the compiler schedules multiplications around it
 __device__ __forceinline__ void copy_async_if(u32 dst, const u8* src, bool yes) {
-    asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\n"
-                 "@yes cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n}" ::"r"(dst), "l"(src), "r"((int)yes)
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\n@yes " COPY ";\n}" ::"r"(dst), "l"(src), "r"((int)yes)
                  : "memory");
+}
+// an element, or zero
+__device__ __forceinline__ unsigned short load_if(const u8* src, bool yes) {
+    unsigned short v;
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\nmov.b16 %0, 0;\n@yes ld.global.b16 %0, [%1];\n}"
+                 : "=h"(v) : "l"(src), "r"((int)yes) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_pair(u32 dst, unsigned short low, unsigned short high) {
+    asm volatile("st.shared.v2.b16 [%0], {%1, %2};" ::"r"(dst), "h"(low), "h"(high) : "memory");
+}
+__device__ __forceinline__ void load_words(u32 address, float& a, float& b, float& c, float& d) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_words(u32 address, float& a, float& b) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(address) : "memory");
+}
+__device__ __forceinline__ float load_word(u32 address) {
+    float a;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(a) : "r"(address) : "memory");
+    return a;
+}
+__device__ __forceinline__ u32 to_tf32(float f) {
+    u32 v;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(v) : "f"(f));
+    return v;
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait_groups() {
@@ -95,13 +136,15 @@ template <bool TURNED> __device__ __forceinline__ void load_matrices(u32 (&r)[4]
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-#if HALF
-#define TYPES ".f32.f16.f16.f32 "
+#if ITEM == 4
+#define TYPES "m16n8k8.row.col.f32.tf32.tf32.f32 "
+#elif HALF
+#define TYPES "m16n8k16.row.col.f32.f16.f16.f32 "
 #else
-#define TYPES ".f32.bf16.bf16.f32 "
+#define TYPES "m16n8k16.row.col.f32.bf16.bf16.f32 "
 #endif
 __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col" TYPES "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned." TYPES "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -120,32 +163,40 @@ __device__ __forceinline__ void wait_flags(const Parameters& p, int first, int c
 }
 
 // One operand's way into the ring. A stage holds it as rows of 128 bytes, whose 16-byte units are swapped by the
-// row's last three bits, so that eight rows of one unit lie in different banks. ALONG_K: a row is 64 deep, for one
-// row (column) of the tile. Otherwise it is 64 rows (columns) at one depth, and 64 such make an atom.
+// row's last three bits, so that eight rows of one unit lie in different banks. ALONG_K: a row is TILE_K deep, for one
+// row (column) of the tile. Otherwise it is TILE_K rows (columns) at one depth, and TILE_K such make an atom.
 template <bool ALONG_K> struct Side {
-    const u8* at;   // this thread's first 16 bytes of the next step
+    const u8* at;   // this thread's first bytes of the next step
     int hop;        // bytes from a hop's stored row to the next hop's
     int limit;      // rows (columns) that there are, from this thread's first
 
     __device__ __forceinline__ void start(u64 base, i64 pitch, int first, int k, int there) {
-        const int thread = this_thread(), unit = (thread & 7) * 8, row = thread >> 3;
-        at = (const u8*)base + (ALONG_K ? (first + row) * pitch + (k + unit) * 2 : (k + row) * pitch + (first + unit) * 2);
+        const int thread = this_thread(), unit = thread % ACROSS * (UNIT / ITEM), row = thread / ACROSS;
+        at = (const u8*)base
+             + (ALONG_K ? (first + row) * pitch + (i64)(k + unit) * ITEM : (k + row) * pitch + (i64)(first + unit) * ITEM);
         hop = (int)pitch * HOP;
         limit = there - (ALONG_K ? row : unit);
     }
     __device__ __forceinline__ const u8* source(int i) const {   // of hop i
-        constexpr int PER_ATOM = 64 / HOP;
+        constexpr int PER_ATOM = TILE_K / HOP;
         return at + (i64)(ALONG_K ? i : i % PER_ATOM) * hop + (ALONG_K ? 0 : i / PER_ATOM * 128);
     }
-    // hop i where the tile or K ends; `depth`: elements of K that are left, from this thread's first
-    __device__ __forceinline__ void copy_edge(u32 dst, int i, int depth) const {
-        constexpr int PER_ATOM = 64 / HOP;
+    // elements that there are of hop i, from this thread's first; `depth`: elements of K that are left, from there
+    __device__ __forceinline__ int there(int i, int depth) const {
+        constexpr int PER_ATOM = TILE_K / HOP;
         const int lines = (ALONG_K ? limit : depth) - (ALONG_K ? i : i % PER_ATOM) * HOP;
-        const int elements = (ALONG_K ? depth : limit) - (ALONG_K ? 0 : i / PER_ATOM * 64);
-        copy_async(dst + i * HOP * 128, source(i), lines > 0 ? min(max(elements * 2, 0), 16) : 0);
+        const int elements = (ALONG_K ? depth : limit) - (ALONG_K ? 0 : i / PER_ATOM * TILE_K);
+        return lines > 0 ? elements : 0;
     }
-    __device__ __forceinline__ void advance() { at += ALONG_K ? (i64)TILE_K * 2 : (i64)hop * (TILE_K / HOP); }
+    __device__ __forceinline__ void advance() { at += ALONG_K ? (i64)128 : (i64)hop * (TILE_K / HOP); }
 };
+
+// ACCESS = 2: a third of a step's elements, two for each hop, on their way to the ring.
+constexpr int THIRD = ACCESS == 2 ? (HOPS + 2) / 3 : 1;
+typedef unsigned short Held[THIRD][2];
+
+// Where hop i lies behind hop 0. NOTE with HOP < 8 the rows' swaps differ
+__device__ __forceinline__ u32 hop_place(u32 dst, int i) { return (dst ^ (i * HOP & 7) << 4) + i * HOP * 128; }
 
 // Where loads have got to: a tile, and a step of it.
 struct Loader {
@@ -175,22 +226,50 @@ struct Loader {
             if (before.w != rest.w || before.z != rest.z) steps = -steps;
         }
     }
+    // this thread's place in the first hop
+    static __device__ __forceinline__ u32 place(u32 slot) {
+        const int thread = this_thread(), row = thread / ACROSS, at = thread % ACROSS * UNIT;
+        return slot + row * 128 + ((at >> 4 ^ (row & 7)) << 4) + at % 16;
+    }
     // hops of the step, into a slot of the ring, that substep `part` of three issues
-    __device__ __forceinline__ void issue(u32 slot, int part) const {
+    __device__ __forceinline__ void issue(u32 slot, int part, Held& held) const {
         const int thread = this_thread();
-        const u32 dst = slot + (thread >> 3) * 128 + (((thread & 7) ^ (thread >> 3 & 7)) << 4);
-        const bool whole = full && depth >= TILE_K, yes = whole && steps > 0;
+        const int down = depth - thread / ACROSS, along = depth - thread % ACROSS * (UNIT / ITEM);
+        if constexpr (ACCESS == 2) {
 #pragma unroll
-        for (int i = HOPS * part / 3; i < HOPS * (part + 1) / 3; ++i) {
-            if (i < LEFT_HOPS) copy_async_if(dst + i * HOP * 128, left.source(i), yes);
-            else copy_async_if(dst + i * HOP * 128, right.source(i - LEFT_HOPS), yes);
+            for (int j = 0; j < THIRD; ++j) {
+                const int i = THIRD * part + j;
+                if (i >= HOPS) break;
+                const bool of_left = i < LEFT_HOPS;
+                const u8* from = of_left ? left.source(i) : right.source(i - LEFT_HOPS);
+                int there = of_left ? left.there(i, LEFT_T ? down : along) : right.there(i - LEFT_HOPS, RIGHT_T ? along : down);
+                if (steps <= 0) there = 0;
+                held[j][0] = load_if(from, there > 0);
+                held[j][1] = load_if(from + 2, there > 1);
+            }
+        } else {
+            const u32 dst = place(slot);
+            const bool whole = full && depth >= TILE_K, yes = whole && steps > 0;
+#pragma unroll
+            for (int i = HOPS * part / 3; i < HOPS * (part + 1) / 3; ++i)
+                copy_async_if(hop_place(dst, i), i < LEFT_HOPS ? left.source(i) : right.source(i - LEFT_HOPS), yes);
+            if (part < 2 || whole || steps <= 0) return;
+#pragma unroll
+            for (int i = 0; i < HOPS; ++i) {
+                const bool of_left = i < LEFT_HOPS;
+                const int there = of_left ? left.there(i, LEFT_T ? down : along) : right.there(i - LEFT_HOPS, RIGHT_T ? along : down);
+                copy_async(hop_place(dst, i), of_left ? left.source(i) : right.source(i - LEFT_HOPS), min(max(there * ITEM, 0), UNIT));
+            }
         }
-        if (part < 2 || whole || steps <= 0) return;
-        const int down = depth - (thread >> 3), along = depth - (thread & 7) * 8;
+    }
+    // what `issue` has loaded to registers
+    static __device__ __forceinline__ void land(u32 slot, int part, const Held& held) {
+        if constexpr (ACCESS == 2) {
+            const u32 dst = place(slot);
 #pragma unroll
-        for (int i = 0; i < LEFT_HOPS; ++i) left.copy_edge(dst, i, LEFT_T ? down : along);
-#pragma unroll
-        for (int i = 0; i < RIGHT_HOPS; ++i) right.copy_edge(dst + LEFT_BYTES, i, RIGHT_T ? along : down);
+            for (int j = 0; j < THIRD; ++j)
+                if (THIRD * part + j < HOPS) store_pair(hop_place(dst, THIRD * part + j), held[j][0], held[j][1]);
+        }
     }
     __device__ __forceinline__ void advance(const Parameters& p) {
         commit();   // an empty group where nothing was issued: groups count steps
@@ -232,12 +311,96 @@ typedef float Sums[FRAGMENTS_M][FRAGMENTS_N][4];
 typedef u32 LeftFragments[FRAGMENTS_M][4];
 typedef u32 RightFragments[FRAGMENTS_N / 2][4];
 
+// A word of an fp32 operand that does not lie along K: of row (column) `first` + 8 · `i` + `row` of the tile at `depth`
+// of the stage; `first`: the warp's. What `i` and `depth` add is known to the compiler but for the depth's last two bits.
+__device__ __forceinline__ u32 word_at(u32 side, int first, int row, int i, int depth) {
+    const u32 base = side + first * 128 + (depth & 3) * 128 + ((row >> 2 ^ (depth & 3)) << 4) + (row & 3) * 4;
+    return (base ^ (i % 4 * 2 ^ (depth & 4)) << 4) + i / 4 * 4096 + (depth & ~3) * 128;
+}
+
+// Fragments of substep k
 __device__ __forceinline__ void load_right(RightFragments& f, const Reader<bool(RIGHT_T)>& right, u32 slot, int k) {
+    if constexpr (ITEM == 4 && !RIGHT_T) {
+        const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) % WARPS_N * WARP_N;
 #pragma unroll
-    for (int n = 0; n < FRAGMENTS_N / 2; ++n) load_matrices<!RIGHT_T>(f[n], right.at(slot + LEFT_BYTES, n, k));
+        for (int n = 0; n < FRAGMENTS_N; ++n)
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                f[n / 2][n % 2 * 2 + j] = to_tf32(load_word(word_at(slot + LEFT_BYTES, first, lane >> 2, n, k * 8 + j * 4 + (lane & 3))));
+    } else {
+#pragma unroll
+        for (int n = 0; n < FRAGMENTS_N / 2; ++n) {
+            load_matrices<!RIGHT_T>(f[n], right.at(slot + LEFT_BYTES, n, k));
+            if constexpr (ITEM == 4)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) f[n][i] = to_tf32(__uint_as_float(f[n][i]));
+        }
+    }
+}
+__device__ __forceinline__ void load_left(u32 (&f)[4], const Reader<!LEFT_T>& left, u32 slot, int m, int k) {
+    if constexpr (ITEM == 4 && LEFT_T) {
+        const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) / WARPS_N * WARP_M;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            f[i] = to_tf32(load_word(word_at(slot, first, lane >> 2, 2 * m + i % 2, k * 8 + i / 2 * 4 + (lane & 3))));
+    } else {
+        load_matrices<bool(LEFT_T)>(f, left.at(slot, m, k));
+        if constexpr (ITEM == 4)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) f[i] = to_tf32(__uint_as_float(f[i]));
+    }
+}
+
+// Substep k of fp32 without tensor cores: a lane has the sums that it would have of fragments.
+__device__ __forceinline__ void multiply_plain(Sums& d, u32 slot, int k) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, r = lane >> 2, q = lane & 3;
+    const int first_m = warp / WARPS_N * WARP_M, first_n = warp % WARPS_N * WARP_N;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {   // 4 of K
+        const int unit = k * 2 + part;
+        float a[2 * FRAGMENTS_M][4];
+#pragma unroll
+        for (int i = 0; i < 2 * FRAGMENTS_M; ++i) {
+            if constexpr (LEFT_T) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) a[i][j] = load_word(word_at(slot, first_m, r, i, unit * 4 + j));
+            } else {
+                load_words(slot + (first_m + r) * 128 + ((r ^ unit) << 4) + i * 1024, a[i][0], a[i][1], a[i][2], a[i][3]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < FRAGMENTS_N; ++n) {
+            float b[2][4];
+            if constexpr (RIGHT_T) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    load_words(slot + LEFT_BYTES + (first_n + q * 2 + e) * 128 + ((q * 2 + e ^ unit) << 4) + n * 1024,
+                               b[e][0], b[e][1], b[e][2], b[e][3]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) load_words(word_at(slot + LEFT_BYTES, first_n, q * 2, n, unit * 4 + j), b[0][j], b[1][j]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2 * FRAGMENTS_M; ++i)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        float& sum = d[i / 2][n][i % 2 * 2 + e];
+                        sum = fmaf(a[i][j], b[e][j], sum);
+                    }
+        }
+    }
 }
 
 // ---------------------------------------------------------------- storing
+
+// Two elements of 2 bytes, or one with a zero beside it
+__device__ __forceinline__ u32 load_pair(const u8* at, bool both) {
+    const unsigned short* p = (const unsigned short*)at;
+    if constexpr (ACCESS >= 4) return both ? __ldcg((const u32*)at) : (u32)__ldcg(p);
+    else return (u32)__ldcg(p) | (both ? (u32)__ldcg(p + 1) << 16 : 0u);
+}
 
 // A part of a matrix, fp32 if WIDE, to a warp's sums: of a lane two neighbours of rows r and r + 8 in each 16 × 8 fragment.
 // MULTIPLY: it multiplies the sums.
@@ -261,7 +424,7 @@ __device__ __forceinline__ void add_part(Sums& d, const u8* corner, i64 pitch, i
                         v[0] = __ldcg((const float*)at);
                         if (both) v[1] = __ldcg((const float*)at + 1);
                     } else {
-                        add_packed(v[0], v[1], both ? __ldcg((const u32*)at) : (u32)__ldcg((const unsigned short*)at));
+                        add_packed(v[0], v[1], load_pair(at, both));
                     }
                     d[m][n][2 * h] *= v[0];
                     d[m][n][2 * h + 1] *= v[1];
@@ -269,9 +432,7 @@ __device__ __forceinline__ void add_part(Sums& d, const u8* corner, i64 pitch, i
                     d[m][n][2 * h] += __ldcg((const float*)at);
                     if (both) d[m][n][2 * h + 1] += __ldcg((const float*)at + 1);
                 } else {
-                    // alone, with a zero beside it
-                    add_packed(d[m][n][2 * h], d[m][n][2 * h + 1],
-                               both ? __ldcg((const u32*)at) : (u32)__ldcg((const unsigned short*)at));
+                    add_packed(d[m][n][2 * h], d[m][n][2 * h + 1], load_pair(at, both));
                 }
             }
 }
@@ -313,7 +474,7 @@ __device__ __forceinline__ void add_addends(const Parameters& p, int index, Sums
 
 __device__ __forceinline__ void store_sums(const Sums& d, u8* corner, i64 pitch, int rows, int cols) {
     const int lane = this_thread() & 31, r = lane >> 2, q = lane & 3;
-    if constexpr (OUT_FP32) {
+    if constexpr (OUT_FP32 || ACCESS < 16) {
 #pragma unroll
         for (int m = 0; m < FRAGMENTS_M; ++m)
 #pragma unroll
@@ -324,8 +485,23 @@ __device__ __forceinline__ void store_sums(const Sums& d, u8* corner, i64 pitch,
                 for (int n = 0; n < FRAGMENTS_N; ++n) {
                     const int col = n * 8 + q * 2;
                     if (row >= rows || col >= cols) continue;
-                    if (col + 1 < cols) *(float2*)(to + col) = make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
-                    else to[col] = d[m][n][2 * h];
+                    const float v = d[m][n][2 * h], w = d[m][n][2 * h + 1];
+                    const bool both = col + 1 < cols;
+                    if constexpr (!OUT_FP32) {
+                        const u32 pair = pack(v, w);
+                        unsigned short* at = (unsigned short*)to + col;
+                        if (ACCESS == 4 && both) {
+                            __stcg((u32*)at, pair);
+                        } else {
+                            __stcg(at, (unsigned short)pair);
+                            if (both) __stcg(at + 1, (unsigned short)(pair >> 16));
+                        }
+                    } else if (ACCESS == 16 && both) {
+                        *(float2*)(to + col) = make_float2(v, w);
+                    } else {
+                        __stcg(to + col, v);
+                        if (both) __stcg(to + col + 1, w);
+                    }
                 }
             }
     } else {
@@ -364,6 +540,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
     u32 slot = ring;
 
     Loader loader;
+    Held held;
     loader.index = blockIdx.x;
     if (loader.index >= p.tile_count) return;
     loader.enter(p, false);
@@ -379,7 +556,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
             u32 dst = slot;
             for (int s = 1; s < p.stages; ++s) {
 #pragma unroll
-                for (int part = 0; part < 3; ++part) loader.issue(dst, part);
+                for (int part = 0; part < 3; ++part) {
+                    loader.issue(dst, part, held);
+                    loader.land(dst, part, held);
+                }
                 loader.advance(p);
                 dst = dst + STAGE_BYTES == end ? ring : dst + STAGE_BYTES;
             }
@@ -390,22 +570,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
         RightFragments b[2];
         wait_step(p.stages);
         __syncthreads();
-        load_right(b[0], right, slot, 0);
+        if constexpr (!PLAIN) {
+            load_right(b[0], right, slot, 0);
 #pragma unroll
-        for (int m = 0; m < FRAGMENTS_M; ++m) load_matrices<bool(LEFT_T)>(a[m], left.at(slot, m, 0));
+            for (int m = 0; m < FRAGMENTS_M; ++m) load_left(a[m], left, slot, m, 0);
+        }
         for (int steps = __ldg(&p.table.tiles[index].k_blocks); steps > 0; --steps) {
             const u32 read = slot == ring ? end - STAGE_BYTES : slot - STAGE_BYTES;   // by the step before
 #pragma unroll
             for (int k = 0; k < SUBSTEPS; ++k) {
                 const int ahead = (k + 1) % SUBSTEPS;   // whose fragments are loaded; behind a tile's end they are not used
+                if (k > 0) loader.land(read, k - 1, held);
                 if (k < SUBSTEPS - 1) {
-                    loader.issue(read, k);
+                    loader.issue(read, k, held);
                     if (k == SUBSTEPS - 2) loader.advance(p);
-                } else {
+                }
+                if constexpr (PLAIN) multiply_plain(d, slot, k);
+                if (k == SUBSTEPS - 1) {
                     slot = slot + STAGE_BYTES == end ? ring : slot + STAGE_BYTES;
                     wait_step(p.stages);
                     __syncthreads();
                 }
+                if constexpr (PLAIN) continue;
                 load_right(b[ahead % 2], right, slot, ahead);
 #pragma unroll
                 for (int m = 0; m < FRAGMENTS_M; ++m) {
@@ -414,7 +600,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
                         const int n = m % 2 ? FRAGMENTS_N - 1 - i : i;   // there and back: an operand is used twice in a row
                         multiply(d[m][n], a[m], b[k % 2][n / 2][n % 2 * 2], b[k % 2][n / 2][n % 2 * 2 + 1]);
                     }
-                    load_matrices<bool(LEFT_T)>(a[m], left.at(slot, m, ahead));
+                    load_left(a[m], left, slot, m, ahead);
                 }
             }
         }
