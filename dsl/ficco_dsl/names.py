@@ -42,6 +42,7 @@ from .vocabulary import (
     RESOURCES,
     SCALINGS,
     STRINGS,
+    WITHIN,
     WORDS,
 )
 
@@ -220,10 +221,10 @@ class _Checker(Uses):
             claimed.setdefault(name, claim)
             self._claim(claim.value)
             for dtype in claim.within:
-                if dtype not in DTYPES and (dtype not in self.values or self.values[dtype].what != "type"):
+                if dtype not in WITHIN and (dtype not in self.values or self.values[dtype].what != "type"):
                     types = [t.name for t in self.schedule.types]
                     at = spot(dtype, claim.span)
-                    self.mistake(at, f"within unknown type '{dtype}'", help=self.like(dtype, [*types, *DTYPES]))
+                    self.mistake(at, f"within unknown type '{dtype}'", help=self.like(dtype, [*types, *WITHIN]))
             self.scope.clear()
         for tensor in self.schedule.tensors:
             if tensor.unproven and tensor.kind != "output":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 BUILTINS = ("rank", "ranks", "peers", "all")
 DTYPES = ("bf16", "fp16", "fp32", "fp8_e4m3", "fp8_e5m2")
+WITHIN = (*DTYPES, "tf32")  # what a claim admits: roundings to a type, or of a product's fp32 operands
 # Which elements of a tensor as it is stored share a scale: all of a rank's, those of a row, or those of a block.
 SCALINGS = ("tensor", "row", "1x128", "128x128")
 ENGINES = ("copy", "sm", "nccl")

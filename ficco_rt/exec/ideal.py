@@ -187,7 +187,9 @@ def _compute(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
     touched: dict[int, dict[str, set[Region]]] = defaultdict(lambda: defaultdict(set))
     for stream, launch in plan.launches():
         for gemm in (work.body for work in launch.works if isinstance(work.body, Gemm)):
-            arithmetic[stream.rank] += gemm.flops / gemm_rate(machine.device, dtypes[gemm.left.tensor])
+            arithmetic[stream.rank] += gemm.flops / gemm_rate(
+                machine.device, "tf32" if gemm.tf32 else dtypes[gemm.left.tensor]
+            )
             for region in (gemm.left, gemm.right, gemm.out):
                 if region.rank == stream.rank:
                     touched[stream.rank][region.tensor].add(region)

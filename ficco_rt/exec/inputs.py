@@ -79,6 +79,8 @@ def exact_limit(plan: Plan) -> int:
     sums = (t for t in scaled if (coarse and t.kind != "input") or not TYPES[t.dtype].quantised)
     types = [TYPES[t.dtype] for t in sums]
     limit = min((t.exact for t in types), default=1)
+    if any(claim.tf32 for claim in plan.claims):  # sums may be operands again
+        limit = min(limit, 1 << 11)
     if any(FUNCTIONS[f.function].factor for c in plan.claims for f in functions(c.value)):
         limit = min(limit, isqrt(int(min(t.largest for t in types))))
     alone = any(isinstance(w.body, Gemm) and w.body.fast for _, launch in plan.launches() for w in launch.works)

@@ -40,6 +40,8 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     claims, mistakes = build_claims(schedule, sizes.scopes, names, sizes.types, program.pieces_left, sizes.expressions)
     evaluate.refuse(program.mistakes + mistakes)
     ops = begin_sums(scales.together(program.ops), by_name)
+    if claims and all(claim.tf32 for claim in claims):
+        ops = tuple(_in_tf32(op, by_name) for op in ops)
     return ir.Graph(
         schedule=schedule.name,
         path=schedule.path,
@@ -53,6 +55,12 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
         ops=ops,
         deps=link(ops, by_name, program.stages),
     )
+
+
+def _in_tf32(op: ir.Op, tensors: Mapping[str, ir.Tensor]) -> ir.Op:
+    if not isinstance(op.body, ir.Gemm) or tensors[op.body.left.tensor].dtype != "fp32":
+        return op
+    return replace(op, body=replace(op.body, tf32=True))
 
 
 # ---------------------------------------------------------------- the program

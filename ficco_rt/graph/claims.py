@@ -31,6 +31,7 @@ from .ops.kind import Names
 from .scales import is_scales
 
 T = TypeVar("T")
+TF32 = "tf32"  # no element type: fp32 operands of products are rounded to it
 
 
 def build_claims(
@@ -47,11 +48,12 @@ def build_claims(
     mistakes: list[Diagnostic] = []
     for line in schedule.claims:
         try:
-            within = tuple(cast(Dtype, types.get(name, name).split()[0]) for name in line.within)
+            admitted = [types.get(name, name).split()[0] for name in line.within]
+            within = tuple(cast(Dtype, dtype) for dtype in admitted if dtype != TF32)
             there = replace(line, value=_there(line.value, names))
             for claim in _line(there, scopes, names, pieces, expressions):
-                text = f"{claim.text} within {', '.join(within)}" if within else claim.text
-                claims.append(replace(claim, within=within, text=text))
+                text = f"{claim.text} within {', '.join(admitted)}" if admitted else claim.text
+                claims.append(replace(claim, within=within, tf32=TF32 in admitted, text=text))
                 pieces.spend(sum(len(region.boxes) for region in regions_of(claim)), line.span)
         except evaluate.Mistake as m:
             mistakes.append(m.diagnostic)

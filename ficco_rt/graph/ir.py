@@ -158,6 +158,7 @@ class Gemm(Body):
     factor: Region | None = None
     scales: tuple[Region, ...] = ()
     fast: bool = False
+    tf32: bool = False  # fp32 operands may be rounded to TF32: all claims admit it
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -410,6 +411,7 @@ class Claim:
     text: str  # as written, for reports
     origin: Span = field(compare=False)
     within: tuple[Dtype, ...] = ()
+    tf32: bool = False  # and fp32 operands of products may be rounded to TF32
 
     def admits(self, dtype: Dtype, own: Dtype) -> bool:
         """Whether intermediate values of a target of type `own` may be rounded to `dtype`. Of fp8 the claim says so

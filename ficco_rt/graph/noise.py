@@ -40,6 +40,7 @@ def useful(within: Iterable[Dtype], fast: float = 0.0) -> float:
 
 UNIT = TYPES[ACCUMULATOR].unit_roundoff
 ACCUMULATED = UNIT**2
+TF32 = 2.0**-11  # the unit roundoff of an operand's 10 bits of mantissa
 # NOTE tensor cores cut what they add, so that errors lean to one side: up to 2u for each step of 8 along K.
 CUT = (2 / 8) ** 2 * ACCUMULATED
 # NOTE those of Hopper keep 14 binary digits of a sum of fp8 products, up to 128 of K, and cut products to its last:
@@ -161,6 +162,9 @@ class Noises:
             adds = 2 * (inner / 8 + 1)
         worse = max(left, right, key=attrgetter("lost"))
         lost = left.lost + right.lost + adds / 2 * UNIT  # partial sums are half of the final one on average
+        if gemm.tf32:
+            error += inner * 2 * TF32**2 * left.value * right.value + inner**2 * CUT * value
+            lost += 2 * TF32
         if self.types[gemm.left.tensor].quantised:
             alone = LOST_ALONE * inner if gemm.fast else 0.0
             error += max(PROMOTED, inner * gemm.fast) * CUT_OF_FP8 * value

@@ -284,7 +284,7 @@ class Proof:
         for r in rounded:
             if claim.admits(r.dtype, own) or r.origin in self.mistakes:
                 continue
-            word = "," if claim.within else " within"
+            word = "," if claim.within or claim.tf32 else " within"
             coarse = TYPES[own].quantised  # sums are in fp32
             lost, instead = loss(ACCUMULATOR, r.dtype) if coarse else loss(own, r.dtype), "bf16" if coarse else own
             self.mistakes[r.origin] = Diagnostic(

@@ -59,12 +59,12 @@ def gemm_of(works: Sequence[Work]) -> MatrixGemm | str:
     if len(products) < len(works):
         return "the launch holds sums or copies as well"
     kinds = {
-        (left.dtype, right.dtype, out.dtype, w.body.transposed, _scalings(w), w.body.fast)
+        (left.dtype, right.dtype, out.dtype, w.body.transposed, _scalings(w), w.body.fast, w.body.tf32)
         for w in products for out, left, right in (w.views[:3],)
     }  # fmt: skip
     if len(kinds) > 1:
         return "works differ in types or layout"
-    ((dtype, right_dtype, out_dtype, transposed, scalings, fast),) = kinds
+    ((dtype, right_dtype, out_dtype, transposed, scalings, fast, tf32),) = kinds
     functions = {w.body.function for w in products}
     if len(functions) > 1:
         return (
@@ -78,7 +78,7 @@ def gemm_of(works: Sequence[Work]) -> MatrixGemm | str:
         return "an operand's columns are not side by side"
     signature = Signature(
         dtype, out_dtype, *transposed, addends=any(w.addends for w in made), function=functions.pop(),
-        right_dtype=None if right_dtype == dtype else right_dtype, scaling=SCALED[scalings], fast=fast,
+        right_dtype=None if right_dtype == dtype else right_dtype, scaling=SCALED[scalings], fast=fast, tf32=tf32,
     )  # fmt: skip
     left_written, right_written = (
         any(view.written for w in products for view in (w.views[side], *scales_of(w)[side - 1 : side]))

@@ -27,13 +27,16 @@ ADDED = 0.37
 
 
 FP8 = 1.9  # of bf16's rate on Hopper, where a machine has no rate of fp8: as on an H200
+TF32 = 0.5  # of bf16's rate: NVIDIA's data sheets
 
 
 def gemm_rate(device: Device, dtype: str) -> float:
     """Operations a microsecond that a large GEMM of `dtype` reaches on the whole device. A type without a rate on the
     machine is assumed to be as slow as the slowest type, but fp8: of one rate in both formats."""
     rates = dict(device.gemm_rate)
-    if dtype not in rates and TYPES[dtype].quantised:
+    if dtype == "tf32" and dtype not in rates and "bf16" in rates:
+        return TF32 * rates["bf16"]
+    if dtype not in rates and dtype in TYPES and TYPES[dtype].quantised:
         if "fp8_e4m3" in rates:
             return rates["fp8_e4m3"]
         if device.arch == "sm_90a" and "bf16" in rates:

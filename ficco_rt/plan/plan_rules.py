@@ -109,6 +109,15 @@ def scales_are_there(plan: ir.Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(tensor.origin, f"{of}, and its scales are not in the plan")
 
 
+def tf32_is_claimed(plan: ir.Plan) -> Iterator[Diagnostic]:
+    """Products whose operands are rounded to TF32 are admitted by all claims."""
+    if not plan.claims or not all(claim.tf32 for claim in plan.claims):
+        for _, launch in plan.launches():
+            for work in launch.works:
+                if isinstance(work.body, graph_ir.Gemm) and work.body.tf32:
+                    yield Diagnostic(work.origin, "a product is rounded to TF32, which a claim does not admit")
+
+
 def regions_lie_inside(plan: ir.Plan) -> Iterator[Diagnostic]:
     """Every region, of commands and claims, lies inside a tensor of the plan. What a command touches is not empty."""
     shapes = {t.name: t.shapes for t in plan.tensors}
@@ -423,6 +432,7 @@ RULES: tuple[Callable[[ir.Plan], Iterator[Diagnostic]], ...] = (  # in this orde
     streams_belong_to_ranks,
     tensors_have_sizes,
     scales_are_there,
+    tf32_is_claimed,
     commands_do_something,
     regions_lie_inside,
     writes_are_single,

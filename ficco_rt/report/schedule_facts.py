@@ -463,7 +463,7 @@ def _compute(graph: ir.Graph, plan: Plan, machine: Machine) -> Compute:
     for op in graph.ops:
         if isinstance(op.body, ir.Gemm):
             flops[op.where.rank] += op.body.flops
-            dtypes.add(graph.tensor(op.body.left.tensor).dtype)
+            dtypes.add("tf32" if op.body.tf32 else graph.tensor(op.body.left.tensor).dtype)
     tiles = Counter[int]()
     launches = Counter[int]()
     for stream, launch in plan.launches():

@@ -71,13 +71,14 @@ def unaligned(shapes: list[dict[str, Any]], rounds: int, only: str) -> int:
             assert first is not None
             data = sets(m, n, k, right_t, dtype=TORCH[signature.dtype])
             theirs = graph([partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data])
-            tried = {}
+            tried, kept = {}, []  # NOTE a graph does not keep its launches' tables
             for way in ways:
                 if (way.variant.residency > way.residency and way != first) or only not in way.variant.name:
                     continue
                 splits = SM80.estimate(way, (m,), (n,), k, sms(), arch())[1]
                 for part in {splits, 1}:
-                    tried[way, part] = graph(launches(data, way, signature, part))
+                    kept.append(launches(data, way, signature, part))
+                    tried[way, part] = graph(kept[-1])
                     torch.cuda.synchronize()
                     a, b, c = data[0]
                     c.fill_(float("nan"))
@@ -94,6 +95,6 @@ def unaligned(shapes: list[dict[str, Any]], rounds: int, only: str) -> int:
             print(f"{dtype:5} {m:5} {n:5} {k:5} {layout:7} {signature.access:2} {names.get(chosen, '-'):>24} "
                   f"{mine:8.1f} {names[best]:>24} {of[best]:8.1f} {took[0]:8.1f} {ratios[-1]:6.3f} {error:8.1e}",
                   flush=True)  # fmt: skip
-            del data, theirs, tried
+            del data, theirs, tried, kept
     print(f"unaligned: {bad} wrong, geometric mean {geomean(ratios):.3f}, lowest {min(ratios):.3f}")
     return bad

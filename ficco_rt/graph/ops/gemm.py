@@ -78,6 +78,8 @@ class GemmKind(OpKind[ir.Gemm]):
             return f"{left.tensor} is {a} and {right.tensor} is {b}; a gemm takes one type, or two of fp8"
         if a == b == "fp8_e5m2":
             return f"{left.tensor} and {right.tensor} are {a}; of the operands of a gemm one at least is fp8_e4m3"
+        if gemm.tf32 and a != "fp32":
+            return f"gemm: {left.tensor} is {a}, and only fp32 is rounded to TF32"
         wide = TYPES[a].accumulator
         types: tuple[str, ...] = tuple(TYPES) if coarse else (a, wide)
         if c not in types:
@@ -107,7 +109,8 @@ class GemmKind(OpKind[ir.Gemm]):
     def text(self, gemm: ir.Gemm) -> str:
         left, right = (f"{r}{'.T' if t else ''}" for r, t in _operands(gemm))
         addends = "".join(f" + {a}" for a in gemm.addends)
-        return f"gemm {gemm.out} {'+=' if gemm.accumulate else '='} {text_of(gemm, f'{left} · {right}{addends}')}"
+        value = text_of(gemm, f"{left} · {right}{addends}")
+        return f"gemm {gemm.out} {'+=' if gemm.accumulate else '='} {value}{' in TF32' if gemm.tf32 else ''}"
 
     def values(self, gemm: ir.Gemm, algebra: Algebra, read: Read) -> Iterable[Pieces]:
         left, right = read(gemm.left), read(gemm.right)

@@ -42,7 +42,6 @@ _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time
 _BY_ACCESS = {16: 1.0, 4: 1.5, 2: 2.5}
 _FP32, _TF32 = 5.0, 1.1
 _OF_FP32 = 0.6  # of the multiprocessors' rate of fp32, what the kernel reaches
-_TF32_RATE = 0.5  # of the tensor cores' rate of bf16
 
 
 def reached(device: Device, dtype: str = "bf16") -> float:
@@ -72,7 +71,7 @@ def pace(
         full, depth = gemm_rate(device, dtype) * reached(device, dtype), DEPTH // 2
     else:
         depth = DEPTH // 2 if tf32 else DEPTH
-        full = gemm_rate(device, "bf16" if tf32 else dtype) * (_TF32_RATE if tf32 else 1.0)
+        full = gemm_rate(device, "tf32" if tf32 else dtype)
         full *= _PIPELINE.get(compute_capability(device.arch) or 0, 1.0) * reached(device) / _BY_ACCESS[access]
     share = rate(v, shared, stages)
     return Pace(
