@@ -208,8 +208,8 @@ def narrower(plan: Plan) -> Plan:
          "further, the other has 4 × 64 of G on the rank 1 further"),
         (no_wait, "a work at FILE:47, rank 1 has a work at FILE:47; where the one has a wait for the rank 3 further: "
          "its flag for the rank 1 further, raised behind step 1 of stream 0, the other has nothing"),
-        (narrower, "a launch of naive_gemm at FILE:43 with 10 works, rank 3 has a launch of naive_gemm at FILE:43 "
-         "with 10 works; where the one has sms = None, the other has sms = 16"),
+        (narrower, "a launch of sm80_gemm_64x64 at FILE:43 with 10 works, rank 3 has a launch of sm80_gemm_64x64 at "
+         "FILE:43 with 10 works; where the one has sms = None, the other has sms = 16"),
     ],
 )  # fmt: skip
 def test_the_first_difference_is_told(damage: object, told: str) -> None:

@@ -354,6 +354,9 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         f"{TWIST}.works.0.body.arguments.0.mode", "int",
         "ruled.ficco:19:28: kernel 'twist' has an argument that is a number and a region",
     ),
+    "rounded to TF32": (
+        f"{GEMM}.tf32", True, "ruled.ficco:17:47: a product is rounded to TF32, which a claim does not admit",
+    ),
     # kernels
     "no such gemm": (
         f"{GEMMS}.kernel", "no_such_kernel",
@@ -373,7 +376,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "kernel twice": ("kernels", (KERNEL, KERNEL), "ruled.ficco:15:3: kernel 'twist' is declared 2 times"),
     "tiles": (
         f"{SECOND_WORK}.tiles", (-5, 10**9),
-        "ruled.ficco:17:47: gemm Q@0[8:16, 0:4] has -5 × 1000000000 tiles; naive_gemm makes 1 × 1",
+        "ruled.ficco:17:47: gemm Q@0[8:16, 0:4] has -5 × 1000000000 tiles; sm80_gemm_64x64 makes 1 × 1",
     ),
     # ops
     "op below zero": (f"{TWIST}.works.0.op", -5, "ruled.ficco:19:28: there is no op -5"),

@@ -64,15 +64,16 @@ def test_a_residency_that_only_the_plain_kernel_has_does_not_pay() -> None:
          "= 2 cannot be", "leave out residency = 2"),
         (of("h200-switch"), "\n smem = 40960", {}, "sm80_gemm_64x64", "no variant fits 40960 bytes of shared memory",
          "leave out smem = 40960"),
-        (of("h200-switch"), "", {"K": 4090}, "a plain kernel (naive_gemm)", "the left operand's address or pitch is no "
+        (of("h200-switch"), "", {"K": 4090}, "sm80_gemm_", "the left operand's address or pitch is no "
          "multiple of 16 bytes", "let pieces of K and of columns start at multiples of 8"),
-        (of("h200-switch"), "", {"T": "fp32"}, "a plain kernel (naive_gemm)", "operands are fp32",
-         "take bf16 or fp16 operands"),
+        (of("h200-switch"), "", {"T": "fp32"}, "sm80_gemm_", "operands are fp32",
+         "write within tf32 behind all claims, or take bf16 or fp16 operands"),
+        (of("mi300x-mesh"), "", {"T": "fp32"}, "a plain kernel (naive_gemm)", "operands are fp32", "take bf16 or fp16"),
         (of("mi300x-mesh", "gfx908"), "", {}, "without the vendor's library a plain kernel (naive_gemm)", "no GEMM of "
          "ours is made for the tensor cores of gfx908", 'pip install "hip-python[libraries]>=10" where it runs'),
         (of("b200-switch"), "", {}, "without the vendor's library sm80_gemm_256x128", "no GEMM of ours is made for the "
          "tensor cores of sm_100a", 'pip install "nvmath-python>=1.0"'),
-        (of("h200-switch", "sm_89"), "", {"T": "fp32"}, "without the vendor's library a plain kernel (naive_gemm)",
+        (of("h200-switch", "sm_89"), "", {"T": "fp32"}, "without the vendor's library sm80_gemm_",
          "no GEMM of ours is made for the tensor cores of sm_89", 'pip install "nvmath-python>=1.0"'),
     ],
 )  # fmt: skip
