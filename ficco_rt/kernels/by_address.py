@@ -236,8 +236,8 @@ class AddressFamily(Family[V]):
     dtypes: tuple[str, ...] = ("bf16", "fp16")  # of operands
     accesses: tuple[int, ...] = (ALIGNMENT,)  # what loads of operands may take at once, bytes
 
-    def slower(self, signature: Signature) -> float:
-        """See `Way.slower`."""
+    def slower(self, signature: Signature, warps: int) -> float:
+        """See `Way.slower`; `warps`: at work at once on a multiprocessor."""
         return 1.0
 
     def takes(self, v: V, signature: Signature) -> bool:
@@ -289,8 +289,12 @@ class AddressFamily(Family[V]):
         if isinstance(left, str):
             return left
         ways = self._leaving(request, limits) if request.leave else self.ways(left, request, limits)
-        of, slower = gemm.signature, self.slower(gemm.signature)
-        ways = (replace(w, slower=slower, depth=of.step) for w in ways if self.takes(w.variant, of))
+        of = gemm.signature
+        ways = (
+            replace(w, slower=self.slower(of, w.variant.warps * w.residency), depth=of.step)
+            for w in ways
+            if self.takes(w.variant, of)
+        )
         best = fastest(self, tuple(ways), gemm.rows, gemm.columns, gemm.depth, request.sms or limits.sms, limits.arch)
         if best is None and request.leave:
             return NO_ROOM

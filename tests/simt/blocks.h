@@ -46,7 +46,7 @@ struct Lane : Fiber {
     int commits[256], committed;     // wgmma: products up to each group's end
     struct Store { const EncodedMap* map; int x, y; u32 from; int group; bool read, done; } stores[64];
     int store_count, store_groups;   // TMA's stores, and their groups
-    struct Copy { u32 to; const u8* from; int size, group, unit; bool done, unordered; } copies[512];   // unit: 16 bytes, or 4
+    struct Copy { u32 to; const u8* from; int size, group; bool done, unordered, word; } copies[128];   // word: not 16 bytes
     int copy_count, copy_groups;     // cp.async
 };
 struct Load { const EncodedMap* map; int x, y, block, cluster; u32 to, barrier, mask; bool done, unordered[256]; };   // rows

@@ -263,28 +263,28 @@ static void mma_tf32(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1,
 
 static void copy_done(Lane& t, Lane::Copy& c) {
     char* to = shared_at(c.to, t.block);
-    memset(to, 0, (size_t)c.unit);
+    if (!c.word) memset(to, 0, 16);
     if (c.unordered) memset(to, 0xFF, (size_t)c.size);   // it may be as old as can be
     else memcpy(to, c.from, (size_t)c.size);
     c.done = true;
 }
-static void copy_async(u32 to, const void* from, int size, int unit = 16) {
+static void copy_async(u32 to, const void* from, int size, bool word = false) {
     Lane& t = me();
     const bool unordered = !check_read(number(), (u64)from, (u64)size, false, "cp.async", hint);
     int kept = 0;
     for (int i = 0; i < t.copy_count; ++i)
         if (!t.copies[i].done) t.copies[kept++] = t.copies[i];
     t.copy_count = kept;
-    if (kept == 512) abort();
-    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, unit, false, unordered};
+    if (kept == 128) abort();
+    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, false, unordered, word};
     if (!draw((u32)lag + 1)) copy_done(t, t.copies[t.copy_count - 1]);
 }
 // Some of the four words may not be there yet.
 static void copy_words(u32 to, const void* from) {
-    for (u32 i = 0; i < 16; i += 4) copy_async(to + i, (const u8*)from + i, 4, 4);
+    for (u32 i = 0; i < 16; i += 4) copy_async(to + i, (const u8*)from + i, 4, true);
 }
-static void copy_async_if(u32 to, const void* from, int yes, int unit = 16) {
-    if (yes) copy_async(to, from, unit, unit);
+static void copy_async_if(u32 to, const void* from, int yes) {
+    if (yes) copy_async(to, from, 16);
 }
 static void copies_commit() { ++me().copy_groups; }
 static void copies_wait(int most) {

@@ -113,17 +113,16 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
         r"@yes cp\.async\.cg\.shared\.global\.L2::128B \[%0\], \[%1\], 16; \}",
         "copy_async_if(%0, %1, %2)",
     ),
-    (r"cp\.async\.ca\.shared\.global\.L2::128B \[%0\], \[%1\], 4, %2;", "copy_async(%0, %1, %2, 4)"),
-    (
-        r"\{ \.reg \.pred yes; setp\.ne\.b32 yes, %2, 0; "
-        r"@yes cp\.async\.ca\.shared\.global\.L2::128B \[%0\], \[%1\], 4; \}",
-        "copy_async_if(%0, %1, %2, 4)",
-    ),
     (r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;", "copy_words(%0, %1)"),
     (
         r"\{ \.reg \.pred yes; setp\.ne\.b32 yes, %2, 0; mov\.b16 %0, 0; @yes ld\.global\.b16 %0, \[%1\]; \}",
         "%0 = (%2) ? load_checked((const unsigned short*)(%1)) : (unsigned short)0",
     ),
+    (
+        r"\{ \.reg \.pred yes; setp\.ne\.b32 yes, %2, 0; mov\.b32 %0, 0; @yes ld\.global\.b32 %0, \[%1\]; \}",
+        "%0 = (%2) ? load_checked((const unsigned*)(%1)) : 0u",
+    ),
+    (r"st\.shared\.u32 \[%0\], %1;", "store_shared(%0, (unsigned short)(%1), (unsigned short)((%1) >> 16))"),
     (r"st\.shared\.v2\.b16 \[%0\], \{%1, %2\};", "store_shared(%0, %1, %2)"),
     (r"ld\.shared\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];", "load_shared(%4, %0, %1, %2, %3)"),
     (r"cvt\.rna\.tf32\.f32 %0, %1;", "%0 = tf32(%1)"),

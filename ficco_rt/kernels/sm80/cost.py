@@ -38,10 +38,12 @@ _PIPELINE = {90: 1.105}  # that rate, of a machine's rate of large GEMMs: see `s
 _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time`
 
 
-# The time of a step, of one of 16-bit elements by 16-byte accesses: by bytes of an access, of fp32 and of TF32
-_BY_ACCESS = {16: 1.0, 4: 1.5, 2: 2.5}
-_FP32, _TF32 = 5.0, 1.1
-_OF_FP32 = 0.6  # of the multiprocessors' rate of fp32, what the kernel reaches
+# The time of a step, of one of 16-bit elements by 16-byte accesses: by bytes of an access with 16 warps or more on a
+# multiprocessor, of fp32 and of TF32 (an H200, `gemm_bench --unaligned`)
+_BY_ACCESS = {16: 1.0, 4: 1.7, 2: 2.3}
+_BY_WARPS_16 = 0.65  # of fewer warps, the power of their share
+PLAIN, _TF32 = 5.0, 1.4
+_OF_FP32 = 0.85  # of the multiprocessors' rate of fp32, what the kernel reaches
 
 
 def reached(device: Device, dtype: str = "bf16") -> float:
@@ -49,13 +51,16 @@ def reached(device: Device, dtype: str = "bf16") -> float:
     return _OF_FP32 if dtype == "fp32" else _REACHED.get(compute_capability(device.arch) or 0, _OTHERS)
 
 
-def slower(access: int, dtype: str, tf32: bool) -> float:
+def slower(access: int, dtype: str, tf32: bool, warps: int) -> float:
     """See `by_address.Way.slower`."""
-    return max(_BY_ACCESS[access], (_TF32 if tf32 else _FP32) if dtype == "fp32" else 1.0)
+    loaded = 1.0 if access == 16 else _BY_ACCESS[access] * max(1.0, 16 / warps) ** _BY_WARPS_16
+    return max(loaded, (_TF32 if tf32 else PLAIN) if dtype == "fp32" else 1.0)
 
 
-def rate(v: Variant, residency: int, stages: int) -> float:
-    """The share of the full rate that the multiplication reaches."""
+def rate(v: Variant, residency: int, stages: int, plain: bool = False) -> float:
+    """The share of the full rate that the multiplication reaches; `plain`: without tensor cores."""
+    if plain:  # small tiles read more of shared memory, few warps wait for it
+        return (1.0 if v.warps * v.residency < 12 else 0.9) * min(1.0, v.warps * residency / 8) ** 0.5
     reached = _BY_TILE[v.tile[0] * v.tile[1] // v.warps] * _BY_WARPS.get(v.warps * residency, 1.0)
     return reached * (_SHARED if residency > 1 else 1.0) * (_SHALLOW if stages * residency == 2 else 1.0)
 
@@ -72,8 +77,9 @@ def pace(
     else:
         depth = DEPTH // 2 if tf32 else DEPTH
         full = gemm_rate(device, "tf32" if tf32 else dtype)
-        full *= _PIPELINE.get(compute_capability(device.arch) or 0, 1.0) * reached(device) / _BY_ACCESS[access]
-    share = rate(v, shared, stages)
+        full *= _PIPELINE.get(compute_capability(device.arch) or 0, 1.0) * reached(device)
+        full /= slower(access, dtype, tf32, v.warps * shared)
+    share = rate(v, shared, stages, dtype == "fp32" and not tf32)
     return Pace(
         groups=blocks,
         depth=depth,

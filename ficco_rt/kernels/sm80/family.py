@@ -35,8 +35,8 @@ class Sm80(AddressFamily[Variant]):
     def reached(self, device: Device, dtype: str) -> float:
         return cost.reached(device, dtype)
 
-    def slower(self, signature: Signature) -> float:
-        return cost.slower(signature.access, signature.dtype, signature.tf32)
+    def slower(self, signature: Signature, warps: int) -> float:
+        return cost.slower(signature.access, signature.dtype, signature.tf32, warps)
 
     def takes(self, v: Variant, signature: Signature) -> bool:
         """Elements that go through registers one by one leave room for few sums."""
@@ -62,12 +62,13 @@ class Sm80(AddressFamily[Variant]):
     def estimate(
         self, way: Way[Variant], rows: Sequence[int], columns: Sequence[int], k: int, sms: int, arch: str
     ) -> tuple[float, int]:
-        reached = cost.rate(way.variant, way.residency, way.stages) / way.slower
+        plain = way.slower >= cost.PLAIN
+        reached = cost.rate(way.variant, way.residency, way.stages, plain) / way.slower
         return cost.alone(way.variant, way.residency, rows, columns, k, sms * way.residency, reached, way.depth)
 
     def splits(self, v: Variant, gemm: MatrixGemm, sms: int, blocks: int, smem: int, arch: str) -> int:
         of = gemm.signature
-        reached = 1.0 / self.slower(of)
+        reached = 1.0 / self.slower(of, v.warps * max(1, blocks // sms))
         return cost.alone(v, 1, gemm.rows, gemm.columns, gemm.depth, blocks, reached, of.step)[1]
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:

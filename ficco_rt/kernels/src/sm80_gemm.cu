@@ -24,8 +24,8 @@
 // Limits, checked on the host: bases, pitches, and where pieces begin along the dimension that lies together in memory
 // are multiples of ACCESS bytes. Pieces end anywhere: what a load finds beyond is zero.
 //
-// NOTE cp.async takes 4 bytes at least. With ACCESS = 2 elements go through registers: each third of a step's loads is
-// stored to the ring while the next third is on its way.
+// NOTE cp.async takes 4 bytes at least, and 4 bytes take it as long as 16. With ACCESS < 16 loads go through registers:
+// each third of a step's is stored to the ring while the next third is on its way.
 
 #include "functions.cuh"
 #include "half_floats.cuh"
@@ -72,28 +72,29 @@ __device__ __forceinline__ int this_thread() {   // volatile: read where it is u
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
     return i;
 }
-#if ACCESS == 16
-#define COPY "cp.async.cg.shared.global.L2::128B [%0], [%1], 16"
-#else
-#define COPY "cp.async.ca.shared.global.L2::128B [%0], [%1], 4"
-#endif
-// UNIT bytes, of which `size` are read and the rest are zero
+// 16 bytes, of which `size` are read and the rest are zero
 __device__ __forceinline__ void copy_async(u32 dst, const u8* src, int size) {
-    asm volatile(COPY ", %2;" ::"r"(dst), "l"(src), "r"(size) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(size) : "memory");
 }
 // all of them, if `yes`. NOTE a predicate, no branch: the compiler schedules multiplications around it
 __device__ __forceinline__ void copy_async_if(u32 dst, const u8* src, bool yes) {
-    asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\n@yes " COPY ";\n}" ::"r"(dst), "l"(src), "r"((int)yes)
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\n"
+                 "@yes cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n}" ::"r"(dst), "l"(src), "r"((int)yes)
                  : "memory");
 }
-// an element, or zero
-__device__ __forceinline__ unsigned short load_if(const u8* src, bool yes) {
-    unsigned short v;
+// 2 or 4 bytes, or zeros
+__device__ __forceinline__ void load_if(unsigned short& v, const u8* src, bool yes) {
     asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\nmov.b16 %0, 0;\n@yes ld.global.b16 %0, [%1];\n}"
                  : "=h"(v) : "l"(src), "r"((int)yes) : "memory");
-    return v;
 }
-__device__ __forceinline__ void store_pair(u32 dst, unsigned short low, unsigned short high) {
+__device__ __forceinline__ void load_if(u32& v, const u8* src, bool yes) {
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\nmov.b32 %0, 0;\n@yes ld.global.b32 %0, [%1];\n}"
+                 : "=r"(v) : "l"(src), "r"((int)yes) : "memory");
+}
+__device__ __forceinline__ void store_unit(u32 dst, u32 v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(dst), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_unit(u32 dst, unsigned short low, unsigned short high) {
     asm volatile("st.shared.v2.b16 [%0], {%1, %2};" ::"r"(dst), "h"(low), "h"(high) : "memory");
 }
 __device__ __forceinline__ void load_words(u32 address, float& a, float& b, float& c, float& d) {
@@ -191,9 +192,13 @@ template <bool ALONG_K> struct Side {
     __device__ __forceinline__ void advance() { at += ALONG_K ? (i64)128 : (i64)hop * (TILE_K / HOP); }
 };
 
-// ACCESS = 2: a third of a step's elements, two for each hop, on their way to the ring.
-constexpr int THIRD = ACCESS == 2 ? (HOPS + 2) / 3 : 1;
+// ACCESS < 16: a third of a step's elements, 4 bytes for each hop, on their way to the ring.
+constexpr int THIRD = ACCESS < 16 ? (HOPS + 2) / 3 : 1;
+#if ACCESS == 2
 typedef unsigned short Held[THIRD][2];
+#else
+typedef u32 Held[THIRD][1];
+#endif
 
 // Where hop i lies behind hop 0. NOTE with HOP < 8 the rows' swaps differ
 __device__ __forceinline__ u32 hop_place(u32 dst, int i) { return (dst ^ (i * HOP & 7) << 4) + i * HOP * 128; }
@@ -235,7 +240,7 @@ struct Loader {
     __device__ __forceinline__ void issue(u32 slot, int part, Held& held) const {
         const int thread = this_thread();
         const int down = depth - thread / ACROSS, along = depth - thread % ACROSS * (UNIT / ITEM);
-        if constexpr (ACCESS == 2) {
+        if constexpr (ACCESS < 16) {
 #pragma unroll
             for (int j = 0; j < THIRD; ++j) {
                 const int i = THIRD * part + j;
@@ -244,8 +249,13 @@ struct Loader {
                 const u8* from = of_left ? left.source(i) : right.source(i - LEFT_HOPS);
                 int there = of_left ? left.there(i, LEFT_T ? down : along) : right.there(i - LEFT_HOPS, RIGHT_T ? along : down);
                 if (steps <= 0) there = 0;
-                held[j][0] = load_if(from, there > 0);
-                held[j][1] = load_if(from + 2, there > 1);
+                if constexpr (ACCESS == 2) {
+                    load_if(held[j][0], from, there > 0);
+                    load_if(held[j][1], from + 2, there > 1);
+                } else {
+                    load_if(held[j][0], from, there * ITEM >= 4);
+                    if (ITEM == 2 && there == 1) held[j][0] = *(const unsigned short*)from;
+                }
             }
         } else {
             const u32 dst = place(slot);
@@ -264,11 +274,18 @@ struct Loader {
     }
     // what `issue` has loaded to registers
     static __device__ __forceinline__ void land(u32 slot, int part, const Held& held) {
-        if constexpr (ACCESS == 2) {
+        if constexpr (ACCESS < 16) {
             const u32 dst = place(slot);
 #pragma unroll
-            for (int j = 0; j < THIRD; ++j)
-                if (THIRD * part + j < HOPS) store_pair(hop_place(dst, THIRD * part + j), held[j][0], held[j][1]);
+            for (int j = 0; j < THIRD; ++j) {
+                const int i = THIRD * part + j;
+                if (i >= HOPS) break;
+#if ACCESS == 2
+                store_unit(hop_place(dst, i), held[j][0], held[j][1]);
+#else
+                store_unit(hop_place(dst, i), held[j][0]);
+#endif
+            }
         }
     }
     __device__ __forceinline__ void advance(const Parameters& p) {
