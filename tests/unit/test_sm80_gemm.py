@@ -154,13 +154,13 @@ def test_few_rows_get_small_tiles_and_split_depth() -> None:
 # On Hopper, which has a GEMM of its own, the compiler keeps a few bytes in local memory, other ones in each version.
 KEPT = {"sm_80": 0, "sm_90a": 32}
 TYPES = (("bf16", "bf16"), ("fp16", "fp32"))
+LAYOUTS = [(lt, rt) for lt in (False, True) for rt in (False, True)]
 
 
 @pytest.mark.parametrize("variant", sm80.VARIANTS, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant) -> None:
-    turns = [(lt, rt) for lt in (False, True) for rt in (False, True)]
-    cases = [("sm_80", TYPES[i % 2], lt, rt, i > 1) for i, (lt, rt) in enumerate(turns)]
-    cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt, i % 2 > 0) for i, (lt, rt) in enumerate(turns)]
+    cases = [("sm_80", TYPES[i % 2], lt, rt, i > 1) for i, (lt, rt) in enumerate(LAYOUTS)]
+    cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt, i % 2 > 0) for i, (lt, rt) in enumerate(LAYOUTS)]
     for arch, types, *turned, terms in few(cases, 2, sm80.VARIANTS.index(variant)):
         signature = Signature(*types, *turned, terms)
         cubin = compiled(sm80.SOURCE, variant.options(signature, arch))
@@ -169,6 +169,24 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant) -
         assert found["stack"] <= KEPT[arch]
         assert found["shared"] <= 1024  # which the system keeps of every block
         assert signature.entry(variant.name).encode() in cubin
+
+
+# fp32, TF32, and operands that go through registers: types, the signature's other fields, bytes of the stack
+OTHERS = (
+    ("fp32", {}, 64), ("fp32", {"tf32": True}, 0), ("bf16", {"access": 4}, 64),
+    ("bf16", {"access": 2}, 0), ("fp32", {"access": 4}, 64), ("fp32", {"access": 4, "tf32": True}, 96),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(OTHERS)))
+def test_registers_for_fp32_and_what_is_not_aligned(number: int) -> None:
+    dtype, fields, stack = OTHERS[number]
+    cases = [(v, Signature(dtype, dtype, lt, rt, **fields)) for v in sm80.VARIANTS for lt, rt in LAYOUTS]
+    taken = [(v, s) for v, s in cases if SM80.takes(v, s)]
+    for variant, signature in few(taken, 2, 5 * number):
+        found = resources(compiled(sm80.SOURCE, variant.options(signature, "sm_90a")))
+        assert found["registers"] <= variant.registers
+        assert found["stack"] <= stack
 
 
 def test_both_kernels_have_their_tiles_in_the_catalogue() -> None:
