@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.geometry.region import Interval
+from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import variants as sm90
 from tests import warm
@@ -64,7 +65,7 @@ def test_pieces_lie_apart_inside_their_matrix_where_the_kernel_takes_them(kernel
     rng = random.Random(5)
     for key in keys_of(kernel, ""):
         for _ in range(20):
-            g = draw_geometry(rng, key.variant, key.signature.left_transposed, MOST)
+            g = draw_geometry(rng, key.variant, key.signature, MOST)
             assert 1 <= min(g.m, g.n, g.k) <= max(g.m, g.n, g.k) <= MOST, g
             for size, total, *sides in (
                 (g.m, g.total_m, g.left_m, g.out_m),
@@ -74,9 +75,12 @@ def test_pieces_lie_apart_inside_their_matrix_where_the_kernel_takes_them(kernel
                 for spans in sides:
                     assert sum(s.size for s in spans) == size, g
                     assert apart(spans, total), g
-            # along stored rows accesses are of 16 bytes
-            rows = (g.left_m, g.out_m) if key.signature.left_transposed else ()
-            assert all(s.start % 8 == 0 for spans in (*rows, g.right_n, g.out_n, g.left_k, g.right_k) for s in spans), g
+            # along stored rows accesses are of 16 bytes, or of what the kernel is compiled for
+            s, rows = key.signature, (g.left_m, g.out_m) if key.signature.left_transposed else ()
+            step = 8 if s.access == 16 else s.access // s.item
+            assert all(
+                span.start % step == 0 for spans in (*rows, g.right_n, g.out_n, g.left_k, g.right_k) for span in spans
+            ), g
 
 
 def apart(spans: Pieces, total: int) -> bool:
@@ -87,10 +91,10 @@ def apart(spans: Pieces, total: int) -> bool:
 
 
 def test_a_seed_means_the_same_geometry_for_good() -> None:
-    g = draw_geometry(random.Random(1), sm90.VARIANTS[0], False, 700)
+    g = draw_geometry(random.Random(1), sm90.VARIANTS[0], Signature("bf16", "bf16", False, False), 700)
     assert (g.m, g.n, g.k, g.total_m, g.total_n, g.total_k) == (484, 672, 392, 512, 680, 584)
     assert g.out_m == (Interval(477, 503), Interval(441, 471), Interval(12, 440))
-    g = draw_geometry(random.Random(1), sm80.VARIANTS[0], True, 700)
+    g = draw_geometry(random.Random(1), sm80.VARIANTS[0], Signature("bf16", "bf16", True, False), 700)
     assert (g.m, g.n, g.k, g.total_m, g.total_n, g.total_k) == (484, 668, 389, 512, 680, 448)
     assert g.right_k == (Interval(64, 440), Interval(0, 13))
 

@@ -154,7 +154,7 @@ def draw_case(rng: random.Random, key: Key, most: int) -> Case:
     """Sizes up to `most`, pieces, accumulation, addends, pipeline, splits, multiprocessors; and numbers."""
     signature = key.signature
     out_dtype, (left_t, right_t) = signature.out_dtype, signature.transposed
-    g = draw_geometry(rng, key.variant, left_t, most)
+    g = draw_geometry(rng, key.variant, signature, most)
     left, right = operands(g, signature.dtype)
     accumulate = not signature.addends and rng.random() < 0.4 and adds_up(key.variant)
     out = torch.full((g.total_m, g.total_n), math.nan, device="cuda", dtype=TORCH[out_dtype])

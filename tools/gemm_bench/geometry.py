@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from ficco_rt.geometry.region import Interval
+from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 
 from .variants import Variant
@@ -45,31 +46,32 @@ def pieces(rng: random.Random, total: int, n: int, step: int, size: int) -> Piec
     return tuple(out)
 
 
-def ragged(rng: random.Random, total: int, n: int, size: int) -> Pieces:
-    """As `pieces` at multiples of 8, but that the last ends anywhere."""
-    *others, last = pieces(rng, total, n, 8, -(-size // 8) * 8)
-    return (*others, Interval(last.start, last.stop - -size % 8))
+def ragged(rng: random.Random, total: int, n: int, size: int, step: int = 8) -> Pieces:
+    """As `pieces` at multiples of `step`, but that the last ends anywhere."""
+    *others, last = pieces(rng, total, n, step, -(-size // step) * step)
+    return (*others, Interval(last.start, last.stop - -size % step))
 
 
-def draw_geometry(rng: random.Random, v: Variant, left_t: bool, most: int) -> Geometry:
+def draw_geometry(rng: random.Random, v: Variant, signature: Signature, most: int) -> Geometry:
     """Sizes up to `most`, in one to three pieces each, as the kernel can take them."""
+    left_t = signature.left_transposed
     parts = [rng.randint(1, 3) for _ in range(6)]
     several = rng.random() < 0.4
     if isinstance(v, sm80.Variant):
-        return _sm80_geometry(rng, parts, left_t, most)
+        return _sm80_geometry(
+            rng, parts, left_t, most, 8 if signature.access == 16 else signature.access // signature.item
+        )
     return _sm90_geometry(rng, parts if several else [*parts[:4], 1, 1], 64 if several else 8, left_t, most)
 
 
-def _sm80_geometry(rng: random.Random, parts: list[int], left_t: bool, most: int) -> Geometry:
-    """Pieces along stored rows begin at multiples of 8, and all end anywhere."""
+def _sm80_geometry(rng: random.Random, parts: list[int], left_t: bool, most: int, step: int) -> Geometry:
+    """Pieces along stored rows begin at multiples of `step`, and all end anywhere."""
     m, n, k = (rng.randint(1, most) for _ in range(3))
-    total_m, total_n, total_k = (-(-size // 8) * 8 + rng.randint(0, 9) * 8 for size in (m, n, k))
-    if left_t:
-        left_m, out_m = ragged(rng, total_m, parts[0], m), ragged(rng, total_m, parts[1], m)
-    else:
-        left_m, out_m = pieces(rng, total_m, parts[0], 1, m), pieces(rng, total_m, parts[1], 1, m)
-    right_n, out_n = ragged(rng, total_n, parts[2], n), ragged(rng, total_n, parts[3], n)
-    left_k, right_k = ragged(rng, total_k, parts[4], k), ragged(rng, total_k, parts[5], k)
+    total_m, total_n, total_k = (-(-size // step) * step + rng.randint(0, 9) * step for size in (m, n, k))
+    at = 1 if not left_t else step
+    left_m, out_m = ragged(rng, total_m, parts[0], m, at), ragged(rng, total_m, parts[1], m, at)
+    right_n, out_n = ragged(rng, total_n, parts[2], n, step), ragged(rng, total_n, parts[3], n, step)
+    left_k, right_k = ragged(rng, total_k, parts[4], k, step), ragged(rng, total_k, parts[5], k, step)
     return Geometry(m, n, k, total_m, total_n, total_k, left_m, out_m, right_n, out_n, left_k, right_k)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import variants as sm90
 
 Variant = sm80.Variant | sm90.Variant
@@ -29,7 +30,7 @@ class Key:
         transposed tiles have no transposed left operand."""
         v, s = self.variant, self.signature
         if isinstance(v, sm80.Variant):
-            return True
+            return SM80.takes(v, s)
         if v.swapped and s.left_transposed:
             return False
         return v.takes(s) and not (s.addends and s.dtype != s.out_dtype)
@@ -76,4 +77,13 @@ def keys_of(kernel: str, only: str) -> list[Key]:
     }
     for v in dict.fromkeys((variants[0], variants[3], min(variants, key=lambda v: v.tile), *kinds.values())):
         keys += [Key(v, Signature(*other, addends)) for other in others for addends in (False, True)]
+    if kernel == "sm80":  # fp32, TF32 and what is not aligned, in a layout of each tile
+        ways = [("bf16", 2, False), ("bf16", 4, False), ("fp32", 16, False), ("fp32", 4, False)]
+        ways += [("fp32", 16, True), ("fp32", 4, True)]
+        for i, v in enumerate(sm80.VARIANTS):
+            for j, (dtype, access, tf32) in enumerate(ways):
+                turned = i + j & 1 > 0, i + j & 2 > 0
+                keys.append(Key(v, Signature(dtype, dtype, *turned, j % 3 == 1, access=access, tf32=tf32)))
+        last = sm80.VARIANTS[-1]
+        keys += [Key(last, Signature("bf16", "fp32", lt, True, access=2)) for lt in (False, True)]
     return [key for key in keys if any(part in key.entry for part in only.split(",")) and key.exists]

@@ -6,7 +6,7 @@ Pure functions, with the numbers of an H100 (`python -m tools.gemm_bench --kerne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, sqrt
 
 from ...machine.durations import gemm_rate
 from ...machine.model import Device
@@ -38,10 +38,9 @@ _PIPELINE = {90: 1.105}  # that rate, of a machine's rate of large GEMMs: see `s
 _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time`
 
 
-# The time of a step, of one of 16-bit elements by 16-byte accesses: by bytes of an access with 16 warps or more on a
-# multiprocessor, of fp32 and of TF32 (an H200, `gemm_bench --unaligned`)
-_BY_ACCESS = {16: 1.0, 4: 1.7, 2: 2.3}
-_BY_WARPS_16 = 0.65  # of fewer warps, the power of their share
+# The time of a step, of one of 16-bit elements by 16-byte accesses: by bytes of an access (with 16 warps on a
+# multiprocessor), of fp32 and of TF32 (an H200, `gemm_bench --unaligned`)
+_BY_ACCESS = {16: 1.0, 4: 2.0, 2: 2.3}
 PLAIN, _TF32 = 5.0, 1.4
 _OF_FP32 = 0.85  # of the multiprocessors' rate of fp32, what the kernel reaches
 
@@ -53,14 +52,14 @@ def reached(device: Device, dtype: str = "bf16") -> float:
 
 def slower(access: int, dtype: str, tf32: bool, warps: int) -> float:
     """See `by_address.Way.slower`."""
-    loaded = 1.0 if access == 16 else _BY_ACCESS[access] * max(1.0, 16 / warps) ** _BY_WARPS_16
+    loaded = 1.0 if access == 16 else _BY_ACCESS[access] * max(1.0, sqrt(16 / warps))
     return max(loaded, (_TF32 if tf32 else PLAIN) if dtype == "fp32" else 1.0)
 
 
 def rate(v: Variant, residency: int, stages: int, plain: bool = False) -> float:
     """The share of the full rate that the multiplication reaches; `plain`: without tensor cores."""
     if plain:  # small tiles read more of shared memory, few warps wait for it
-        return (1.0 if v.warps * v.residency < 12 else 0.9) * min(1.0, v.warps * residency / 8) ** 0.5
+        return (1.0 if v.warps * v.residency < 12 else 0.9) * min(1.0, sqrt(v.warps * residency / 8))
     reached = _BY_TILE[v.tile[0] * v.tile[1] // v.warps] * _BY_WARPS.get(v.warps * residency, 1.0)
     return reached * (_SHARED if residency > 1 else 1.0) * (_SHALLOW if stages * residency == 2 else 1.0)
 

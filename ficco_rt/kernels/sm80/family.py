@@ -39,8 +39,8 @@ class Sm80(AddressFamily[Variant]):
         return cost.slower(signature.access, signature.dtype, signature.tf32, warps)
 
     def takes(self, v: Variant, signature: Signature) -> bool:
-        """Elements that go through registers one by one leave room for few sums."""
-        return signature.access >= 4 or v.residency > 3
+        """What goes through registers leaves less room for sums."""
+        return signature.access == 16 or v.residency > 3 or (signature.access == 4 and v.residency < 3)
 
     def ways(self, left: Window, request: GemmRequest, limits: Limits) -> Iterator[Way[Variant]]:
         """As many blocks share a multiprocessor as are asked for, or as their shared memory lets, or any number."""

@@ -182,12 +182,16 @@ template <bool ALONG_K> struct Side {
         constexpr int PER_ATOM = TILE_K / HOP;
         return at + (i64)(ALONG_K ? i : i % PER_ATOM) * hop + (ALONG_K ? 0 : i / PER_ATOM * 128);
     }
-    // elements that there are of hop i, from this thread's first; `depth`: elements of K that are left, from there
-    __device__ __forceinline__ int there(int i, int depth) const {
+    // lines and elements of hop i that there are, from this thread's first; `depth`: elements of K that are left
+    __device__ __forceinline__ int there(int i, int depth, int most) const {
         constexpr int PER_ATOM = TILE_K / HOP;
         const int lines = (ALONG_K ? limit : depth) - (ALONG_K ? i : i % PER_ATOM) * HOP;
         const int elements = (ALONG_K ? depth : limit) - (ALONG_K ? 0 : i / PER_ATOM * TILE_K);
-        return lines > 0 ? elements : 0;
+        return lines > 0 ? min(max(elements * ITEM, 0), most) : 0;
+    }
+    // hop i where the tile or K ends
+    __device__ __forceinline__ void copy_edge(u32 dst, int i, int depth) const {
+        copy_async(dst + i * HOP * 128, source(i), there(i, depth, 16));
     }
     __device__ __forceinline__ void advance() { at += ALONG_K ? (i64)128 : (i64)hop * (TILE_K / HOP); }
 };
@@ -247,14 +251,15 @@ struct Loader {
                 if (i >= HOPS) break;
                 const bool of_left = i < LEFT_HOPS;
                 const u8* from = of_left ? left.source(i) : right.source(i - LEFT_HOPS);
-                int there = of_left ? left.there(i, LEFT_T ? down : along) : right.there(i - LEFT_HOPS, RIGHT_T ? along : down);
+                int there = of_left ? left.there(i, LEFT_T ? down : along, UNIT)
+                                    : right.there(i - LEFT_HOPS, RIGHT_T ? along : down, UNIT);
                 if (steps <= 0) there = 0;
                 if constexpr (ACCESS == 2) {
                     load_if(held[j][0], from, there > 0);
-                    load_if(held[j][1], from + 2, there > 1);
+                    load_if(held[j][1], from + 2, there > 2);
                 } else {
-                    load_if(held[j][0], from, there * ITEM >= 4);
-                    if (ITEM == 2 && there == 1) held[j][0] = *(const unsigned short*)from;
+                    load_if(held[j][0], from, there == 4);
+                    if (ITEM == 2 && there == 2) held[j][0] = *(const unsigned short*)from;
                 }
             }
         } else {
@@ -262,14 +267,12 @@ struct Loader {
             const bool whole = full && depth >= TILE_K, yes = whole && steps > 0;
 #pragma unroll
             for (int i = HOPS * part / 3; i < HOPS * (part + 1) / 3; ++i)
-                copy_async_if(hop_place(dst, i), i < LEFT_HOPS ? left.source(i) : right.source(i - LEFT_HOPS), yes);
+                copy_async_if(dst + i * HOP * 128, i < LEFT_HOPS ? left.source(i) : right.source(i - LEFT_HOPS), yes);
             if (part < 2 || whole || steps <= 0) return;
 #pragma unroll
-            for (int i = 0; i < HOPS; ++i) {
-                const bool of_left = i < LEFT_HOPS;
-                const int there = of_left ? left.there(i, LEFT_T ? down : along) : right.there(i - LEFT_HOPS, RIGHT_T ? along : down);
-                copy_async(hop_place(dst, i), of_left ? left.source(i) : right.source(i - LEFT_HOPS), min(max(there * ITEM, 0), UNIT));
-            }
+            for (int i = 0; i < LEFT_HOPS; ++i) left.copy_edge(dst, i, LEFT_T ? down : along);
+#pragma unroll
+            for (int i = 0; i < RIGHT_HOPS; ++i) right.copy_edge(dst + LEFT_BYTES, i, RIGHT_T ? along : down);
         }
     }
     // what `issue` has loaded to registers
