@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import socket
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from threading import Thread
@@ -18,7 +21,7 @@ from ficco_rt.errors import DeviceError
 from ficco_rt.machine import profiles
 from tests.unit.bench_side import Toy, launched
 from tests.unit.test_bench import AG, OURS, PEERS, RS, SETTINGS, Fake
-from tools.bench import cli, crews, cublasmp, kept, report
+from tools.bench import cli, crews, cublasmp, gatherers, kept, report
 from tools.bench.cublasmp import Matrix, product
 from tools.bench.measure import PROCESSES, TWIN, Row, in_turn, measure
 from tools.bench.members import come
@@ -229,8 +232,8 @@ def test_settings_and_crews_of_processes(
 
     def one(scenario: Scenario, pieces: Any, settings: Any, up: dict[str, Any], *_: object) -> Row:
         assert (settings.rounds, settings.loop, settings.finalists) == (3, 1000, 1)
-        assert list(up) == ["ours", "peers", "cublasmp", PROCESSES]
-        return row_of(scenario, peers=up["peers"], cublasmp=up["cublasmp"])
+        assert list(up) == ["ours", "peers", "cublasmp", "quack", "flashinfer", PROCESSES]
+        return row_of(scenario, **{kind: up[kind] for kind in ("peers", "cublasmp", "quack", "flashinfer")})
 
     monkeypatch.setattr(cli, "find_gpus", lambda wanted: 2)
     monkeypatch.setattr(crews, "Crew", Made)
@@ -242,7 +245,8 @@ def test_settings_and_crews_of_processes(
     assert "A process a GPU beside one process, µs" in out
     assert "A process a GPU, back to back, µs a run: decode" in out
     assert "- peers (ag decode_64, rs decode_64, ar decode_64): peer 0, start: ImportError: no luck\n" in out
-    assert "- cublasmp (ag decode_64, rs decode_64, ar decode_64): not measured, as " in out
+    for kind in ("cublasmp", "quack", "flashinfer"):
+        assert f"- {kind} (ag decode_64, rs decode_64, ar decode_64): not measured, as " in out
 
 
 @pytest.mark.parametrize(
@@ -565,3 +569,82 @@ def test_cublasmp_is_asked_for_our_product(operation: str, transb: int) -> None:
     assert asked.get("EPILOGUE", 0) == (1 if operation == "gemm_ar" else 0)
     side.keep(())
     assert set(map(type, library.made.values())) == {type(None)}
+
+
+def test_a_library_that_is_not_there_or_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {"flashinfer-python": ((0, 6, 1), None)}
+    monkeypatch.setattr(gatherers, "newest", found.get)
+    assert gatherers.missing("quack") == (
+        'not measured, as quack-kernels is not installed: pip install "quack-kernels>=0.6.4"'
+    )
+    assert gatherers.missing("flashinfer") == (
+        'not measured, as flashinfer-python is 0.6.1: pip install "flashinfer-python>=0.6.18"'
+    )
+    found["quack-kernels"] = ((0, 6, 5), None)
+    assert gatherers.missing("quack") is None
+
+
+class Gathered:
+    """QuACK's runner in one process: what a call of it gathers is the shard."""
+
+    fences = 0
+
+    def __init__(self, rows: int, columns: int, dtype: object, device: object) -> None:
+        self.shape = rows, columns
+
+    @contextmanager
+    def gather(self, shard: np.ndarray[Any, Any]) -> Iterator[tuple[np.ndarray[Any, Any], str]]:
+        assert shard.shape == self.shape
+        yield shard, "arguments"
+
+    def quiesce(self) -> None:
+        Gathered.fences += 1
+
+
+def test_gatherers_are_asked_for_our_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gemm(a: Any, b: Any, c: Any, *rest: object, ag_args: str) -> None:
+        assert rest[:2] == (None, None)
+        assert ag_args == "arguments"
+        if rest[2:] == (256, 128, 1, 1):
+            raise AssertionError("a shard is no multiple of the tile")
+        c[...] = a @ b.T
+
+    def all_gather_matmul(shard: Any, b: Any, group: str) -> Any:
+        assert group == "world"
+        return shard @ b
+
+    for name, module in {
+        "quack": SimpleNamespace(),
+        "quack.distributed": SimpleNamespace(AllGatherRunner=Gathered),
+        "quack.gemm": SimpleNamespace(gemm=gemm),
+        "flashinfer": SimpleNamespace(),
+        "flashinfer.comm": SimpleNamespace(all_gather_matmul=all_gather_matmul),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    class Array(np.ndarray[Any, Any]):
+        def t(self) -> Any:
+            return self.T
+
+        def copy_(self, other: Any) -> None:
+            self[...] = other
+
+    scenario, draw = Scenario("ag_gemm", "x", 4, 6, 8), np.random.default_rng(1)
+    arrays = {name: draw.integers(-4, 4, shape).astype(float) for name, shape in scenario.shapes(1).items()}
+    tensors = {name: array.view(Array) for name, array in arrays.items()}
+    for kind in gatherers.PACKAGES:
+        side = gatherers.Gatherer.__new__(gatherers.Gatherer)
+        side.kinds, side._scenario, side._tensors, side._device, side._runner = (kind,), scenario, tensors, None, None
+        side._dist = SimpleNamespace(group=SimpleNamespace(WORLD="world"))
+        side._symmetric = SimpleNamespace(empty=lambda *shape, dtype, device: np.empty(shape, dtype).view(Array))
+        monkeypatch.setattr(side, "_time", lambda run: run() or 1.0)
+        monkeypatch.setattr(side, "_slowest", lambda took: took)
+        monkeypatch.setattr(side, "_wait", lambda: None)
+        made = side._made(kind)
+        assert not isinstance(made, str)
+        made.run()
+        assert np.array_equal(made.output(), tensors["A"] @ tensors["B"])
+        side._fence()
+        side._scenario = Scenario("gemm_rs", "x", 4, 6, 8)
+        assert side._made(kind) == "it has no such operation"
+    assert Gathered.fences == 1

@@ -1,4 +1,5 @@
-"""The worker processes of a run: ours in one process, ours in a process a GPU, the peers, cuBLASMp."""
+"""The worker processes of a run: ours in one process, ours in a process a GPU, the peers, and each library that needs
+processes of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 from ficco_rt.errors import DeviceError
 
 from .cublasmp import KIND, CublasMp, Libraries, libraries
+from .gatherers import PACKAGES, Gatherer, missing
 from .measure import OURS, PROCESSES, Asked, Settings, first_line
 from .members import Member, free_port
 from .ours import Ours
@@ -21,7 +23,7 @@ from .workers import Absent, Crew
 START = 180.0  # seconds for the workers to come up
 LIMIT = 60.0  # seconds that an answer of a crew beside ours may take
 SPARES = 2  # times that such a crew is started again
-KINDS = (*PEERS, KIND)
+KINDS = (*PEERS, KIND, *PACKAGES)
 
 Join = Callable[..., Crew]  # makes the crew of the processes that a launcher has started
 
@@ -45,6 +47,10 @@ def crews(
         found["peers"] = beside("peer", Peer, each)
     if KIND not in skip:
         found[KIND] = _cublasmp(ranks, Path(folder) / KIND, beside)
+    for kind in (kind for kind in PACKAGES if kind not in skip):
+        why, port = missing(kind), free_port()
+        of_each = [(rank, ranks, port, folder, kind) for rank in range(ranks)]
+        found[kind] = Absent(kind, why) if why else beside(kind, Gatherer, of_each)
     return found
 
 

@@ -10,7 +10,6 @@ matmul_ag.cu, matmul_rs.cu and matmul_ar.cu.
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,12 +22,11 @@ from typing import Any, Literal
 import numpy as np
 
 from .measure import first_line
-from .peers import PEERS, WARM, Contestant, Peer, switches
+from .peers import PEERS, Contestant, Peer, switches
 from .scenarios import Scenario
 
 KIND = "cublasmp"
 ALGORITHMS = ("DEFAULT", "SPLIT_P2P", "ATOMIC_P2P")  # of enum cublasMpMatmulAlgoType_t, those that need no multicast
-TRIALS = 10  # runs of an algorithm, to find the fastest
 BF16 = 14  # CUDA_R_16BF
 LEAST = {"nvmath-python": (1, 0), "nccl4py": (0, 6), "nvidia-cublasmp": (0, 8), "nvidia-nccl": (2, 29, 2)}
 NVSHMEM = "nvidia-nvshmem"  # nvmath-python looks for the library, though cuBLASMp 0.8 and later do without
@@ -180,18 +178,9 @@ class CublasMp(Peer):
     def _made(self, kind: str) -> Contestant | str:
         """The fastest algorithm. All processes try the same, and agree on what failed and on what was fastest."""
         failed = [f"{name}: a process was killed in it" for name in ALGORITHMS if name in self._hung]
-        times: dict[str, float] = {}
         runs = self._runs(failed)
-        for name in runs:
-            try:
-                with self._trying(name):
-                    took = self._time(runs[name])
-            except self.errors as error:
-                failed.append(f"{name}: {type(error).__name__}: {first_line(error)}")
-                took = math.inf
-            times[name] = self._slowest(took)
-        best = min(times, key=lambda name: times[name], default=None)
-        if best is None or times[best] == math.inf:
+        best = self._fastest(runs, failed)
+        if best is None:
             return "; ".join(failed) or "no algorithm ran in all processes"
         output = self._tensors["C"]
         return Contestant(runs[best], lambda: output, lambda: output.fill_(float("nan")))
@@ -211,23 +200,6 @@ class CublasMp(Peer):
             yield
         finally:
             mark.unlink(missing_ok=True)
-
-    def _time(self, run: Callable[[], None]) -> float:
-        """Milliseconds of `TRIALS` runs."""
-        for _ in range(WARM):
-            run()
-        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(self._stream)
-        for _ in range(TRIALS):
-            run()
-        end.record(self._stream)
-        self._wait()
-        return float(begin.elapsed_time(end))
-
-    def _slowest(self, time: float) -> float:
-        found = self._torch.tensor([time], device=self._device)
-        self._dist.all_reduce(found, self._dist.ReduceOp.MAX)
-        return float(found.item())
 
     def _runs(self, failed: list[str]) -> dict[str, Callable[[], None]]:
         """The product by each algorithm that the library takes; they share a workspace in NCCL's symmetric memory."""

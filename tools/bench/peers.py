@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from .workers import Turn
 PEERS = ("nccl", "asynctp", "nccl-ce")
 CE_LOG = "Init CE"  # what NCCL writes when its copy-engine path is first taken
 WARM = 3  # eager runs before a capture
+TRIALS = 10  # runs of one of several ways, to find the fastest
 SWITCHES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
@@ -92,6 +95,7 @@ class Peer:
     def about(self) -> dict[str, str]:
         version = ".".join(map(str, self._torch.cuda.nccl.version()))
         return {
+            "PyTorch": self._torch.__version__,
             "nccl": version,
             "multicast": multicast(dict(os.environ)),
             "nccl-ce": self._no_engines or "reached: zero-CTA policy on a group with registered symmetric memory",
@@ -183,6 +187,42 @@ class Peer:
             result.fill_(float("nan"))
 
         return Contestant(graph.replay, lambda: result, poison, graph)
+
+    def _fastest(self, runs: Mapping[str, Callable[[], None]], failed: list[str]) -> str | None:
+        """The fastest of some ways; None: none runs in all processes. All try the same, and agree on what failed and on
+        what was fastest."""
+        times: dict[str, float] = {}
+        for name, run in runs.items():
+            try:
+                with self._trying(name):
+                    took = self._time(run)
+            except self.errors as error:
+                failed.append(f"{name}: {type(error).__name__}: {first_line(error)}")
+                took = math.inf
+            times[name] = self._slowest(took)
+        best = min(times, key=lambda name: times[name], default=None)
+        return None if best is None or times[best] == math.inf else best
+
+    def _trying(self, what: str) -> AbstractContextManager[None]:
+        """Around a trial."""
+        return nullcontext()
+
+    def _time(self, run: Callable[[], None]) -> float:
+        """Milliseconds of `TRIALS` runs."""
+        for _ in range(WARM):
+            run()
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(self._stream)
+        for _ in range(TRIALS):
+            run()
+        end.record(self._stream)
+        self._wait()
+        return float(begin.elapsed_time(end))
+
+    def _slowest(self, time: float) -> float:
+        found = self._torch.tensor([time], device=self._device)
+        self._dist.all_reduce(found, self._dist.ReduceOp.MAX)
+        return float(found.item())
 
     def _nccl(self) -> Contestant:
         torch, dist, t = self._torch, self._dist, self._tensors

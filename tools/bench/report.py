@@ -8,7 +8,7 @@ from statistics import median
 from .measure import COPIES, GEMM, PROCESSES, TWIN, Row
 from .stats import geomean
 
-RIVALS = ("nccl", "asynctp", "nccl-ce", "cublasmp")
+RIVALS = ("nccl", "asynctp", "nccl-ce", "cublasmp", "quack", "flashinfer")
 SLOWER = 1.01  # times one process's: a row of processes that is slower is marked
 Cells = Sequence[Sequence[str]]
 
