@@ -4,7 +4,7 @@
     python tools/sanitize.py --tools memcheck --kernels sm80 sm90
 
 `sm80` and `sm90` run random cases of tools/gemm_bench; `naive` and `copies` schedules of tests/gpu, whose
-fp32 products, and whose copies and sums on multiprocessors, are the naive kernels'. NOTE racecheck knows neither TMA
+copies and sums on multiprocessors are the naive kernels'. NOTE racecheck knows neither TMA
 nor the barriers that it completes, so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished.
 Exit code 4 if anything is reported or unfinished, 3 without compute-sanitizer.
 """

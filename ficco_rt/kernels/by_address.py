@@ -32,6 +32,7 @@ MAX_OPERANDS = 40  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 32  # different matrices that addends lie in
 POINTERS = struct.Struct("<9Q2i2Q")  # of struct PitchedParameters of `src/tiles.h`, up to `operands`
 OPERANDS = struct.Struct("<3Q3qi12x")  # struct PitchedOperands
+_BF16 = Signature("bf16", "bf16", False, False)
 MATRIX = struct.Struct("<QqQ8x")  # struct PitchedMatrix
 MATRICES_AT = POINTERS.size + MAX_OPERANDS * OPERANDS.size
 PARAMETER_BYTES = MATRICES_AT + MAX_ADDENDS * MATRIX.size
@@ -220,8 +221,7 @@ class Way(Generic[V]):
     residency: int
     least: int
     most: int
-    slower: float = 1.0  # the time of a step, of one of 16-bit elements that are loaded by 16 bytes
-    depth: int = DEPTH  # elements of K in a step
+    signature: Signature = _BF16
 
     @property
     def stages(self) -> int:
@@ -235,10 +235,6 @@ class AddressFamily(Family[V]):
     memory: str = "shared memory"
     dtypes: tuple[str, ...] = ("bf16", "fp16")  # of operands
     accesses: tuple[int, ...] = (ALIGNMENT,)  # what loads of operands may take at once, bytes
-
-    def slower(self, signature: Signature, warps: int) -> float:
-        """See `Way.slower`; `warps`: at work at once on a multiprocessor."""
-        return 1.0
 
     def takes(self, v: V, signature: Signature) -> bool:
         """Whether a variant has room in its registers for such operands."""
@@ -290,11 +286,7 @@ class AddressFamily(Family[V]):
             return left
         ways = self._leaving(request, limits) if request.leave else self.ways(left, request, limits)
         of = gemm.signature
-        ways = (
-            replace(w, slower=self.slower(of, w.variant.warps * w.residency), depth=of.step)
-            for w in ways
-            if self.takes(w.variant, of)
-        )
+        ways = (replace(way, signature=of) for way in ways if self.takes(way.variant, of))
         best = fastest(self, tuple(ways), gemm.rows, gemm.columns, gemm.depth, request.sms or limits.sms, limits.arch)
         if best is None and request.leave:
             return NO_ROOM

@@ -174,7 +174,7 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant) -
 # fp32, TF32, and operands that go through registers: types, the signature's other fields, bytes of the stack
 OTHERS = (
     ("fp32", {}, 64), ("fp32", {"tf32": True}, 0), ("bf16", {"access": 4}, 64),
-    ("bf16", {"access": 2}, 0), ("fp32", {"access": 4}, 64), ("fp32", {"access": 4, "tf32": True}, 96),
+    ("bf16", {"access": 2}, 16), ("fp32", {"access": 4}, 64), ("fp32", {"access": 4, "tf32": True}, 96),
 )  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def unaligned(shapes: list[dict[str, Any]], rounds: int, only: str) -> int:
         for right_t, layout in LAYOUTS:
             signature = signature_of(dtype, n, k, right_t)
             ways = [
-                Way(v, r, 0, shared(r), SM80.slower(signature, v.warps * r), signature.step)
+                Way(v, r, 0, shared(r), signature)
                 for v in SM80.variants for r in range(1, v.residency + 1) if SM80.takes(v, signature)
             ]  # fmt: skip
             first = fastest(SM80, tuple(ways), (m,), (n,), k, sms(), arch())

@@ -12,6 +12,7 @@ from ...machine.durations import gemm_rate
 from ...machine.model import Device
 from ..pace import Pace
 from ..shared_costs import best_splits
+from ..signature import Signature
 from ..target import compute_capability
 from ..tiles import DEPTH
 from .variants import Variant
@@ -41,7 +42,7 @@ _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time
 # The time of a step, of one of 16-bit elements by 16-byte accesses: by bytes of an access (with 16 warps on a
 # multiprocessor), of fp32 and of TF32 (an H200, `gemm_bench --unaligned`)
 _BY_ACCESS = {16: 1.0, 4: 2.0, 2: 2.3}
-PLAIN, _TF32 = 5.0, 1.4
+_FP32, _TF32 = 5.0, 1.4
 _OF_FP32 = 0.85  # of the multiprocessors' rate of fp32, what the kernel reaches
 
 
@@ -50,39 +51,40 @@ def reached(device: Device, dtype: str = "bf16") -> float:
     return _OF_FP32 if dtype == "fp32" else _REACHED.get(compute_capability(device.arch) or 0, _OTHERS)
 
 
-def slower(access: int, dtype: str, tf32: bool, warps: int) -> float:
-    """See `by_address.Way.slower`."""
-    loaded = 1.0 if access == 16 else _BY_ACCESS[access] * max(1.0, sqrt(16 / warps))
-    return max(loaded, (_TF32 if tf32 else PLAIN) if dtype == "fp32" else 1.0)
+def _plain(of: Signature) -> bool:
+    """Whether no tensor core multiplies."""
+    return of.dtype == "fp32" and not of.tf32
 
 
-def rate(v: Variant, residency: int, stages: int, plain: bool = False) -> float:
-    """The share of the full rate that the multiplication reaches; `plain`: without tensor cores."""
-    if plain:  # small tiles read more of shared memory, few warps wait for it
+def slower(of: Signature, warps: int) -> float:
+    """The time of a step, of one of 16-bit elements that are loaded by 16 bytes; `warps`: of a multiprocessor."""
+    loaded = 1.0 if of.access == 16 else _BY_ACCESS[of.access] * max(1.0, sqrt(16 / warps))
+    return max(loaded, _FP32 if _plain(of) else _TF32 if of.tf32 else 1.0)
+
+
+def rate(v: Variant, residency: int, stages: int, of: Signature) -> float:
+    """The share of the full rate that the multiplication reaches."""
+    if _plain(of):  # small tiles read more of shared memory, few warps wait for it
         return (1.0 if v.warps * v.residency < 12 else 0.9) * min(1.0, sqrt(v.warps * residency / 8))
     reached = _BY_TILE[v.tile[0] * v.tile[1] // v.warps] * _BY_WARPS.get(v.warps * residency, 1.0)
     return reached * (_SHARED if residency > 1 else 1.0) * (_SHALLOW if stages * residency == 2 else 1.0)
 
 
-def pace(
-    v: Variant, blocks: int, stages: int, device: Device, dtype: str, access: int = 16, tf32: bool = False
-) -> Pace:
+def pace(v: Variant, blocks: int, stages: int, device: Device, of: Signature) -> Pace:
     """What the tiles of a launch take on a device; see `sm90.cost.pace`."""
     m, n = v.tile
     size = m * n / (256 * 128)
     shared = ceil(blocks / device.sms)
-    if dtype == "fp32" and not tf32:
-        full, depth = gemm_rate(device, dtype) * reached(device, dtype), DEPTH // 2
+    full = gemm_rate(device, "tf32" if of.tf32 else of.dtype)
+    if _plain(of):
+        full *= reached(device, of.dtype)
     else:
-        depth = DEPTH // 2 if tf32 else DEPTH
-        full = gemm_rate(device, "tf32" if tf32 else dtype)
         full *= _PIPELINE.get(compute_capability(device.arch) or 0, 1.0) * reached(device)
-        full /= slower(access, dtype, tf32, v.warps * shared)
-    share = rate(v, shared, stages, dtype == "fp32" and not tf32)
+        full /= slower(of, v.warps * shared)
     return Pace(
         groups=blocks,
-        depth=depth,
-        step=shared * 2.0 * m * n * depth * device.sms / (full * share),
+        depth=of.step,
+        step=shared * 2.0 * m * n * of.step * device.sms / (full * rate(v, shared, stages, of)),
         ends=_TILE * size,
         adding=_TILE * size,
         split=(_SPLIT[0], _SPLIT[1] * size),

@@ -35,9 +35,6 @@ class Sm80(AddressFamily[Variant]):
     def reached(self, device: Device, dtype: str) -> float:
         return cost.reached(device, dtype)
 
-    def slower(self, signature: Signature, warps: int) -> float:
-        return cost.slower(signature.access, signature.dtype, signature.tf32, warps)
-
     def takes(self, v: Variant, signature: Signature) -> bool:
         """What goes through registers leaves less room for sums."""
         return signature.access == 16 or v.residency > 3 or (signature.access == 4 and v.residency < 3)
@@ -62,20 +59,19 @@ class Sm80(AddressFamily[Variant]):
     def estimate(
         self, way: Way[Variant], rows: Sequence[int], columns: Sequence[int], k: int, sms: int, arch: str
     ) -> tuple[float, int]:
-        plain = way.slower >= cost.PLAIN
-        reached = cost.rate(way.variant, way.residency, way.stages, plain) / way.slower
-        return cost.alone(way.variant, way.residency, rows, columns, k, sms * way.residency, reached, way.depth)
+        v, of = way.variant, way.signature
+        reached = cost.rate(v, way.residency, way.stages, of) / cost.slower(of, v.warps * way.residency)
+        return cost.alone(v, way.residency, rows, columns, k, sms * way.residency, reached, of.step)
 
     def splits(self, v: Variant, gemm: MatrixGemm, sms: int, blocks: int, smem: int, arch: str) -> int:
         of = gemm.signature
-        reached = 1.0 / self.slower(of, v.warps * max(1, blocks // sms))
+        reached = 1.0 / cost.slower(of, v.warps * max(1, blocks // sms))
         return cost.alone(v, 1, gemm.rows, gemm.columns, gemm.depth, blocks, reached, of.step)[1]
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
         tf32 = "-DTF32=1" in config.options
-        return cost.pace(
-            self.variant(config.kernel), config.blocks, config.stages, device, dtype, config.alignment, tf32
-        )
+        of = Signature(dtype, dtype, False, False, access=config.alignment, tf32=tf32)
+        return cost.pace(self.variant(config.kernel), config.blocks, config.stages, device, of)
 
 
 SM80 = Sm80()
