@@ -65,10 +65,9 @@ class Signature:
         """The kernel's name: of the entry point, the trace and the cache alike."""
         layout = "".join("nt"[transposed] for transposed in self.transposed)
         variant = variant if self.function is None else f"{variant}_{self.function}"
-        access = "" if self.access == 16 else f"by{self.access}"
-        ways = self.scaling, "fast" if self.fast else "", "tf32" if self.tf32 else "", access
-        words = ("sum" if self.addends else "", self.dtype, self.right_dtype, *ways)
-        return "_".join(filter(None, (variant, *words, self.out_dtype, layout)))
+        ways = "tf32" if self.tf32 else "", "" if self.access == 16 else f"by{self.access}"
+        types = self.dtype, self.right_dtype, self.scaling, "fast" if self.fast else ""
+        return "_".join(filter(None, (variant, "sum" if self.addends else "", *ways, *types, self.out_dtype, layout)))
 
     def options(self, variant: str, arch: str, defines: Mapping[str, object]) -> tuple[str, ...]:
         """What the source of a variant is compiled with; `defines` are the variant's own."""

@@ -189,3 +189,35 @@ def test_a_product_that_begins_early_reads_what_the_one_before_it_writes(
             assert all(right) is not lie
             assert any(right)
     assert not cuda.violations()
+
+
+IN_TF32 = """
+schedule rounded
+param K = 100
+input  A[8, K] : fp32
+input  B[K, 33] : fp32
+output C[8 * ranks, 33] : fp32
+scratch G[8 * ranks, K] : fp32
+computes C = all_gather(A, rows) * B within tf32
+queue dma { engine = copy }
+queue compute { engine = sm }
+stage gather on dma { for p in all { copy G.rows(rank of ranks) @ p <- A } }
+stage mm on compute streamed { for p in all { gemm C.rows(p of ranks) = G.rows(p of ranks) * B } }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("ag_gemm/streamed", {"M": 64, "N": 40, "K": 37, "T": "bf16"}),
+        ("gemm_rs/streamed", {"M": 64, "N": 21, "K": 72, "T": "fp32"}),
+        ("gemm_ar/overlapped", {"M": 64, "N": 22, "K": 80, "T": "bf16"}),
+        ("", {}),
+    ],
+)
+def test_eight_ranks_with_fp32_and_rows_at_any_place(cuda: StandIn, name: str, sizes: dict[str, object]) -> None:
+    cuda.reset("devices 8; arch sm_90; sms 12")
+    parsed = cases.schedule(name) if name else ficco_dsl.parse(IN_TF32, "rounded.ficco")
+    plan = plan_of(build(parsed, 8, sizes | (cases.few_chunks(name) if name else {})), discover(cuda.face, 8))
+    assert {kernel for kernel in kernels(plan) if "gemm" in kernel} == {"sm80_gemm_64x64"}
+    right(cuda, plan, seeds=2)
