@@ -1,4 +1,4 @@
-"""`within tf32`: which products round their operands, what that adds to the bound of verification, and what it costs."""
+"""`within tf32`: which products round their operands, what verification then admits, and what it costs."""
 
 from __future__ import annotations
 
