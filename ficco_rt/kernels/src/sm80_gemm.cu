@@ -91,11 +91,11 @@ __device__ __forceinline__ void load_if(u32& v, const u8* src, bool yes) {
     asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\nmov.b32 %0, 0;\n@yes ld.global.b32 %0, [%1];\n}"
                  : "=r"(v) : "l"(src), "r"((int)yes) : "memory");
 }
-__device__ __forceinline__ void store_unit(u32 dst, u32 v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(dst), "r"(v) : "memory");
+__device__ __forceinline__ void store_unit(u32 dst, const u32 (&v)[1]) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(dst), "r"(v[0]) : "memory");
 }
-__device__ __forceinline__ void store_unit(u32 dst, unsigned short low, unsigned short high) {
-    asm volatile("st.shared.v2.b16 [%0], {%1, %2};" ::"r"(dst), "h"(low), "h"(high) : "memory");
+__device__ __forceinline__ void store_unit(u32 dst, const unsigned short (&v)[2]) {
+    asm volatile("st.shared.v2.b16 [%0], {%1, %2};" ::"r"(dst), "h"(v[0]), "h"(v[1]) : "memory");
 }
 __device__ __forceinline__ void load_words(u32 address, float& a, float& b, float& c, float& d) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(address) : "memory");
@@ -280,15 +280,8 @@ struct Loader {
         if constexpr (ACCESS < 16) {
             const u32 dst = place(slot);
 #pragma unroll
-            for (int j = 0; j < THIRD; ++j) {
-                const int i = THIRD * part + j;
-                if (i >= HOPS) break;
-#if ACCESS == 2
-                store_unit(hop_place(dst, i), held[j][0], held[j][1]);
-#else
-                store_unit(hop_place(dst, i), held[j][0]);
-#endif
-            }
+            for (int j = 0; j < THIRD; ++j)
+                if (THIRD * part + j < HOPS) store_unit(hop_place(dst, THIRD * part + j), held[j]);
         }
     }
     __device__ __forceinline__ void advance(const Parameters& p) {
