@@ -52,7 +52,8 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
     return {k: v for k, v in chosen.items() if k in declared or k == "T"}
 
 
-SCALED = tuple(n for n in SCHEDULES if n.partition("/")[0] in ("ag_gemm", "gemm_rs", "gemm_ar", "a2a_gemm"))
+SCALED_OPERATIONS = ("ag_gemm", "ag_gemm_kept", "gemm_rs", "gemm_ar", "a2a_gemm")
+SCALED = tuple(n for n in SCHEDULES if n.partition("/")[0] in SCALED_OPERATIONS)
 SCALINGS = (("1x128", "128x128"), ("row", "row"), ("tensor", "row"), ("row", "tensor"))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import float8_e4m3fn
 
 import ficco_dsl
 import ficco_rt as ficco
@@ -69,6 +70,29 @@ def test_weights_as_linear_stores_them(name: str) -> None:
         usual, _ = tensors(name, 3, 0, **{**sizes, "transb": 0})
         with pytest.raises(UsageError, match=r"input [BW], rank 0: wanted fp32 of shape"):
             operation.run(**usual)
+
+
+@pytest.mark.parametrize("name", cases.SCALED_OPERATIONS)
+def test_values_and_scales(name: str) -> None:
+    """Scales of blocks, 2 and 4, whose rows are those of the values."""
+    k = 160 * RANKS if name in ("gemm_rs", "gemm_ar") else 160
+    types = {"T": "fp8_e4m3 scaled 1x128", "Weight": "fp8_e4m3 scaled 128x128", "Sum": "fp32", "transb": 1}
+    with ficco.Workspace(RANKS, "host") as workspace:
+        operation = ficco.Operation(workspace, name, max_m=40, buckets=(16,), N=N, K=k, **types)
+        for m in (0, 1, 16, 17, 40):
+            values, wanted = cases.numbers(name, RANKS, m, N, k, m, transb=1)
+            given: dict[str, Any] = {"C": values.pop("C")}
+            for tensor, arrays in values.items():
+                of_weight = tensor in "BW"
+                blocks = [(-(-len(array) // 128) if of_weight else len(array), 4) for array in arrays]
+                number = np.nan if tensor == "R" else 4 if of_weight else 2
+                scales = [np.full(shape, number, np.float32) for shape in blocks]
+                given[tensor] = [*zip([array.astype(float8_e4m3fn) for array in arrays], scales, strict=True)]
+            operation.run(**given)
+            assert all(np.array_equal(y, 8 * right) for y, right in zip(given["C"], wanted["C"], strict=True)), m
+            for (kept, scales), right in zip(given.get("R", ()), wanted.get("R", ()), strict=True):
+                assert np.array_equal(kept.astype(np.float32), right)
+                assert (scales[:, :2] == 2).all()
 
 
 GRADIENT = """schedule gradient

@@ -46,7 +46,10 @@ def test_amd(library: StandIn) -> None:
         assert verified_run(executor).correct
 
 
-@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/oneshot", "a2a_gemm/overlapped"])
+FEWER = "ag_gemm/streamed", "ag_gemm_kept/oneshot", "gemm_rs/streamed", "gemm_ar/oneshot", "a2a_gemm/overlapped"
+
+
+@pytest.mark.parametrize("name", FEWER)
 def test_fewer_rows(cuda: StandIn, name: str) -> None:
     cuda.reset("devices 3")
     assert not fewer(cuda, name, cases.schedule(name), "1x128", "128x128")
@@ -83,7 +86,8 @@ def fewer(library: StandIn, name: str, schedule: Schedule, left: str, right: str
                 kind = numpy_dtype(plan.tensor(n).dtype)
                 given[n, rank] = memory.give(n, rank, array.astype(kind), plan.tensor(n).dtype)
                 if scales is not None:
-                    of = np.full(rows.shape(scales.name, scales.shapes[rank]), 2 if n in rows.blocks else 4, np.float32)
+                    number = np.nan if n in wanted else 2 if n in rows.blocks else 4
+                    of = np.full(rows.shape(scales.name, scales.shapes[rank]), number, np.float32)
                     given[scales.name, rank] = memory.give(scales.name, rank, of, "fp32")
             bound = executor.bind_at(given, rows)
             for executor.graph in (False, True):
@@ -92,6 +96,10 @@ def fewer(library: StandIn, name: str, schedule: Schedule, left: str, right: str
                 for rank in range(ranks):
                     found = memory.read("C", rank, np.dtype(np.float32))
                     assert np.array_equal(found, 8 * wanted["C"][rank]), (m, rank)
+                    if "R" in wanted:
+                        kept = memory.read("R", rank, numpy_dtype("fp8_e4m3")).astype(np.float32)
+                        assert np.array_equal(kept, wanted["R"][rank]), (m, rank)
+                        assert (memory.read("R.scales", rank, np.dtype(np.float32)) == 2).all(), (m, rank)
             executor.release(bound)
             memory.free()
     assert not library.violations()
