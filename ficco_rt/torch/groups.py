@@ -169,11 +169,18 @@ class Operations:
             LOG.info("%s, %d ranks: PyTorch's own implementation, because %s", said(), self.ranks, why)
         return why
 
+    @property
+    def alone(self) -> str:
+        """Why there is nobody to communicate with; empty if there is. Raises nothing."""
+        if self.ranks == 1 or c10d.get_backend(self.group) == "fake":
+            return "the group has one process" if self.ranks == 1 else "the group is a fake one"
+        return ""
+
     def refused(self, x: torch.Tensor, weights: Sequence[torch.Tensor]) -> str:
         """Why no operation serves products of `x` with the weights, by what all processes of the group have alike;
         empty if operations do. Raises nothing."""
-        if self.ranks == 1 or c10d.get_backend(self.group) == "fake":
-            return "the group has one process" if self.ranks == 1 else "the group is a fake one"
+        if self.alone:
+            return self.alone
         if any(weight.dtype != x.dtype or weight.device != x.device for weight in weights):
             return "the tensors differ in type or device"
         if x.dtype not in DTYPES or (x.is_cuda and x.dtype == torch.float32):
@@ -232,7 +239,7 @@ class Operations:
         if keep:
             outputs["R"] = x.new_empty(m * self.ranks, k)
         name = "ag_gemm_kept" if keep else "ag_gemm"
-        self.run(name, m, {"N": n * self.ranks, "K": k, **sizes}, A=_dense(x), **stored, **outputs)
+        self.run(name, m, {"N": n * self.ranks, "K": k, **sizes}, A=dense(x), **stored, **outputs)
         return outputs["C"], outputs.get("R")
 
     def matmul_reduce_scatter(
@@ -248,10 +255,10 @@ class Operations:
         """`all_reduce(x @ weight) + bias` [m, n], of `x` [m, k], `weight` [k, n] and the `bias` [n] of rank 0.
         Otherwise as `all_gather_matmul`."""
         if bias is not None and self.group.rank():
-            bias = self._zeros_like(bias)
+            bias = self.zeros_like(bias)
         return self._reduced("gemm_ar", x, weight, bias, x.shape[0], turned)
 
-    def _zeros_like(self, bias: torch.Tensor) -> torch.Tensor:
+    def zeros_like(self, bias: torch.Tensor) -> torch.Tensor:
         """Made once for each length and type: a part of a graph's memory would not last."""
         key = bias.shape, bias.dtype
         if key in self._zeros:
@@ -266,7 +273,7 @@ class Operations:
     ) -> torch.Tensor:
         sizes, stored, n = _stored("B", weight, bias, turned)
         y = x.new_empty(m, n)
-        self.run(name, m, {"N": n, "K": x.shape[1] * self.ranks, **sizes}, A=_dense(x), **stored, C=y)
+        self.run(name, m, {"N": n, "K": x.shape[1] * self.ranks, **sizes}, A=dense(x), **stored, C=y)
         return y
 
     def all_to_all_matmul(
@@ -277,7 +284,7 @@ class Operations:
         rows, k = x.shape
         sizes, stored, n = _stored("W", weight, bias, turned)
         y = x.new_empty(rows, n)
-        self.run("a2a_gemm", rows // self.ranks, {"N": n, "K": k, **sizes}, X=_dense(x), **stored, C=y)
+        self.run("a2a_gemm", rows // self.ranks, {"N": n, "K": k, **sizes}, X=dense(x), **stored, C=y)
         return y
 
     def gradients(
@@ -288,7 +295,7 @@ class Operations:
         (n, k), ranks = weight.shape, self.ranks
         sizes = {"ag_gemm_backward": (n * ranks, k), "gemm_rs_backward": (n, k * ranks)}.get(name, (n, k))
         dx, dw = torch.empty_like(x), weight.new_empty(n, k)
-        tensors = {"X": _dense(x), "W": _dense(weight), "DY": _dense(dy), "DX": dx, "DW": dw}
+        tensors = {"X": dense(x), "W": dense(weight), "DY": dense(dy), "DX": dx, "DW": dw}
         self.run(name, m, {"N": sizes[0], "K": sizes[1], "T": DTYPES[x.dtype]}, **tensors)
         return dx, dw
 
@@ -417,9 +424,9 @@ def _stored(
         if other.is_contiguous():
             weight, turned = other, not turned
     sizes: dict[str, object] = {"T": DTYPES[weight.dtype], **({"transb": 1} if turned else {})}
-    tensors = {name: _dense(weight)}
+    tensors = {name: dense(weight)}
     if bias is not None:
-        sizes["bias"], tensors["b"] = 1, _dense(bias)
+        sizes["bias"], tensors["b"] = 1, dense(bias)
     return sizes, tensors, weight.shape[not turned]
 
 
@@ -428,11 +435,11 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy that is contiguous and aligned as all kernels want it: which kernel runs must not depend on
     addresses, which are this process's own."""
-    dense = tensor.contiguous()
-    return dense if dense.data_ptr() % ALIGNMENT == 0 else dense.clone()
+    made = tensor.contiguous()
+    return made if made.data_ptr() % ALIGNMENT == 0 else made.clone()
 
 
 def _bucket(m: int) -> int:

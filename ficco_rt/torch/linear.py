@@ -22,15 +22,20 @@ Source: sequence parallelism, Korthikanti et al. (arXiv 2205.05198), section 4.2
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._library.autograd import Info, make_autograd_impl
 
-from . import groups
-from .groups import Operations, T, place
+from ..errors import UsageError
+from ..types import Scaling
+from . import groups, scaled
+from .groups import DTYPES, Operations, T, place
+from .scaled import FP8, Scaled
 
 _LIBRARY = torch.library.Library("ficco", "DEF")
 
@@ -51,18 +56,22 @@ def _like(rows: Tensor, tensor: Tensor, dim: int, extent: int) -> Tensor:
 
 def _checked(name: str, tensor: Tensor, weight: Tensor, bias: Tensor | None, dim: int) -> None:
     """Raises ValueError. The same for real and for fake tensors."""
+    _checked_shapes(name, tensor, weight, dim)
+    if tensor.dtype != weight.dtype:
+        raise ValueError(f"{name}: input is {tensor.dtype} and weight {weight.dtype}; they must be of one type")
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
+        shape = list(bias.shape)
+        raise ValueError(f"{name}: bias is {bias.dtype} of shape {shape}, wanted {weight.dtype} of [{weight.shape[0]}]")
+
+
+def _checked_shapes(name: str, tensor: Tensor, weight: Tensor, dim: int) -> None:
     if weight.dim() != 2:
         raise ValueError(f"{name}: weight has {weight.dim()} dimensions, wanted 2: [features, width] as in nn.Linear")
     if tensor.dim() < 2 or tensor.shape[-1] != weight.shape[1]:
         shape, width = list(tensor.shape), weight.shape[1]
         raise ValueError(f"{name}: input has shape {shape}, wanted two dimensions or more, the last one of {width}")
-    if tensor.dtype != weight.dtype:
-        raise ValueError(f"{name}: input is {tensor.dtype} and weight {weight.dtype}; they must be of one type")
     if not 0 <= dim < tensor.dim() - 1:
         raise ValueError(f"{name}: dimension {dim} of an input with {tensor.dim()}; wanted one before the last")
-    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != weight.dtype):
-        shape = list(bias.shape)
-        raise ValueError(f"{name}: bias is {bias.dtype} of shape {shape}, wanted {weight.dtype} of [{weight.shape[0]}]")
 
 
 def _shard(name: str, extent: int, ranks: int) -> int:
@@ -102,8 +111,8 @@ _COLLECTIVES = torch.ops._c10d_functional
 
 
 def _gathered(rows: Tensor, group_name: str) -> Tensor:
-    made = _COLLECTIVES.all_gather_into_tensor(rows, _ranks(group_name), group_name)
-    return _COLLECTIVES.wait_tensor(made)
+    made = _COLLECTIVES.all_gather_into_tensor(_bytes(rows), _ranks(group_name), group_name)
+    return _COLLECTIVES.wait_tensor(made).view(rows.dtype)
 
 
 def _scattered(rows: Tensor, group_name: str) -> Tensor:
@@ -118,7 +127,17 @@ def _summed(tensor: Tensor, group_name: str) -> Tensor:
 def _exchanged(rows: Tensor, group_name: str) -> Tensor:
     ranks = _ranks(group_name)
     pieces = [rows.shape[0] // ranks] * ranks
-    return _COLLECTIVES.wait_tensor(_COLLECTIVES.all_to_all_single(rows, pieces, pieces, group_name))
+    made = _COLLECTIVES.all_to_all_single(_bytes(rows), pieces, pieces, group_name)
+    return _COLLECTIVES.wait_tensor(made).view(rows.dtype)
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """NOTE gloo moves no fp8."""
+    return rows.view(torch.uint8) if rows.itemsize == 1 else rows
+
+
+def _moved(move: Callable[[Tensor, str], Tensor], x: Scaled, group_name: str) -> Scaled:
+    return x._replace(values=move(x.values, group_name), scales=move(x.scales, group_name))
 
 
 # ---------------------------------------------------------------- all_gather_linear
@@ -331,13 +350,13 @@ _Function = Callable[..., Any]
 def _quick(name: str, kernel: _Function) -> _Function:
     """The kernel, whose call is known when it comes again on the same tensors."""
 
-    def quick(*arguments: Any) -> Any:
+    def quick(*arguments: Any, **keyword: Any) -> Any:
         tensors = [given for given in arguments if isinstance(given, Tensor)]
         of = groups.operations(arguments[-1], tensors[0].device)
-        call = name, *[place(given) if isinstance(given, Tensor) else given for given in arguments]
+        call = name, *[place(given) if isinstance(given, Tensor) else given for given in arguments], *keyword.values()
         made = of.again(call)
         if made is None:
-            result = kernel(*arguments)
+            result = kernel(*arguments, **keyword)
             of.learn(call, tensors, [result] if isinstance(result, Tensor) else result)
             return result
         return made[0] if len(made) == 1 else tuple(made)
@@ -351,17 +370,19 @@ def _without_gradients(device: str, kernel: _Function, usual: _Function) -> _Fun
     keys = torch._C.DispatchKey
     plain = torch._C.DispatchKeySet(getattr(keys, device)).add(getattr(keys, f"Autograd{device}")).raw_repr()
 
-    def called(keys: Any, *arguments: Any) -> Any:
+    def called(keys: Any, *arguments: Any, **keyword: Any) -> Any:
         needed = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if needed or keys.raw_repr() != plain:
-            return usual(keys, *arguments)
+            return usual(keys, *arguments, **keyword)
         with torch._C._AutoDispatchBelowAutograd():
-            return kernel(*arguments)
+            return kernel(*arguments, **keyword)
 
     return called
 
 
-def _define(schema: str, kernel: _Function, fake: _Function, backward: _Function | None = None) -> None:
+def _define(
+    schema: str, kernel: _Function, fake: _Function, backward: _Function | None = None, keep: _Function = _keep
+) -> None:
     name = schema[: schema.index("(")]
     _LIBRARY.define(schema, tags=[torch.Tag.needs_fixed_stride_order])
     kernels = {"CPU": kernel, "CUDA": _quick(name, kernel)}
@@ -369,8 +390,8 @@ def _define(schema: str, kernel: _Function, fake: _Function, backward: _Function
         _LIBRARY.impl(name, of_device, device)
     torch.library.register_fake(f"ficco::{name}", fake, lib=_LIBRARY)
     if backward is not None:
-        torch.library.register_autograd(f"ficco::{name}", backward, setup_context=_keep, lib=_LIBRARY)
-        usual = make_autograd_impl(getattr(torch.ops.ficco, name).default, Info(backward, _keep))
+        torch.library.register_autograd(f"ficco::{name}", backward, setup_context=keep, lib=_LIBRARY)
+        usual = make_autograd_impl(getattr(torch.ops.ficco, name).default, Info(backward, keep))
         for device, of_device in kernels.items():
             _LIBRARY.impl(name, _without_gradients(device, of_device, usual), f"Autograd{device}", with_keyset=True)
 
@@ -415,4 +436,118 @@ _define(
     f"all_to_all_linear_backward{_GRADIENTS}str group_name) -> (Tensor, Tensor)",
     _all_to_all_linear_backward,
     _all_to_all_linear_backward_fake,
+)
+
+
+# ---------------------------------------------------------------- of fp8 with scales
+
+
+class _Given(NamedTuple):
+    """Checked arguments of an operator on fp8. `rows`: the input as a matrix; `scales`: those of the rows and of the
+    weight; `extent`: that of dimension `dim` of the output."""
+
+    rows: Tensor
+    weight: Tensor
+    scales: tuple[Tensor, Tensor]
+    scalings: tuple[Scaling, Scaling]
+    bias: Tensor | None
+    dim: int
+    extent: int
+    group_name: str
+    out: torch.dtype
+
+
+def _given(
+    name: str, extent: Callable[[int, int], int], x: Tensor, weight: Tensor, of_x: Tensor, of_weight: Tensor,
+    bias: Tensor | None, *rest: Any, out_dtype: torch.dtype | None = None,
+) -> _Given:  # fmt: skip
+    """`extent`: see `_scaled_layer`. Raises ValueError. The same for real and for fake tensors."""
+    *dims, group_name = rest
+    dim, out = dims[0] if dims else 0, torch.bfloat16 if out_dtype is None else out_dtype
+    _checked_shapes(name, x, weight, dim)
+    for what, of, known in (("input", x.dtype, FP8), ("weight", weight.dtype, FP8), ("out_dtype", out, DTYPES)):
+        if of not in known:
+            raise ValueError(f"{name}: {what} is {of}, wanted {' or '.join(map(str, known))}")
+    if x.dtype == weight.dtype == torch.float8_e5m2:
+        raise ValueError(f"{name}: input and weight are {x.dtype}; one of them must be torch.float8_e4m3fn")
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != out):
+        shape = list(bias.shape)
+        raise ValueError(f"{name}: bias is {bias.dtype} of shape {shape}, wanted {out} of [{weight.shape[0]}]")
+    if of_x.dtype != torch.float32 or of_weight.dtype != torch.float32:
+        raise ValueError(f"{name}: scales are {of_x.dtype} and {of_weight.dtype}, wanted torch.float32")
+    rows = _rows(x, dim)
+    whole = of_x.numel() > 1 and of_x.shape[:-1] == x.shape[:-1]
+    of_rows = of_x.movedim(dim, 0).flatten(0, -2) if whole else of_x
+    scalings = scaled.scalings(rows.shape, weight.shape, of_rows, of_weight)
+    if scalings is None:
+        (*lead, k), n = x.shape, weight.shape[0]
+        raise ValueError(
+            f"{name}: scales have shapes {list(of_x.shape)} and {list(of_weight.shape)}; wanted 1 or {[*lead, 1]} and "
+            f"1 or {[n, 1]}, or of blocks {[*lead, -(-k // 128)]} and {[-(-n // 128), -(-k // 128)]}"
+        )
+    size = extent(x.shape[dim], _ranks(group_name))
+    return _Given(rows, weight, (of_rows, of_weight), scalings, bias, dim, size, group_name, out)
+
+
+def _scaled_layer(
+    name: str,
+    dims: str,
+    extent: Callable[[int, int], int],
+    ours: Callable[[Operations, Scaled, Scaled, Tensor | None, torch.dtype], Tensor],
+    pytorch: Callable[[Scaled, Scaled, Tensor | None, torch.dtype, str], Tensor],
+) -> None:
+    """Defines an operator. `extent`: that of the dimension in the output, by the input's and the number of ranks;
+    `ours`, `pytorch`: the output's rows."""
+
+    def kernel(tensor: Tensor, *more: Any, **keyword: Any) -> Tensor:
+        rows, weight, scales, scalings, bias, dim, size, group_name, out = _given(
+            name, extent, tensor, *more, **keyword
+        )
+        of, others = groups.operations(group_name, rows.device), [weight, *scales, *([] if bias is None else [bias])]
+        x, w = map(scaled.scaled, (rows, weight), scales, scalings)
+        y = of.serve(
+            (name, rows.shape, rows.dtype, weight.shape, weight.dtype, scalings, out, *(t.device for t in others)),
+            lambda: f"ficco::{name} of input {groups.words(rows)}, weight {groups.words(weight)}",
+            lambda: scaled.refused(of, rows, others, out),
+            lambda: ours(of, x, w, bias, out),
+            lambda: pytorch(x, w, bias, out, group_name),
+        )
+        return _like(y, tensor, dim, size)
+
+    def fake(tensor: Tensor, *more: Any, **keyword: Any) -> Tensor:
+        given = _given(name, extent, tensor, *more, **keyword)
+        others = prod(n for i, n in enumerate(tensor.shape[:-1]) if i != given.dim)
+        y = tensor.new_empty(given.extent * others, given.weight.shape[0], dtype=given.out)
+        return _like(y, tensor, given.dim, given.extent)
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        raise UsageError(
+            f"ficco::{name} has no gradient: fp8 is forward only, because the gradient of a weight needs other scales "
+            "of both operands; call it under torch.no_grad(), or train with the operators of bf16"
+        )
+
+    scales = "Tensor input_scale, Tensor weight_scale, Tensor? bias"
+    schema = f"{name}(Tensor input, Tensor weight, {scales}, {dims}str group_name, *, ScalarType? out_dtype=None)"
+    _define(f"{schema} -> Tensor", kernel, fake, backward, lambda ctx, inputs, keyword_only_inputs, output: None)
+
+
+_scaled_layer(
+    *("all_gather_linear_scaled", "int gather_dim, ", lambda extent, ranks: extent * ranks),
+    lambda *of: scaled.all_gather_matmul(*of)[0],
+    lambda x, w, bias, out, name: scaled.plain(_moved(_gathered, x, name), w, bias, out),
+)
+_scaled_layer(
+    *("linear_reduce_scatter_scaled", "int scatter_dim, ", partial(_shard, "linear_reduce_scatter_scaled")),
+    scaled.matmul_reduce_scatter,
+    lambda x, w, bias, out, name: _plus(_scattered(scaled.plain(x, w, None, out), name), bias),
+)
+_scaled_layer(
+    *("linear_all_reduce_scaled", "", lambda extent, _: extent),
+    scaled.matmul_all_reduce,
+    lambda x, w, bias, out, name: _plus(_summed(scaled.plain(x, w, None, out), name), bias),
+)
+_scaled_layer(
+    *("all_to_all_linear_scaled", "", lambda extent, ranks: _shard("all_to_all_linear_scaled", extent, ranks) * ranks),
+    scaled.all_to_all_matmul,
+    lambda x, w, bias, out, name: scaled.plain(_moved(_exchanged, x, name), w, bias, out),
 )

@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 -m tests.gpu.linear '{"ranks": 2, "each": 2}'
 
-Each layer runs eagerly and in a captured graph; `"device": "cpu"` runs them eagerly without a GPU.
+Each layer runs eagerly and in a captured graph, of bf16 and, on Hopper, of fp8 with scales; `"device": "cpu"` runs them
+eagerly without a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
-SIZES = ((256, 256, 512), (32, 256, 512), (2048, 128, 1024))  # rows, K, N
+SIZES = ((256, 256, 512), (32, 256, 512), (2048, 128, 1024), (108, 384, 320))  # rows, K, N
 
 
 def main(each: int, device: str = "cuda") -> bool:
@@ -19,6 +20,7 @@ def main(each: int, device: str = "cuda") -> bool:
     import torch.nn.functional as F
 
     import ficco_rt.torch  # noqa: F401
+    from tests.torch import calls
 
     dist.init_process_group("gloo")
     assert dist.group.WORLD is not None
@@ -40,18 +42,22 @@ def main(each: int, device: str = "cuda") -> bool:
             scattered = ops.linear_reduce_scatter(*wide, 0, name)
             return [ops.all_gather_linear(*up, 0, name), scattered, ops.linear_all_reduce(*wide, name)]
 
-        made, wanted = [layers()], (part(y, 1), part(y, 0), y.to(device, torch.bfloat16))
-        if device == "cuda":
-            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-            with torch.cuda.graph(graph, stream=stream):
-                made.append(layers())
-            with torch.cuda.stream(stream):
-                graph.replay()
-            torch.cuda.synchronize()
-        for results in made:
-            same = [torch.equal(*pair) for pair in zip(results, wanted, strict=True)]
-            print(f"rank {rank}, {rows} × {n} × {k}: {same}", flush=True)
-            right = right and all(same)
+        cases: list[calls.Layers] = [("bf16", layers, (part(y, 1), part(y, 0), y.to(device, torch.bfloat16)))]
+        if device == "cpu" or torch.cuda.get_device_capability() == (9, 0):
+            cases += [calls.scaled_layers(kind, rows, k, n, device) for kind in calls.SCALES]
+        for kind, call, wanted in cases:
+            made = [call()]
+            if device == "cuda":
+                graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+                with torch.cuda.graph(graph, stream=stream):
+                    made.append(call())
+                with torch.cuda.stream(stream):
+                    graph.replay()
+                torch.cuda.synchronize()
+            for results in made:
+                same = [torch.equal(*pair) for pair in zip(results, wanted, strict=True)]
+                print(f"rank {rank}, {kind}, {rows} × {n} × {k}: {same}", flush=True)
+                right = right and all(same)
     dist.destroy_process_group()
     return right
 

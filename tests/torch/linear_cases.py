@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ficco_rt.errors import UsageError
 from ficco_rt.torch import layers as parallel
+from tests.torch import calls
 
 OPS = torch.ops.ficco
 K, N = 8, 12
@@ -157,6 +158,107 @@ def case_opcheck() -> None:
     torch.library.opcheck(OPS.all_to_all_linear_backward.default, (dy.detach(), x.detach(), w.detach(), name))
 
 
+def case_fp8_with_scales() -> None:
+    _, ranks, _ = world()
+    for kind in calls.SCALES:
+        for rows, k, n in ((6, 144, 160),) if not ALL else ((6, 144, 160), (1, 640, 48), (40, 96, 130)):
+            _, call, wanted = calls.scaled_layers(kind, rows * ranks, k * ranks, n * ranks)
+            for given, right in zip(call(), wanted, strict=True):
+                assert given.dtype == right.dtype, (kind, rows)
+                assert torch.equal(given, right), (kind, rows, k, n)
+
+
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SCALED = (
+    ("all_gather_linear_scaled", (1,)), ("linear_reduce_scatter_scaled", (1,)), ("linear_all_reduce_scaled", ()),
+    ("all_to_all_linear_scaled", ()),
+)  # fmt: skip
+
+
+def _blocks(*lead: int, dtype: torch.dtype = FP8) -> tuple[Tensor, ...]:
+    """An input, a weight and their scales of blocks."""
+    shapes = (*lead, 2), (2, 2)
+    return (
+        *(integers(*shape).sign().to(of) for shape, of in (((*lead, 144), dtype), ((160, 144), FP8))),
+        *(torch.randint(1, 3, shape).float() for shape in shapes),
+    )
+
+
+def case_fp8_of_any_layout() -> None:
+    """More dimensions, scales with padding and between others, e5m2, and an exchange: as of the matrices."""
+    name, ranks, rank = world()
+    x, w, s, of_w = _blocks(2, 2 * ranks, dtype=E5M2)
+    wide = x.float() * s.repeat_interleave(128, -1)[..., :144]
+    by = of_w.repeat_interleave(128, 0)[:160].repeat_interleave(128, 1)[:, :144]
+    y = (wide @ (w.float() * by).t()).bfloat16()  # the same in all processes
+    padded = F.pad(s, (0, 2), value=float("nan"))
+    for scales in (s, padded, torch.stack([s, s], -1)[..., 0]):
+        given = OPS.all_gather_linear_scaled(x, w, scales, of_w, None, 1, name)
+        assert torch.equal(given, torch.cat([y] * ranks, 1))
+        given = OPS.linear_reduce_scatter_scaled(x, w, scales, of_w, None, 1, name)
+        assert torch.equal(given, y.chunk(ranks, 1)[rank] * ranks)
+    b = integers(160).bfloat16()
+    assert torch.equal(OPS.linear_all_reduce_scaled(x, w, s, of_w, b, name), y * ranks + b)
+    x, s, y = x[0], s[0], y[0]
+    exchanged = torch.cat([y.chunk(ranks)[rank]] * ranks)
+    assert torch.equal(OPS.all_to_all_linear_scaled(x, w, s, of_w, b, name), exchanged + b)
+    alone = dist.new_group([rank], use_local_synchronization=True).group_name
+    for operator, dims in SCALED:  # by PyTorch
+        given = getattr(OPS, operator)(x[:, None], w, s[:, None], of_w, b, *(0 for _ in dims), alone)
+        assert torch.equal(given, y[:, None] + b), operator
+
+
+def case_opcheck_of_fp8() -> None:
+    """NOTE PyTorch's test of the schema compares copies of the inputs, which it cannot in fp8."""
+    name, ranks, _ = world()
+    tests = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
+    for operator, dims in SCALED if ALL else SCALED[:2]:
+        given = (*_blocks(ranks, 2 * ranks), None, *dims, name)
+        torch.library.opcheck(getattr(OPS, operator).default, given, {"out_dtype": torch.float32}, test_utils=tests)
+
+
+def case_full_graphs_of_fp8() -> None:
+    name, ranks, _ = world()
+    x, w, s, of_w = _blocks(2, 2 * ranks)
+
+    def layer(x: Tensor) -> Tensor:
+        y = OPS.linear_reduce_scatter_scaled(x, w, s, of_w, None, 1, name) * 2
+        return OPS.all_gather_linear_scaled(x, w, s, of_w, None, 1, name, out_dtype=torch.float32).sum() + y
+
+    compiled = torch.compile(layer, fullgraph=True, backend="inductor" if ALL else "aot_eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
+def case_fp8_has_no_gradient() -> None:
+    name, ranks, _ = world()
+    b = torch.ones(160, dtype=torch.bfloat16, requires_grad=True)
+    for operator, dims in SCALED:
+        y = getattr(OPS, operator)(*_blocks(ranks, 2 * ranks), b, *dims, name)
+        with pytest.raises(UsageError, match=f"ficco::{operator} has no gradient: fp8 is forward only"):
+            y.sum().backward()
+
+
+def case_wrong_arguments_of_fp8() -> None:
+    name, _, _ = world()
+    x, w, s, of_w = _blocks(8)
+    ones = torch.ones(3)
+    scales = "scales have shapes [3] and [2, 2]; wanted 1 or [8, 1] and 1 or [160, 1], or of blocks [8, 2] and [2, 2]"
+    wrong = {
+        "input is torch.float32, wanted torch.float8_e4m3fn or torch.float8_e5m2": (x.float(), w, s, of_w, None),
+        "weight is torch.bfloat16, wanted": (x, w.bfloat16(), s, of_w, None),
+        "input and weight are torch.float8_e5m2; one of them": (x.to(E5M2), w.to(E5M2), s, of_w, None),
+        "scales are torch.float64 and torch.float32, wanted torch.float32": (x, w, s.double(), of_w, None),
+        scales: (x, w, ones, of_w, None),
+        "bias is torch.float32 of shape [160], wanted torch.bfloat16 of [160]": (x, w, s, of_w, torch.ones(160)),
+        "input has shape [8, 8], wanted two dimensions or more, the last one of 144": (x[:, :8], w, s, of_w, None),
+    }
+    for said, given in wrong.items():
+        with pytest.raises(ValueError, match=re.escape(f"linear_all_reduce_scaled: {said}")):
+            OPS.linear_all_reduce_scaled(*given, name)
+    with pytest.raises(ValueError, match=r"out_dtype is torch.float64, wanted torch.bfloat16 or torch.float16 or"):
+        OPS.linear_all_reduce_scaled(x, w, s, of_w, None, name, out_dtype=torch.float64)
+
+
 class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +382,7 @@ def everything() -> None:
 
 def four() -> None:
     """What more ranks may change."""
-    for name in ("case_results_and_gradients_are_those_of_one_layer", "case_data_parallel"):
+    for name in ("case_results_and_gradients_are_those_of_one_layer", "case_data_parallel", "case_fp8_with_scales"):
         _run(name)
 
 

@@ -22,12 +22,12 @@ import torch.testing._internal.distributed.fake_pg
 import ficco_rt.torch
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.select.sized import Operation
-from ficco_rt.torch import groups
+from ficco_rt.torch import groups, symm_mem
 from tests.torch import calls
 from tests.torch.calls import OPERATORS, same
 from tests.unit import pages
 
-NAMES = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
+NAMES = [f"symm_mem::{name}" for name in symm_mem._KERNELS]
 
 
 class Lines(logging.Handler):
@@ -81,23 +81,14 @@ def random_calls(number: int, seed: int) -> None:
     by_us = [line for line in said if "schedule" in line]
     assert len(by_us) > number // 5
     assert len(said) - len(by_us) > number // 20
+    assert any("fp8" in line for line in by_us)
+    assert not [line for line in said if "scaled_matmul" in line]  # which schedules serve
 
 
 def everything(number: int, seed: int) -> None:
     """All parts, in one start."""
-    for part in (
-        installation,
-        log,
-        refusals,
-        mistakes,
-        known,
-        compiled,
-        sizes,
-        freed,
-        threads,
-        one_group_of_threads,
-        capture,
-    ):
+    first = installation, log, refusals, refusals_of_fp8, mistakes, known, compiled, compiled_of_fp8, sizes, freed
+    for part in (*first, threads, one_group_of_threads, capture):
         part()
     page()
     random_calls(number, seed)
@@ -176,6 +167,73 @@ def refusals() -> None:
             assert why in said[0], said
 
 
+def refusals_of_fp8() -> None:
+    """NOTE gloo gathers no fp8: what would be served by PyTorch's all-gather fails."""
+    x, w = (integers(*shape).to(calls.FP8) for shape in ((4, 6, 16), (8, 16)))
+    one, rows, columns = torch.tensor(2.0), torch.ones(4, 6, 1), torch.ones(1, 8)
+    b, bf16 = torch.ones(8, dtype=torch.bfloat16), torch.bfloat16
+
+    def scattered(A_scale: Any, B_scale: Any, dim: int, *rest: Any) -> tuple[Any, ...]:
+        return x, w.t(), A_scale, B_scale, "sum", dim, dim, name(), [4, 6, 8], *rest
+
+    scattering: list[tuple[str, tuple[Any, ...]]] = [
+        ("the dimension is the last one", scattered(one, one, 2, None, None, bf16)),
+        ("each process adds its own bias", scattered(rows, columns, 0, b, None, bf16)),
+        ("the result is of torch.float64", scattered(one, one, 1, None, None, torch.float64)),
+    ]
+    gathering: list[tuple[str, tuple[Any, ...]]] = [
+        ("the result is scaled", (one, [one], 0, name(), [None], [one], [bf16], [False])),
+        ("the result is of fp8", (rows, [columns], 0, name(), [None], [None], [None], [False])),
+        ("the dimension is the last one", (rows, [columns], 2, name(), [None], [None], [bf16], [False])),
+        ("the bias has another type", (one, [one], 0, name(), [b.half()], [None], [bf16], [False])),
+        ("neither all of tensors nor all of rows", (one, [columns], 0, name(), [None], [None], [bf16], [False])),
+        ("scales are not of float32", (one.double(), [one], 0, name(), [None], [None], [bf16], [False])),
+    ]
+    with ficco_rt.torch.installed():
+        for why, arguments in scattering:
+            with lines() as said:
+                try:
+                    wanted = symmetric._fused_scaled_matmul_reduce_scatter_fallback(*arguments)
+                except (RuntimeError, ValueError, NotImplementedError) as error:
+                    with pytest.raises(type(error)):
+                        OPERATORS.fused_scaled_matmul_reduce_scatter(*arguments)
+                else:
+                    same(OPERATORS.fused_scaled_matmul_reduce_scatter(*arguments), wanted)
+            assert len(said) == 1, said
+            assert why in said[0], said
+        for why, arguments in gathering:
+            with lines() as said, pytest.raises(RuntimeError, match="Invalid scalar type"):
+                OPERATORS.fused_all_gather_scaled_matmul(x, [w.t()], *arguments)
+            assert len(said) == 1, said
+            assert why in said[0], said
+
+
+def compiled_of_fp8() -> None:
+    """With several products, of which PyTorch makes those of fp8 on the gathered rows."""
+
+    def layer(x: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        columns = [torch.ones(1, n) for n in (16, 32, 16)]
+        outs = [torch.bfloat16, torch.float32, None]
+        nones, fast = [None] * 3, [False] * 3
+        gathered, made = OPERATORS.fused_all_gather_scaled_matmul(
+            x, [up[:n].t() for n in (16, 32, 16)], by, columns, 1, name(), nones, nones, outs, fast
+        )
+        z = OPERATORS.fused_scaled_matmul_reduce_scatter(
+            gathered, up.t(), 2 * torch.ones(*gathered.shape[:-1], 1), torch.ones(1, 32), "sum", 1, 1, name(),
+            [*gathered.shape[:-1], 32], out_dtype=torch.bfloat16,
+        )  # fmt: skip
+        return gathered, *made, z
+
+    x, up = (integers(*shape, seed=1).sign().to(calls.FP8) for shape in ((2, 3, 16), (32, 16)))
+    by = integers(2, 3, 1).abs() + 1
+    with ficco_rt.torch.installed(), lines() as said:
+        for given, wanted in zip(
+            torch.compile(layer, fullgraph=True, backend="aot_eager")(x, by), layer(x, by), strict=True
+        ):
+            same(given, wanted)
+    assert [line.split()[0] for line in said] == ["ag_gemm_kept", "gemm_rs"], said
+
+
 def mistakes() -> None:
     """Errors are PyTorch's, and the next calls are right."""
     A, B = integers(4, 8), integers(8, 8)
@@ -216,8 +274,41 @@ def compiled() -> None:
     assert all("transb=1" in line for line in said), said  # the weights are not copied
 
 
+def inductor_of_fp8() -> None:
+    """The pass makes the scaled operators, too."""
+    group = dist.group.WORLD
+
+    def layer(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+        gathered = (
+            funcol.all_gather_single(x.view(torch.uint8), 0, group).view(x.dtype)
+            if eager
+            else funcol.all_gather_single(x, 0, group)
+        )
+        y = torch._scaled_mm(gathered, up.t(), one, one, out_dtype=torch.bfloat16)
+        z = torch._scaled_mm(y.to(x.dtype), down.t(), one, one, out_dtype=torch.bfloat16)
+        return funcol.reduce_scatter_single(z, "sum", 0, group)
+
+    tensors = [t.sign().to(calls.FP8) for t in (integers(8, 16), integers(32, 16, seed=1), integers(16, 32, seed=2))]
+    one = torch.tensor(1.0)
+    eager = True
+    wanted = layer(*tensors, one)
+    eager = False
+    with ficco_rt.torch.installed(), lines() as said, micro_pipelined() as options:
+        same(torch.compile(layer, fullgraph=True, options=options)(*tensors, one), wanted)
+    assert [line.split()[0] for line in said] == ["ag_gemm_kept", "gemm_rs"], said
+
+
+@contextmanager
+def micro_pipelined() -> Iterator[dict[str, Any]]:
+    """Options of Inductor. NOTE its pass asks for NCCL, and uses none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "is_nccl_available", lambda: True)
+        patch.setitem(symmetric._group_name_to_store, name(), None)
+        yield {"_micro_pipeline_tp": True, "fx_graph_cache": False}
+
+
 def inductor() -> None:
-    """Inductor's micro-pipeline pass makes the operators of a plain layer. NOTE it asks for NCCL, and uses none."""
+    """Inductor's micro-pipeline pass makes the operators of a plain layer."""
     group = dist.group.WORLD
 
     def layer(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -226,12 +317,10 @@ def inductor() -> None:
 
     tensors = integers(8, 16), integers(24, 16, seed=1), integers(16, 24, seed=2)
     wanted = layer(*tensors)
-    with ficco_rt.torch.installed(), lines() as said, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "is_nccl_available", lambda: True)
-        patch.setitem(symmetric._group_name_to_store, name(), None)
-        options = {"_micro_pipeline_tp": True, "fx_graph_cache": False}
+    with ficco_rt.torch.installed(), lines() as said, micro_pipelined() as options:
         same(torch.compile(layer, fullgraph=True, options=options)(*tensors), wanted)
     assert [line.split()[0] for line in said] == ["ag_gemm", "gemm_rs"], said
+    inductor_of_fp8()
 
 
 def sizes() -> None:
