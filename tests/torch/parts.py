@@ -403,6 +403,12 @@ def known() -> None:
         (1, of_scatter, (integers(count, 16), B, "sum", 0, group)),
         (0, of_scatter, (integers(count, 16), B, "avg", 0, group)),
     ]
+    X, W = (integers(count, 16).to(calls.FP8) for _ in range(2))
+    rows, one, lists = torch.ones(count, 1), torch.ones(1), ([None], [None], [torch.bfloat16], [False])
+    for learned, by, of_W in ((1, rows, rows.t()), (0, one, one)):  # one scale is copied
+        cases.append((learned, OPERATORS.fused_all_gather_scaled_matmul, (X, [W.t()], by, [of_W], 0, group, *lists)))
+        arguments = X, W.t(), by, of_W, "sum", 0, 0, group, [count, count], None, None, torch.bfloat16
+        cases.append((learned, OPERATORS.fused_scaled_matmul_reduce_scatter, arguments))
     with ficco_rt.torch.installed(), pytest.MonkeyPatch.context() as patch:
         gather(3)()
         of = groups.operations(group, A.device)
