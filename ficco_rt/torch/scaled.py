@@ -92,25 +92,29 @@ def refused(of: Operations, x: Tensor, others: Sequence[Tensor], out: torch.dtyp
 
 
 def all_gather_matmul(
-    of: Operations, x: Scaled, weight: Scaled, bias: Tensor | None, out: torch.dtype, *, keep: bool = False
-) -> tuple[Tensor, Scaled | None]:
+    of: Operations, x: Scaled, weight: Scaled, bias: Tensor | None, out: torch.dtype, *, keep: bool = False,
+    fast: bool = False,
+) -> tuple[Tensor, Scaled | None]:  # fmt: skip
     """`all_gather(x, rows) @ weight.t() + bias` [ranks · m, n] of type `out`, and with `keep` the gathered x: new
-    tensors. `x` [m, k], `weight` [n, k]; `bias` [n] is of type `out`, or of one that `out` holds.
+    tensors. `x` [m, k], `weight` [n, k]; `bias` [n] is of type `out`, or of one that `out` holds. `fast`: the tensor
+    cores alone add up all of k, which is less exact; not for blocks.
 
     Raises UsageError, ScheduleError, DeviceError (as `Operations.run`)."""
     (m, k), n, ranks = x.values.shape, weight.values.shape[0], of.ranks
     y = x.values.new_empty(m * ranks, n, dtype=out)
     if not keep:
-        return _run(of, "ag_gemm", m, (n * ranks, k), x, weight, bias, y), None
+        return _run(of, "ag_gemm", m, (n * ranks, k), x, weight, bias, y, fast=fast), None
     kept = Scaled(x.values.new_empty(m * ranks, k), x.scales.new_empty(m * ranks, x.scales.shape[1]), x.scaling)
-    return _run(of, "ag_gemm_kept", m, (n * ranks, k), x, weight, bias, y, kept), kept
+    return _run(of, "ag_gemm_kept", m, (n * ranks, k), x, weight, bias, y, kept, fast), kept
 
 
-def matmul_reduce_scatter(of: Operations, x: Scaled, weight: Scaled, bias: Tensor | None, out: torch.dtype) -> Tensor:
+def matmul_reduce_scatter(
+    of: Operations, x: Scaled, weight: Scaled, bias: Tensor | None, out: torch.dtype, *, fast: bool = False
+) -> Tensor:
     """`reduce_scatter(x @ weight.t(), rows) + bias` [m / ranks, n], as `all_gather_matmul`; m is a multiple of the
     ranks."""
     m, (n, k) = x.values.shape[0] // of.ranks, weight.values.shape
-    return _run(of, "gemm_rs", m, (n, k * of.ranks), x, weight, bias, x.values.new_empty(m, n, dtype=out))
+    return _run(of, "gemm_rs", m, (n, k * of.ranks), x, weight, bias, x.values.new_empty(m, n, dtype=out), fast=fast)
 
 
 def matmul_all_reduce(of: Operations, x: Scaled, weight: Scaled, bias: Tensor | None, out: torch.dtype) -> Tensor:
@@ -130,7 +134,7 @@ def all_to_all_matmul(of: Operations, x: Scaled, weight: Scaled, bias: Tensor | 
 
 def _run(
     of: Operations, name: str, m: int, sizes: tuple[int, int], x: Scaled, weight: Scaled, bias: Tensor | None,
-    y: Tensor, kept: Scaled | None = None,
+    y: Tensor, kept: Scaled | None = None, fast: bool = False,
 ) -> Tensor:  # fmt: skip
     """`y`, which the operation writes. `sizes`: N and K."""
     left, right = ("X", "W") if name == "a2a_gemm" else ("A", "B")
@@ -140,6 +144,8 @@ def _run(
     said: dict[str, object] = {"N": sizes[0], "K": sizes[1], "T": x.type, "Weight": weight.type, "Sum": DTYPES[y.dtype]}
     if bias is not None:
         said["bias"], tensors["b"] = 1, dense(bias.to(y.dtype))
+    if fast:
+        said["fast"] = 1
     of.run(name, m, {**said, "transb": 1}, **tensors)
     return y
 

@@ -165,7 +165,6 @@ def _all_gather_scaled_matmul(
     gather_dim: int, group_name: str, biases: Sequence[torch.Tensor | None],
     result_scales: Sequence[torch.Tensor | None], out_dtypes: Sequence[Any], use_fast_accum: Sequence[bool],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
-    """NOTE `use_fast_accum` allows sums that are less exact than ours."""
     lists = list(Bs), list(B_scales), list(biases), list(result_scales), list(out_dtypes), list(use_fast_accum)
     outs = symmetric._maybe_convert_scalar_types_to_dtypes(lists[4])
     products = [_Product(*of_each) for of_each in zip(*lists[:4], outs, lists[5], strict=False)]
@@ -191,7 +190,8 @@ def _all_gather_scaled_matmul(
         largest = max((p for p in products if not p.unmade), key=lambda p: p.B.shape[1])
         x, weight = scaled.scaled(_rows(A, gather_dim), by, scaling), largest.weight(scaling)
         assert largest.out is not None
-        y, kept = scaled.all_gather_matmul(of, x, weight, largest.bias, largest.out, keep=True)
+        bias, out, fast = largest.bias, largest.out, bool(largest.fast)
+        y, kept = scaled.all_gather_matmul(of, x, weight, bias, out, keep=True, fast=fast)
         assert kept is not None
         by = kept.scales if scaling == "row" else A_scale
         made = [y if p is largest else torch._scaled_mm(kept.values, p.B, by, *p[1:5], bool(p.fast)) for p in products]
@@ -240,7 +240,8 @@ def _scaled_matmul_reduce_scatter(
         scaling, by = _scales(of, whole, A_scale if A_scale.numel() == 1 else A_scale.reshape(*lead, 1), dim)
         x = scaled.scaled(_rows(whole, dim), by, scaling)
         assert out_dtype is not None
-        y = scaled.matmul_reduce_scatter(of, x, product.weight(scaling), None, out_dtype)
+        weight, fast = product.weight(scaling), bool(use_fast_accum)
+        y = scaled.matmul_reduce_scatter(of, x, weight, None, out_dtype, fast=fast)
         restored = _restored(y, whole, dim).contiguous()
         if reduce_op == "avg":
             return restored.div_(of.ranks)
