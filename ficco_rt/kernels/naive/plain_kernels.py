@@ -298,11 +298,10 @@ class NaiveQuantize(NaiveKernel[Quantize]):
         terms, number, sync = views[2:], len(packed.of_works), packed.sync(work)
         columns, body = made.body.out.shape[-1], work.body
         by = packed.place(made.views[-1].first) if body.by else 0
-        total, before = sum(part.tiles for part in parts), packed.tiles
-        missing = self.tiles(work, tile) - total
-        if missing > 0:  # as of a sum
-            parts.append(_Rows(0, ((0, 0),) * len(views), missing))
-            total += missing
+        there, before = sum(part.tiles for part in parts), packed.tiles
+        total = max(there, self.tiles(work, tile))
+        if there < total:  # as of a sum
+            parts.append(_Rows(0, ((0, 0),) * len(views), total - there))
         for part in parts:
             first = len(packed.terms) // TERM.size
             for view, (at, pitch) in zip(terms, part.sides[2:], strict=True):
