@@ -399,7 +399,7 @@ H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, 233472, 232448, 1024, 32, 32, 6
 def test_a_machine_of_what_the_driver_says() -> None:
     known = machine([H200] * 4, 4)
     assert (known.name, known.ranks, known.device.arch) == ("4×NVIDIA H200", 4, "sm_90a")
-    assert known.device.gemm_rate == (("bf16", 760e6), ("fp16", 760e6), ("fp32", 50e6))
+    assert known.device.gemm_rate == (("bf16", 760e6), ("fp16", 760e6), ("fp32", 50e6), ("fp8_e4m3", 1440e6))
     other = machine([replace(H200, name="NVIDIA A100", arch="sm_80", sms=108, clock_khz=1410000)], 4, 4)
     assert (other.name, other.device.arch) == ("1×NVIDIA A100, 4 ranks each", "sm_80")
     assert 150e6 < dict(other.device.gemm_rate)["bf16"] < 312e6
