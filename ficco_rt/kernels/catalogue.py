@@ -14,7 +14,7 @@ COPY_SMS = 64  # the most multiprocessors that copies take if the text states no
 TILES: dict[str, tuple[int, int]] = {v.name: v.tile for f in NAMED for v in f.variants}
 
 # Blocks that start together, on multiprocessors side by side
-CLUSTERS: dict[str, int] = {v.name: v.cluster for f in NAMED for v in f.variants}
+CLUSTERS: dict[str, int] = {v.name: getattr(v, "together", v.cluster) for f in NAMED for v in f.variants}
 
 
 def copy_sms(sms: int) -> int:

@@ -284,6 +284,7 @@ def table(
     addend_steps: int = 0,
     addend_gap: int = 0,
     serpentine: bool = False,
+    together: bool = False,
     resets: Sequence[int] = (),
     step: int = DEPTH,
 ) -> Table:
@@ -294,12 +295,13 @@ def table(
     addend_steps: steps of the pipeline that an addend takes; 0: it is added where the tile is stored.
     addend_gap: steps of K from one of those to the next, at most; 0: all of them stand behind the last of K.
     serpentine: every other wave walks K backwards, where none of its pieces is waited for.
+    together: the parts of a tile stand one after another, and leave no partials.
     resets: addresses of flags that the launch resets when nothing of it waits any more.
     step: elements of K in a step of the pipeline.
     """
     parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.addends))})
     whole = [parts.add(w, tile, transposed, groups, cluster, band, step) for w in works]
-    both, partials = _split_all(whole, split_k, groups, cluster, parts.depths, step)
+    both, partials = _split_all(whole, split_k, groups, cluster, parts.depths, step, together)
     _place_addends(both, addend_steps, addend_gap)
     tiles = np.ascontiguousarray(both["tile"])
     if serpentine:
@@ -475,7 +477,7 @@ def _serpentine(tiles: Rows, wave: int, depths: list[_Depth], step: int) -> None
 
 
 def _split_all(
-    works: Sequence[Rows], split_k: SplitK, groups: int, cluster: int, depths: list[_Depth], step: int
+    works: Sequence[Rows], split_k: SplitK, groups: int, cluster: int, depths: list[_Depth], step: int, together: bool
 ) -> tuple[Rows, int]:
     """The tiles of all works, in their order, K of each split as is said, and how many partials that leaves."""
     if split_k.works:
@@ -483,21 +485,23 @@ def _split_all(
     else:
         tiles = np.concatenate(works)
         whole = len(tiles) - len(tiles) // cluster % groups * cluster
-        runs = [(tiles[:whole], 1), (tiles[whole:], split_k.tail)]
+        fits = not together or (len(tiles) - whole) * split_k.tail <= groups  # a block has one such part
+        runs = [(tiles[:whole], 1), (tiles[whole:], split_k.tail if fits else 1)]
     out, partials = [], 0
     for tiles, splits in runs:
         if splits > 1 and len(tiles):
-            parts, more = _split(tiles, splits, cluster, depths, step)
+            parts, more = _split(tiles, splits, cluster, depths, step, together)
             parts["tile"]["slot"] += partials
-            partials += more
+            partials += 0 if together else more
             out.append(parts)
         else:
             out.append(tiles)
     return np.concatenate(out), partials
 
 
-def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth], step: int) -> tuple[Rows, int]:
-    """Split K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
+def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth], step: int, together: bool) -> tuple[Rows, int]:
+    """Split K of each tile into parts, the parts of one share of all tiles together, or those of a tile; how many
+    partials that leaves."""
     splits = min(splits, MAX_SPLITS)
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
     groups = tiles.reshape(-1, cluster)
@@ -524,6 +528,9 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth], step: i
     number = np.array([len(spans) for spans in splits_of])
     ends = np.cumsum(number * cluster)
     share, group = np.nonzero(np.arange(splits)[:, None] < number)
+    if together:
+        order = np.argsort(group, kind="stable")
+        share, group = share[order], group[order]
     spans = np.array([splits_of[g][s] for s, g in zip(share, group, strict=True)])
     both = groups[group]
     part, of = both["tile"], number[group][:, None]

@@ -51,6 +51,18 @@ static void load_now(Load& l) {
     progress = 0;
 }
 
+// st.async: a block of the cluster finds it behind its barrier's phase.
+static void store_there(u32 at, u32 barrier, u32 cta, float a, float b, float c, float d) {
+    yield_now();
+    Block& target = blocks[me().block / cluster_size * cluster_size + (int)cta];
+    const float all[] = {a, b, c, d};
+    memcpy(target.shared + (at & 0xffffff), all, sizeof all);
+    Barrier& come = usable_barrier(target, barrier);
+    come.bytes -= sizeof all;
+    check_phase(come);
+    progress = 0;
+}
+
 static void store_box(const void* map, int x, int y, u32 from) {
     Lane& t = me();
     const EncodedMap* m = (const EncodedMap*)map;
@@ -345,7 +357,7 @@ template <Order ORDER> static void add_shared(u32 at, u32 v) {
 
 static void wait_launch_before() {
     wait_until([] { return gone[0]; });
-    knows().known.all[width - OTHERS] = 1;
+    knows().known.all[width - OTHERS] = knows().known.tma[width - OTHERS] = 1;   // a launch's end is for both proxies
 }
 static void let_next_launch() {
     if (block().let) return;
@@ -547,7 +559,8 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace simt {
-static void load_floats(const float4* p, float& a, float& b, float& c, float& d) {
+static void load_floats(const float4* p, float& a, float& b, float& c, float& d, u32 there) {
+    if (!there) return;
     const float4 v = load_checked(p);
     a = v.x, b = v.y, c = v.z, d = v.w;
 }
@@ -564,6 +577,7 @@ template <class A, class B> static auto max(A a, B b) { return a > (decltype(a +
 static inline u32 __float_as_uint(float x) { return __builtin_bit_cast(u32, x); }
 static inline float __uint_as_float(u32 x) { return __builtin_bit_cast(float, x); }
 static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline float __fdividef(float x, float y) { return x / y; }
 static inline int __popc(u32 x) { return __builtin_popcount(x); }
 static inline int __ffs(u32 x) { return __builtin_ffs((int)x); }
 static inline u32 __cvta_generic_to_shared(const void* p) { return simt::address_of(p); }

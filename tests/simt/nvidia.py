@@ -23,10 +23,17 @@ ONE = r"\{ \.reg \.pred one; elect\.sync _\|one, 0xffffffff; @one "
 INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"", NOTHING),
     # barriers in shared memory
-    (r"mbarrier\.init\.shared::cta\.b64 \[%0\], %1;", "barrier_init(%0, %1)"),
+    (ONE + r"mbarrier\.init\.shared::cta\.b64 \[%0\], %1; \}", "if (elected()) barrier_init(%0, %1)"),
     (r"fence\.mbarrier_init\.release\.cluster;", NOTHING),
     (ONE + r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%0\], %1; \}", "if (elected()) barrier_arrive(%0, %1)"),
     (r"mbarrier\.arrive\.shared::cta\.b64 _, \[%0\];", "barrier_arrive(%0, 0)"),
+    (
+        r"\{ \.reg \.b32 there, done; mapa\.shared::cluster\.u32 there, %0, %2; "
+        r"mapa\.shared::cluster\.u32 done, %1, %2; "
+        r"st\.async\.weak\.shared::cluster\.mbarrier::complete_tx::bytes\.v4\.f32 "
+        r"\[there\], \{%3, %4, %5, %6\}, \[done\]; \}",
+        "store_there(%0, %1, %2, %3, %4, %5, %6)",
+    ),
     (
         r"\{ \.reg \.b32 there; mapa\.shared::cluster\.u32 there, %0, %1; "
         r"mbarrier\.arrive\.shared::cluster\.b64 _, \[there\]; \}",
@@ -83,8 +90,13 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     # loads and stores
     (r"ld\.global\.nc\.v2\.s32 \{%0, %1\}, \[%2\];", "load_ints((const int*)(%2), %0, %1)"),
     (r"ld\.global\.nc\.v4\.s32 \{%0, %1, %2, %3\}, \[%4\];", "load_ints((const int*)(%4), %0, %1, %2, %3)"),
-    (r"ld\.global\.cg\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];", "load_floats((const float4*)(%4), %0, %1, %2, %3)"),
+    (
+        r"\{ \.reg \.pred there; setp\.ne\.u32 there, %5, 0; "
+        r"@there ld\.global\.cg\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\]; \}",
+        "load_floats((const float4*)(%4), %0, %1, %2, %3, %5)",
+    ),
     (r"ld\.global\.cg\.f32 %0, \[%1\];", "%0 = load_checked((const float*)(%1))"),
+    (r"ld\.shared\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];", "load_shared(%4, %0, %1, %2, %3)"),
     (r"st\.shared\.f32 \[%0\], %1;", "store_shared(%0, %1)"),
     (r"st\.shared\.v2\.f32 \[%0\], \{%1, %2\};", "store_shared(%0, %1, %2)"),
     (r"ld\.shared\.f32 %0, \[%1\];", "load_shared(%1, %0)"),

@@ -66,7 +66,7 @@ def cases(arch: str) -> Iterator[Case]:
     """All that the architecture runs, as the tests number them."""
     if arch.startswith("sm_90"):
         for name in HOPPER:
-            variant = next(v for v in (*sm90.VARIANTS, *sm90.SWAPPED) if v.name == name)
+            variant = next(v for v in (*sm90.VARIANTS, *sm90.ODD) if v.name == name)
             for addends, shapes in ((False, HOPPER[name]), (True, SUMS.get(name, {}))):
                 for seed, (key, shape) in enumerate(shapes.items()):
                     if not shape.free:
@@ -188,15 +188,17 @@ class Late:
         ctypes.memmove(base, block, len(block))
         self.arguments = (raw, (ctypes.c_void_p * 1)(base))
         self.config = cu.CUlaunchConfig()
-        self.config.gridDimX = min(self.case.shape.blocks * v.cluster, len(self.packed.table.tiles))
+        self.config.gridDimX = min(
+            self.case.shape.blocks * v.cluster, -(-len(self.packed.table.tiles) // v.together) * v.together
+        )
         self.config.gridDimY = self.config.gridDimZ = self.config.blockDimY = self.config.blockDimZ = 1
         self.config.blockDimX, self.config.sharedMemBytes = v.threads, smem
         attributes = []
-        if v.cluster > 1:
+        if v.together > 1:
             attributes.append(cu.CUlaunchAttribute())
             attributes[-1].id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             value = cu.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = v.cluster, 1, 1
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = v.together, 1, 1
             attributes[-1].value = value
         if self.case.hopper:
             attributes.append(cu.CUlaunchAttribute())

@@ -161,7 +161,7 @@ GIVEN = (1, 80, 95)  # of 110
     ],
 )
 def test_the_hopper_kernel(name: str, addend: str, tmp_path: Path) -> None:
-    variant = next(v for v in (*sm90.VARIANTS, *sm90.SWAPPED) if v.name == name)
+    variant = next(v for v in (*sm90.VARIANTS, *sm90.ODD) if v.name == name)
     signature = Signature("bf16", "bf16", False, False, bool(addend))
     entry = signature.entry(name)
     kernel = nvidia.Kernel(tmp_path, sm90.SOURCE, variant.options(signature), entry, "Parameters", IMPATIENT)
@@ -172,7 +172,7 @@ def test_the_hopper_kernel(name: str, addend: str, tmp_path: Path) -> None:
 
 
 def hopper(kernel: nvidia.Kernel, variant: sm90.Variant, signature: Signature, made: Launch | Gradient) -> None:
-    split_k = SplitK(1 if variant.swapped or made.works[-1].accumulate else 2)
+    split_k = SplitK(1 if made.works[-1].accumulate else 2)
     packed = tables.build(made.works, variant, signature, clusters=4, stages=2, split_k=split_k)
     grid = min(4 * variant.cluster, len(packed.table.tiles))
 

@@ -27,7 +27,7 @@ TURNED = Signature("bf16", "bf16", False, True)
 
 
 def named(name: str) -> variants.Variant:
-    return next(v for v in variants.VARIANTS if v.name == name)
+    return next(v for v in (*variants.VARIANTS, *variants.ODD) if v.name == name)
 
 
 @st.composite
@@ -320,7 +320,6 @@ def test_a_variant_fits_what_it_is_given() -> None:
     small = chosen(50 << 10, throttled=True)  # no buffers for a whole tile
     assert not small.throttled
     assert small.stages(50 << 10, False) >= 2
-    assert chosen().cluster == 2
     assert chosen(sms=1).cluster == 1
     with pytest.raises(ValueError, match="no variant fits 30000 bytes"):
         chosen(30000)
@@ -338,7 +337,7 @@ def test_odd_widths_are_for_plain_products_that_leave_waves_half_empty() -> None
 
 
 def test_transposed_tiles_are_for_plain_products_that_fill_whole_waves() -> None:
-    every = (*variants.VARIANTS, *variants.SWAPPED)
+    every = (*variants.VARIANTS, *variants.ODD)
 
     def chosen(m: int, n: int, k: int, **more: Any) -> variants.Variant:
         lines = (k % 64 == 0, n % 64 == 0)
@@ -347,14 +346,10 @@ def test_transposed_tiles_are_for_plain_products_that_fill_whole_waves() -> None
     assert (chosen(5000, 1000, 3000).tile, chosen(5000, 1000, 3000).swapped) == ((160, 256), True)  # 64 of 66 clusters
     assert chosen(7001, 1496, 2040).tile == (160, 256)  # 66 clusters, twice
     assert chosen(3000, 3000, 3000).tile == (144, 256)  # the same
-    assert not chosen(3000, 2304, 7168).swapped
     assert not chosen(8192, 2560, 8192).swapped
     assert not chosen(5000, 1000, 3000, addends=1).swapped
     assert not chosen(5000, 1000, 3000, late=[cost.WaitGroup((5000,), 10.0, 10.0)]).swapped
     assert not chosen(5000, 1000, 3000, throttled=True).swapped
-    for v in variants.SWAPPED:
-        assert choice.split_k_of(v, in_pieces(512, 512), [2560], 8192, 132) == tile_table.WHOLE_K
-        assert cost.alone(v, [2048], [2560], 8192, 132, 0, True)[1] == 1
 
 
 def test_rows_that_start_inside_lines_cost_a_sector_more() -> None:
@@ -422,48 +417,72 @@ def test_works_that_signal_split_k_where_all_tiles_are_at_work_at_once() -> None
     assert choice.split_k_of(v, works, [2560], 8192, 132) == SplitK(3)
 
 
-def foreseen(work: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits: int = 1) -> tables.FirstTiles | None:
+def foreseen(*works: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits: int = 1) -> tables.FirstGrid | None:
     v = named(name)
-    launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(splits))
+    launch = tables.build(works, v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(splits))
     data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
-    written = tables.FIRST_TILES.unpack_from(data, tables.FIRST_TILES_AT)
-    assert written == (launch.first or (0,) * 7)
+    written = tables.FIRST_GRID.unpack_from(data, tables.FIRST_GRID_AT)
+    assert written == (launch.first or (0,) * 9)
     return launch.first
 
 
 def test_blocks_foresee_first_tiles_that_lie_side_by_side() -> None:
     (work,) = in_pieces(50, n=2560, k=8192)
-    assert foreseen(work) == (0, 0, 0, 0, 128, 40, 1)
-    assert foreseen(work, splits=3) == (0, 0, 0, 0, 128, 40, 3)
+    assert foreseen(work) == (0, 0, 0, 0, 128, 1, 40, 1, 1)
+    assert foreseen(work, splits=3) == (0, 0, 0, 0, 128, 1, 40, 1, 3)
     (wide,) = in_pieces(50, n=10240, k=520)  # 160 tiles: the last 28 stand in the table alone
-    assert foreseen(wide) == (0, 0, 0, 0, 9, 132, 1)
-    assert foreseen(wide, splits=4) == (0, 0, 0, 0, 9, 132, 1)
+    assert foreseen(wide) == (0, 0, 0, 0, 9, 1, 160, 1, 1)
+    assert foreseen(wide, splits=4) == (0, 0, 0, 0, 9, 1, 160, 1, 1)
     part = Interval(1024, 2048)
     inner = replace(
         work, left_columns=(part,), right_rows=(part,), left_rows=(Interval(8, 50),), out_rows=(Interval(0, 42),)
     )
-    assert foreseen(inner) == (8, 0, 1024, 1024, 16, 40, 1)
+    assert foreseen(inner) == (8, 0, 1024, 1024, 16, 1, 40, 1, 1)
+    assert foreseen(*in_pieces(65)) == (0, 0, 0, 0, 128, 2, 40, 2, 1)
+    assert foreseen(work, name="sm90_gemm_128x64_c1", splits=2) == (0, 0, 0, 0, 128, 1, 40, 1, 2)
 
 
-def test_clusters_foresee_first_transposed_tiles() -> None:
+def test_clusters_foresee_first_tiles() -> None:
     (work,) = in_pieces(5000, n=1000, k=3000)
-    for v in variants.SWAPPED:
-        launch = tables.build([work], v, PLAIN, clusters=66, stages=4)
-        rows = -(-5000 // (2 * v.tile[0]))
-        band = tile_table.band_of(66, v.tile, 2)
-        assert launch.first == (0, 0, 0, 0, 47, rows, 4, min(rows, band))
-        data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
-        assert tables.FIRST_GRID.unpack_from(data, tables.FIRST_GRID_AT) == launch.first
-    part, v = Interval(1000, 2000), variants.SWAPPED[0]
-
-    def first(*works: tiles.MatrixWork) -> tables.FirstTiles | tables.FirstGrid | None:
-        return tables.build(works, v, PLAIN, clusters=66, stages=4).first
-
+    for v in variants.ODD:
+        launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4)
+        rows = -(-5000 // (v.cluster * v.tile[0]))
+        band = tile_table.band_of(v.clusters(132), v.tile, v.cluster)
+        assert launch.first == (0, 0, 0, 0, 47, rows, -(-1000 // v.tile[1]), min(rows, band), 1)
+    part, name = Interval(1000, 2000), "sm90_gemm_144x256_c2_swapped"
     rows = (Interval(0, 1000), Interval(2000, 6000))
-    assert first(replace(work, left_columns=(part,), right_rows=(part,))) == (0, 0, 1000, 1000, 16, 18, 4, 8)
-    assert first(replace(work, waits=(64,))) is None
-    assert first(work, work) is None
-    assert first(replace(work, left=replace(work.left, rows=6000), left_rows=rows)) is None
+    inner = replace(work, left_columns=(part,), right_rows=(part,))
+    assert foreseen(inner, name=name) == (0, 0, 1000, 1000, 16, 18, 4, 8, 1)
+    assert foreseen(replace(work, waits=(64,)), name=name) is None
+    assert foreseen(work, work, name=name) is None
+    assert foreseen(replace(work, left=replace(work.left, rows=6000), left_rows=rows), name=name) is None
+
+
+def test_blocks_of_a_cluster_have_parts_of_k_of_one_tile() -> None:
+    v, (work,) = named("sm90_gemm_32x64_c1_swapped_3"), in_pieces(30, n=2496, k=8192)
+    launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(3))
+    tiles = launch.table.tiles
+    assert tiles["right_col"].tolist() == [64 * i for i in range(39) for _ in range(3)]
+    assert tiles["split"].tolist() == [0, 1, 2] * 39
+    assert launch.table.partial_bytes == 0
+    assert launch.first == (0, 0, 0, 0, 128, 1, 39, 1, 3)
+    assert choice.split_k_of(v, [work], [2496], 8192, 132) == SplitK(3)
+    (wide,) = in_pieces(30, n=2560, k=8192)  # a block has a part of one tile at most
+    assert choice.split_k_of(v, [wide], [2560], 8192, 132) == tile_table.WHOLE_K
+    assert (
+        tables.build([wide], v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(3)).table.tiles["splits"] == 1
+    ).all()
+
+
+def test_only_the_smallest_of_odd_tiles_that_cut_alike_are_estimated() -> None:
+    def found(n: int, right_transposed: bool) -> set[str]:
+        return {v.name for v in choice.worthwhile(variants.ODD, [64], [n], 132, right_transposed)}
+
+    assert {"sm90_gemm_64x48_c1", "sm90_gemm_64x80_c1"} <= found(6144, True)
+    assert {"sm90_gemm_64x112_c1"} == found(320, True) & {"sm90_gemm_64x112_c1", "sm90_gemm_64x120_c1"}  # three tiles
+    assert not {n for n in found(6144, False) if n.endswith(("x48_c1", "x80_c1"))}
+    assert {n for n in found(6144, False) if "64x" in n and "_swapped" in n}
+    assert not {n for n in found(6144, True) if n.endswith("x64_c1_swapped_2")}  # 96 tiles, of 66 that fit
 
 
 def test_what_blocks_do_not_foresee() -> None:
@@ -471,12 +490,10 @@ def test_what_blocks_do_not_foresee() -> None:
     two = (Interval(0, 4096), Interval(4096, 8192))
     assert foreseen(replace(work, waits=(64,))) is None
     assert foreseen(added_late([work])[0]) is None
-    assert foreseen(*in_pieces(65)) is None  # two rows of tiles
     assert foreseen(replace(work, left_columns=two, right_rows=two)) is None
     columns = (Interval(0, 64), Interval(128, 2624))  # not side by side
     apart = replace(work, right_columns=columns, right=replace(work.right, columns=2624, pitch=2624))
     assert foreseen(apart) is None
-    assert foreseen(work, "sm90_gemm_128x64_c1") is None
 
 
 def test_parts_of_works_lie_apart() -> None:

@@ -169,7 +169,7 @@ def draw_case(rng: random.Random, key: Key, most: int) -> Case:
     if added:
         expect[at] += added.total
     stages = rng.randint(2, key.stages(shared(1) - 1024))
-    splits = rng.choice((1, 1, 2, 5)) if adds_up(key.variant) else 1
+    splits = rng.choice((1, 1, 2, 5))
     count = rng.choice((sms(), 16, 4))
     return Case(
         key, g, left.T.contiguous() if left_t else left, right.T.contiguous() if right_t else right, out, at,

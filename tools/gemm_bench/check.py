@@ -20,7 +20,7 @@ from .case import TORCH, Case, draw_case
 from .device import shared, sms
 from .launch import Launch, build, compiled
 from .product import operand
-from .variants import Key, adds_up, keys_of
+from .variants import Key, keys_of
 
 
 def check_case(rng: random.Random, key: Key, most: int, source: Path | None) -> str | None:
@@ -112,7 +112,6 @@ def check_chain(rng: random.Random, key: Key, source: Path | None) -> str | None
     ]  # fmt: skip
     stages = rng.randint(2, key.stages(shared(1) - 1024))
     splits, count = rng.choice((1, 1, 2)), rng.choice((sms(), 16, 4))
-    splits = splits if adds_up(key.variant) else 1
     # NOTE parts of the last wave would stand among each other, whatever work they are of; those of a work do not
     split_k = SplitK(works=(splits,) * links) if splits > 1 and isinstance(key.variant, sm90.Variant) else WHOLE_K
     launch = Launch(build(works, key, blocks=count, stages=stages, split_k=split_k), source)

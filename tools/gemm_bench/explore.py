@@ -11,27 +11,27 @@ from typing import Any
 import torch
 
 from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm90 import variants as sm90
 
 from .device import sms
 from .product import LAYOUTS, Choice, chosen, plain
 from .timing import graph, sets, times
-from .variants import most_splits, named, variants_of
+from .variants import most_splits, named, odd_of, parts_worth_a_try, variants_of
 
 
-def candidates(kernel: str, m: int, n: int, k: int, only: str) -> list[Choice]:
+def candidates(kernel: str, m: int, n: int, k: int, right_t: bool, only: str) -> list[Choice]:
     """Variants and splits worth a try."""
-    found = []
-    for v in variants_of(kernel):
+    found, odd = [], odd_of(m, n, k, sms(), right_t)
+    for v in (*sm90.VARIANTS, *odd) if kernel == "sm90" else variants_of(kernel):
         if (
             not named(v, only)
-            or (m > 64 and v.tile[0] == 64)
-            or (m <= 64 and v.tile[0] > 64)
-            or (m > 256 and v.tile[1] < 128)
+            or (v not in odd and ((m > 64 and v.tile[0] == 64) or (m <= 64 and v.tile[0] > 64)))
+            or (v not in odd and m > 256 and v.tile[1] < 128)
         ):
             continue
         for residency in range(1, v.residency + 1) if isinstance(v, sm80.Variant) else (1,):
             most = most_splits(v, m, n, k, sms() * residency // v.cluster)
-            found += [Choice(v, splits, residency) for splits in sorted({1, most, max(1, most // 2)})]
+            found += [Choice(v, splits, residency) for splits in parts_worth_a_try(v, most, most // 2)]
     return found
 
 
@@ -46,7 +46,7 @@ def explore(
                 m, n, k = shape["m"], shape["n"], shape["k"]
                 data = sets(m, n, k, right_t)
                 tries, names = [], []
-                for choice in candidates(kernel, m, n, k, only):
+                for choice in candidates(kernel, m, n, k, right_t, only):
                     for band in bands if m > 256 else [0]:
                         tries.append([plain(a, b, c, right_t, choice, band or None) for a, b, c in data])
                         names.append(f"{choice}" + (f"/band{band}" if band else ""))

@@ -64,7 +64,8 @@ def build(
         )
         made = made if foreseen else replace(made, first=None)
         smem = v.smem(stages, signature.right_transposed, signature.blocks)
-        return Built(key, made, min(clusters * v.cluster, len(made.table.tiles)), smem)
+        blocks = min(clusters * v.cluster, -(-len(made.table.tiles) // v.together) * v.together)
+        return Built(key, made, blocks, smem)
     other = by_address.build(works, v, signature, blocks=blocks, stages=stages, tail_splits=split_k.tail, band=band)
     return Built(key, other, min(blocks, len(other.table.tiles)), v.smem(stages))
 
@@ -109,7 +110,7 @@ class Launch(Kernel):
         self.keep = raw
         v = built.key.variant
         kernel = function(source, built.key)
-        super().__init__(kernel, built.blocks, v.threads, built.smem, [base], v.cluster, chained)
+        super().__init__(kernel, built.blocks, v.threads, built.smem, [base], getattr(v, "together", 1), chained)
 
     def left_counters(self) -> bool:
         """Whether its counters are other than zero, as no launch that has ended leaves them."""

@@ -1,8 +1,6 @@
 """Sizes that fill no wave, and few rows: which tile, split of K and number of stages is best, beside cuBLAS.
 
-The last table is what `ficco_rt/kernels/sm90/cost.py` should lead `choose` to: the constants of steps (`_STEP`) and of
-few rows (`_FEW`) there are set from it. A width that wins and is no variant becomes one by a line of `VARIANTS` in
-`ficco_rt/kernels/sm90/variants.py`.
+The last table is what `ficco_rt/kernels/sm90/cost.py` should lead `choose` to.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from .device import SMEM, sms
 from .launch import compiled
 from .product import Choice, chosen, plain
 from .timing import Sets, graph, spread, times
-from .variants import Key, most_splits, named
+from .variants import Key, most_splits, named, odd_of, parts_worth_a_try
 
 FEW = 64  # rows of one tile
 # Tiles of few rows that are stored from registers: no way through shared memory at the end, and a stage more.
@@ -39,13 +37,7 @@ TRY = re.compile(
     r"( (?P<promotion>L2_128B|NONE))?(?P<chained> chained)?"
 )
 LAUNCHES = 16  # in a graph, at least: its own start is then a small part
-# Widths that are tried beside those of the variants.
-MORE = [
-    *(sm90.variant(128, columns, 1, 2, 2) for columns in (144, 168, 176, 208, 224, 240)),
-    *(sm90.variant(256, columns, 2, 2, 2, 0) for columns in (144, 176)),
-]
-MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 256)]
-NAMED = (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN, *DIRECT, *MORE_FEW)
+NAMED = (*sm90.VARIANTS, *sm90.ODD, *sm90.LEAN, *DIRECT)
 QUICK_TILES = ((64, 64), (64, 128), (128, 192), (128, 256), (256, 168))
 
 
@@ -86,18 +78,18 @@ def choices(shape: dict[str, Any], right_t: bool, only: str, which: str) -> list
         return list(dict.fromkeys([first, *(c for c in map(told, shape["tries"]) if named(c.variant, only))]))
     found, quick = [first], which == "quick"
     few = m <= FEW
-    for v in (*sm90.VARIANTS, *sm90.SWAPPED, *(MORE_FEW if few else MORE)):
-        if quick and (not (v.tile in QUICK_TILES or v.swapped) or v.throttled):
+    for v in (*sm90.VARIANTS, *odd_of(m, n, k, sms(), right_t)):
+        if quick and (not (v.tile in QUICK_TILES or v in sm90.ODD) or v.throttled):
             continue
-        if not named(v, only) or (v.tile[0] == 64) != few or (v.throttled and few) or (v.cluster == 1 and not few):
+        common = v in sm90.ODD or ((v.tile[0] == 64) == few and not (v.throttled and few) and (v.cluster > 1 or few))
+        if not (named(v, only) and common):
             continue
         most = most_splits(v, m, n, k, v.clusters(sms()))
-        parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
-        found += [Choice(v, splits) for splits in sorted(parts)]
+        found += [Choice(v, n) for n in parts_worth_a_try(v, most, most // 2, *([most - 1] if few else []))]
     if quick:
         return list(dict.fromkeys(found))
     found += [replace(first, promotion=promotion) for promotion in ("L2_128B", "NONE")]
-    if isinstance(first.variant, sm90.Variant) and first.variant.foreseen:
+    if isinstance(first.variant, sm90.Variant):
         deepest = first.variant.stages(SMEM, right_t)
         fewer = (n for n in (deepest // 2, deepest // 4) if n > 1)
         found += [replace(first, foreseen=False), *(replace(first, stages=n) for n in fewer)]
@@ -124,8 +116,7 @@ def told(text: str) -> Choice:
 
 def former(name: str) -> Choice:
     """Of a shape's `was`: a variant, and the splits of the last wave. ValueError: it names none."""
-    choice = told(name)
-    return replace(choice, foreseen=not (isinstance(choice.variant, sm90.Variant) and choice.variant.foreseen))
+    return replace(told(name), foreseen=False)
 
 
 def odd(

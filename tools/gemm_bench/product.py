@@ -13,7 +13,7 @@ from ficco_rt.kernels.by_address import Way, fastest
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import choice as sm90
-from ficco_rt.kernels.sm90.variants import SWAPPED, VARIANTS
+from ficco_rt.kernels.sm90.variants import ODD, VARIANTS
 from ficco_rt.kernels.sm90.variants import Variant as Hopper
 from ficco_rt.kernels.tile_table import SplitK
 
@@ -63,8 +63,9 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
     """`pad`: of A and B, those whose rows start at whole lines of 128 bytes, whatever their sizes."""
     if kernel == "sm90":
         lines = ("A" in pad or k % tiles.DEPTH == 0, "B" in pad or (k if right_t else n) % tiles.DEPTH == 0)
-        hopper = sm90.choose([m], [n], k, sms(), right_t, variants=(*VARIANTS, *SWAPPED), lines=lines)
-        return Choice(hopper.variant, hopper.tail_splits)
+        hopper = sm90.choose([m], [n], k, sms(), right_t, variants=(*VARIANTS, *ODD), lines=lines)
+        deepest = hopper.stages == hopper.variant.stages(SMEM, right_t)
+        return Choice(hopper.variant, hopper.tail_splits, stages=0 if deepest else hopper.stages)
     ways = tuple(Way(v, min(r, v.residency), 0, shared(r)) for v in SM80.variants for r in (1, 2, 3, 4))
     found = fastest(SM80, ways, (m,), (n,), k, sms(), arch())
     assert found is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm80.family import SM80
+from ficco_rt.kernels.sm90 import choice, cost
 from ficco_rt.kernels.sm90 import variants as sm90
 
 Variant = sm80.Variant | sm90.Variant
@@ -44,18 +45,29 @@ class Key:
 
 
 def variants_of(kernel: str) -> tuple[Variant, ...]:
-    return (*sm90.VARIANTS, *sm90.SWAPPED) if kernel == "sm90" else sm80.VARIANTS
+    return (*sm90.VARIANTS, *sm90.ODD) if kernel == "sm90" else sm80.VARIANTS
+
+
+def odd_of(m: int, n: int, k: int, sms: int, right_t: bool) -> list[sm90.Variant]:
+    """Of the Hopper kernel's tiles of any height or width the twelve that are estimated fastest."""
+    found = choice.worthwhile(sm90.ODD, [m], [n], sms, right_t)
+    return sorted(found, key=lambda v: cost.alone(v, [m], [n], k, sms, 0, True, cost.LINES, right_t))[:12]
 
 
 def adds_up(v: Variant) -> bool:
-    """Whether it can add parts of K, and to what its output holds."""
+    """Whether it can add to what its output holds."""
     return isinstance(v, sm80.Variant) or not v.swapped
 
 
 def most_splits(v: Variant, rows: int, n: int, k: int, groups: int) -> int:
     """Into how many parts K of the last wave may be cut: of a product of so many rows, by `groups` clusters at once."""
     tail = math.ceil(rows / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1]) % groups
-    return max(1, min(16, groups // tail if tail else 1, k // 256)) if adds_up(v) else 1
+    return max(1, min(16, groups // tail if tail else 1, k // 256))
+
+
+def parts_worth_a_try(v: Variant, *most: int) -> list[int]:
+    """1 and these, or the one number of parts that the variant is made for."""
+    return [v.parts] if isinstance(v, sm90.Variant) and v.parts > 1 else sorted({1, *(max(1, n) for n in most)})
 
 
 def named(v: Variant, only: str) -> bool:
@@ -64,8 +76,10 @@ def named(v: Variant, only: str) -> bool:
 
 
 def keys_of(kernel: str, only: str) -> list[Key]:
-    """Of all variants the bf16 kernels, of some those of other types too; whose names have what was asked for."""
-    variants = variants_of(kernel)
+    """Of all variants the bf16 kernels, of some those of other types too; whose names have what was asked for, without
+    that some of any height or width."""
+    free = set() if only else {*sm90.ODD} - {*sm90.ODD[::16]}
+    variants = [v for v in variants_of(kernel) if v not in free]
     keys = [
         Key(v, Signature("bf16", "bf16", lt, rt, addends))
         for v in variants for lt in (False, True) for rt in (False, True) for addends in (False, True)

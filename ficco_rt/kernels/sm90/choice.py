@@ -5,6 +5,7 @@ The model counts K in 2 bytes, so that a step of fp8 operands, 128 deep, is a st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
@@ -22,6 +23,7 @@ class Choice:
 
     variant: Variant
     tail_splits: int
+    stages: int
     estimate: float  # microseconds, for ranking only
 
 
@@ -33,21 +35,29 @@ def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool],
 
 
 def split_k_of(
-    v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], k: int, sms: int, item: int = 2
+    v: Variant,
+    works: Sequence[MatrixWork],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    item: int = 2,
+    right_transposed: bool = False,
 ) -> SplitK:
     """How K of the works' tiles is best split, `item` bytes an element. Works that wait for flags come one after
     another, and one that makes few tiles leaves multiprocessors idle until the next has come: then all are split, if
     what a split costs is hidden. Works that signal are split where all tiles are at work at once, and wait for the same
     flags, or for none: they end together. A flag goes up behind the last part of the last tile."""
-    if v.swapped:
-        return WHOLE_K
     addends = max(len(w.addends) for w in works)
     found = wait_groups(works, k, item=item)
     k = k * item // 2
     rows = [n for group in found for n in group.rows]
     plain = not addends and len(found) == 1
-    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item))[1])
+    tail = SplitK(
+        tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item), right_transposed)[1]
+    )
     clusters, tiles = v.clusters(sms), cost.cluster_tiles(v, rows, columns)
+    if v.parts > 1:
+        return tail if plain else WHOLE_K
     if any(w.signals for w in works) and not (plain and tiles <= clusters):
         # works of several waves end one by one, and those that signal are not split; what follows them is
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
@@ -123,15 +133,20 @@ def choose(
         v
         for v in variants
         if v.stages(smem, right_transposed, blocks) >= 2
-        and v.cluster <= sms
+        and v.together <= sms
         and not (v.pingpong and addends)
         and (not v.odd or plain)
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
-    for v in [v for v in fitting if v.throttled is throttled] or fitting:
-        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines)
+    least = math.inf
+    for v in worthwhile(
+        [v for v in fitting if v.throttled is throttled] or fitting, rows, columns, sms, right_transposed
+    ):
+        if v.odd and plain and found and cost.least(v, rows, columns, k, sms) / cost.ODD > least:
+            continue
+        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines, right_transposed)
         estimate = alone
         if late:
             start = cost.start(v)
@@ -140,11 +155,38 @@ def choose(
                 estimate = start + span
             else:
                 last = late[-1]
-                after = last.share * cost.alone(v, last.rows, columns, k, sms, addends, together)[0]
+                after = (
+                    last.share
+                    * cost.alone(v, last.rows, columns, k, sms, addends, together, cost.LINES, right_transposed)[0]
+                )
                 estimate = max(estimate, start + span, last.last + after)
         if v.odd:
             alone, estimate = alone / cost.ODD, estimate / cost.ODD
-        found.append((alone, Choice(v, parts_of_tail, estimate)))
+        stages = v.stages(smem, right_transposed, blocks)
+        if plain:
+            stages = cost.stages(v, rows, columns, parts_of_tail, sms, stages)
+        found.append((alone, Choice(v, parts_of_tail, stages, estimate)))
+        least = min(least, estimate)
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
-    least = min(choice.estimate for _, choice in found)
     return min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: c[0])[1]
+
+
+def worthwhile(
+    variants: Sequence[Variant], rows: Sequence[int], columns: Sequence[int], sms: int, right_transposed: bool
+) -> list[Variant]:
+    """Those that may be the best: of odd ones that cut a product into as many tiles, the smallest."""
+    found: dict[object, Variant] = {}
+    for v in variants:
+        if not v.odd:
+            found[v.name] = v
+            continue
+        fixed, free = reversed(v.tile) if v.swapped else v.tile
+        tiles = cost.cluster_tiles(v, rows, columns)
+        if v.parts > 1 and tiles * v.parts > v.clusters(sms):
+            continue
+        if not (right_transposed or v.adds or v.tile[1] % 64 == 0):
+            continue
+        key = (v.swapped, fixed, v.cluster, v.parts, tiles)
+        if key not in found or free < found[key].tile[0 if v.swapped else 1]:
+            found[key] = v
+    return list(found.values())

@@ -71,6 +71,11 @@ _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are a
 # … from when a stage of the ring is asked for until its data have come out of memory, µs: a right operand that no
 # other cluster loads at the same time comes no faster than the ring's stages hide this.
 _LATENCY = 2.0
+_CLOCK = 1755.0  # cycles a µs
+# Bytes of the right operand that are best on their way from memory: on an H200 more of them only queue. In 495 launches
+# of one row of tiles, full rings take 2.3 % more than the best number of stages, and this 0.8 %; 4 × 8704 × 6464 takes
+# 31.5 µs in 8 stages of 8 × 128, and 36.8 in 12.
+_ON_THE_WAY = 9.0e6
 _L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
 
@@ -84,29 +89,33 @@ class _Plain:
     memory: float  # bytes of the right operand a µs that all blocks read, each row of tiles the same ones
     cache: float  # bytes of L2 a µs
     norm: float  # a step is this norm of what it takes to multiply, and to read from memory and L2
-    tile: float  # start and store of a tile of 128 × 256
+    end: float  # start and store of a tile …
+    tile: float  # … and of 128 × 256, beyond that
+    shown: float  # of these, before the last wave, where consumers alternate
     split: tuple[float, float]  # once, and for each part of 128 × 256
+    parts: tuple[float, float]  # … of parts in a cluster
+    multiply: tuple[float, float]  # of a step, and times what its instructions take
+    swapped: float  # times as much, of transposed tiles
+    cluster: float  # … and beyond that, where blocks share an operand
 
 
-# Fitted on an H200 to 210 products of 1 to 8192 rows, most of random sizes, in both layouts, not chained: every variant
-# with several splits of K. What is chosen takes 0.8 % more than the best of these in the mean, and 10 % more at most.
-_PLAIN = _Plain(start=3.19, memory=4.14e6, cache=1.67e7, norm=3.03, tile=3.81, split=(2.04, 0.647))
-_PLAIN_STEP = {
-    (128, 256): 0.683,
-    (256, 128): 0.707,
-    (256, 160): 0.898,
-    (128, 192): 0.508,
-    (128, 160): 0.450,
-    (128, 128): 0.337,
-    (128, 64): 0.209,
-    (64, 192): 0.201,
-    (64, 128): 0.187,
-    (64, 64): 0.114,
-    (128, 216): 0.644,
-    (256, 168): 0.986,
-}
-_PLAIN_SWAPPED = 0.55 / (128 * 192)  # … for each element of a transposed tile
-_PLAIN_PINGPONG = 1.02  # … times as much where consumers alternate
+# Fitted on an H200 to 189 products of 1 to 8192 rows, most of random sizes, in both layouts, not chained: for each the
+# variants that an earlier fit found best, with several splits of K. What is chosen takes 1.0 % more than the best of
+# these in the mean, and 18 % more at most.
+_PLAIN = _Plain(
+    start=3.39,
+    memory=4.54e6,
+    cache=3.1e7,
+    norm=2.8,
+    end=0.28,
+    tile=1.34,
+    shown=0.3,
+    split=(1.79, 1.22),
+    parts=(0.62, 0.42),
+    multiply=(0.032, 1.095),
+    swapped=1.03,
+    cluster=0.017,
+)
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
@@ -141,7 +150,13 @@ def _step(v: Variant) -> tuple[float, float]:
     """A step, and the share of a tile's other costs that each tile shows."""
     if v.swapped:
         return _SWAPPED * v.tile[0] * v.tile[1], 1.0
-    return _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
+    return _PINGPONG[v.tile] if v.pingpong else (_STEP.get(v.tile) or 0.03 + 0.95 * _instructions(v), 1.0)
+
+
+def _instructions(v: Variant) -> float:
+    """What the multiplications of a step take at least, each of 64 × n × 16: on tensor cores, or of shared memory."""
+    n, blocks = (v.tile[0], v.tile[1] // 64) if v.swapped else (v.tile[1], v.tile[0] // 64)
+    return 4 * blocks * max(n / 2, 16 + n / 4) / _CLOCK
 
 
 def _sectors(v: Variant, lines: tuple[bool, bool]) -> float:
@@ -248,29 +263,48 @@ def alone(
     addends: int,
     plain: bool = False,
     lines: tuple[bool, bool] = LINES,
+    right_transposed: bool = False,
 ) -> tuple[float, int]:
     """The least time, and the splits of the last wave that give it. `plain`: nothing is added, and all works wait for
     the same flags, or for none; `lines`: whether rows of the left and the right operand start at whole lines of 128
     bytes."""
     if plain:
-        return _plain(v, rows, columns, k, sms, lines)
+        return _plain(v, rows, columns, k, sms, lines, right_transposed)
     c = _costs(v, rows, columns, k, sms, addends, lines)
     cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved, BESIDE)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
+def _multiply(v: Variant) -> float:
+    """A step's multiplication, as `_plain` has it."""
+    p = _PLAIN
+    time = (p.multiply[0] + p.multiply[1] * _instructions(v)) * (p.swapped if v.swapped else 1.0)
+    return time + p.cluster * (v.cluster - 1)
+
+
+def least(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> float:
+    """What the estimate of a plain product exceeds: the multiplications, on all multiprocessors."""
+    return cluster_tiles(v, rows, columns) * ceil(k / DEPTH) * _multiply(v) / v.clusters(sms)
+
+
 def _plain(
-    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, lines: tuple[bool, bool]
+    v: Variant,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    lines: tuple[bool, bool],
+    right_transposed: bool,
 ) -> tuple[float, int]:
     """As `alone`, where nothing is added, and all works wait for the same or for nothing."""
     (m, n), p = v.tile, _PLAIN
     size, steps, clusters = m * n / (128 * 256), ceil(k / DEPTH), v.clusters(sms)
     high, wide = sum(ceil(r / m / v.cluster) for r in rows), sum(ceil(c / n) for c in columns)
     right = 2 * DEPTH * n
-    loads = (v.cluster * 2 * DEPTH * min(m, max(rows)) + right) / p.cache
+    loads = 2 * DEPTH * (v.cluster * min(m, max(rows)) + (n if right_transposed else 64 * ceil(n / 64))) / p.cache
     if not all(lines):
         loads = v.cluster * _sectors(v, lines) / _SECTORS
-    multiply = _PLAIN_SWAPPED * m * n if v.swapped else _PLAIN_STEP[v.tile] * (_PLAIN_PINGPONG if v.pingpong else 1.0)
+    multiply, end = _multiply(v), p.end + p.tile * size
 
     def step(at_work: int) -> float:
         """Of so many clusters."""
@@ -278,15 +312,25 @@ def _plain(
         return float((multiply**p.norm + (at_work * loads) ** p.norm + memory**p.norm) ** (1 / p.norm))
 
     waves, tail = divmod(high * wide, clusters)
-    whole = p.start + waves * (steps * step(clusters) + p.tile * size * _step(v)[1])
+    whole = p.start + waves * (steps * step(clusters) + end * (p.shown if v.pingpong else 1.0))
     if not tail:
         return whole, 1
-    found = [(whole + steps * step(tail) + p.tile * size, 1)]
-    for splits in range(2, 1 if v.swapped else MAX_SPLITS + 1):
+    found = [(whole + steps * step(tail) + end, 1)]
+    once, each = p.split if v.parts == 1 else p.parts
+    for splits in range(2, MAX_SPLITS + 1) if v.parts == 1 else (v.parts,):
         if tail * splits <= clusters and steps // splits >= 4:
-            time = ceil(steps / splits) * step(tail * splits) + (p.tile + p.split[1] * splits) * size + p.split[0]
+            time = ceil(steps / splits) * step(tail * splits) + end + once + each * splits * size
             found.append((whole + time, splits))
     return min(found)
+
+
+def stages(v: Variant, rows: Sequence[int], columns: Sequence[int], splits: int, sms: int, most: int) -> int:
+    """Of `most` stages those that a plain product fills whose blocks all read other parts of the right operand."""
+    tiles = cluster_tiles(v, rows, columns)
+    if tiles > sum(ceil(c / v.tile[1]) for c in columns):
+        return most
+    at_work = min(tiles * splits, v.clusters(sms))
+    return min(most, max(4, round(_ON_THE_WAY / (at_work * 2 * DEPTH * v.tile[1]))))
 
 
 @lru_cache(maxsize=256)

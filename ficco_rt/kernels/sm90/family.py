@@ -21,7 +21,7 @@ from ..works import Work, only
 from .choice import band, choose, split_k_of, wait_groups, whole_lines
 from .cost import PROMOTION, WaitGroup, pace
 from .tables import PackedLaunch, build, refusal
-from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, SWAPPED, VARIANTS, Variant
+from .variants import ARCH, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
 
 _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
 _chosen = lru_cache(maxsize=4096)(choose)
@@ -45,14 +45,14 @@ def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool:
 class Sm90(Family[Variant]):
     name = "sm90"
     source = SOURCE.name
-    variants = (*VARIANTS, *SWAPPED, *LEAN)
+    variants = (*VARIANTS, *ODD, *LEAN)
     instructions = "wgmma, TMA"
 
     def serves(self, arch: str) -> bool:
         return arch == ARCH
 
     def footprints(self, limits: Limits) -> Sequence[Footprint]:
-        return [footprint(v, v.smem(2, False), STATIC_BYTES) for v in self.variants]
+        return [replace(footprint(v, v.smem(2, False), STATIC_BYTES), cluster=v.together) for v in self.variants]
 
     def fits(self, request: GemmRequest) -> str | None:
         found = _merged(request.works, request.private)
@@ -72,7 +72,7 @@ class Sm90(Family[Variant]):
         transposed, blocks, item = signature.right_transposed, signature.blocks, signature.item
         plain = not (request.streamed or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
         if plain and not any(w.accumulate for w in gemm.works):
-            variants = (*VARIANTS, *SWAPPED)
+            variants = (*VARIANTS, *ODD)
         if request.leave:
             room = self._leaving(gemm, request, limits)
             if room is None:
@@ -87,7 +87,7 @@ class Sm90(Family[Variant]):
         sms = request.sms or limits.sms
         throttled = _throttled(request, gemm)
         lines, depth = whole_lines(gemm.works, item), gemm.depth * item // 2
-        v = _chosen(
+        made = _chosen(
             gemm.rows,
             gemm.columns,
             depth,
@@ -100,8 +100,8 @@ class Sm90(Family[Variant]):
             variants,
             lines,
             blocks,
-        ).variant
-        stages = v.stages(most, transposed, blocks)
+        )
+        v, stages = made.variant, made.stages
         smem = request.smem if request.smem is not None else max(v.smem(stages, transposed, blocks), least)
         return Chosen(self.name, v.name, (*v.tile, signature.step), stages, smem, request.residency, request.sms)
 
@@ -143,7 +143,7 @@ class Sm90(Family[Variant]):
             return f"{v.name} does not fit {request.smem} bytes of shared memory"
         smem = max(budget, v.smem(stages, transposed, signature.blocks))
         clusters = v.clusters(request.sms)
-        split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms, signature.item)
+        split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms, signature.item, transposed)
         tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, split_k=split_k,
                       step=signature.step)  # fmt: skip
         awaited = {flag for w in works for flag in w.flags}
@@ -160,8 +160,8 @@ class Sm90(Family[Variant]):
                 registers=v.registers,
                 smem=smem,
                 static_smem=STATIC_BYTES,
-                blocks=min(clusters * v.cluster, tiled),
-                cluster=v.cluster,
+                blocks=min(clusters * v.cluster, -(-tiled // v.together) * v.together),
+                cluster=v.together,
                 resident=resident(v.threads, v.registers, smem + STATIC_BYTES, limits),
                 tiles=tiled,
                 works=(0, len(request.works)),

@@ -44,50 +44,8 @@ POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
 POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 ADDEND_MAPS_AT = 3456
 SCALES_AT = ADDEND_MAPS_AT + 2 * 128
-FIRST_TILES = struct.Struct("<7i")
-FIRST_TILES_AT = ADDEND_MAPS_AT + MAX_ADDENDS * 128
-FIRST_GRID = struct.Struct("<8i")
-FIRST_GRID_AT = FIRST_TILES_AT + FIRST_TILES.size
-
-
-class FirstTiles(NamedTuple):
-    """Where the blocks' first tiles read, by the block's number: struct FirstTiles of `src/tiles.h`."""
-
-    left_row: int
-    right_col: int
-    left_k: int
-    right_k: int
-    steps: int
-    across: int
-    parts: int
-
-    def parts_of_tiles(self, blocks: int, columns: int, deep: int = DEPTH) -> list[tuple[int, int, int, int, int]]:
-        """What the kernel makes of it for each block: left row, right column, steps of K, and where K starts."""
-        found = []
-        for block in range(blocks):
-            part, tile = divmod(block, self.across)
-            low, high = (self.steps * n // self.parts for n in (part, part + 1))
-            at = (self.left_k + deep * low, self.right_k + deep * low)
-            found.append((self.left_row, self.right_col + tile * columns, high - low, *at))
-        return found
-
-
-def first_tiles(made: Table, blocks: int, deep: int = DEPTH) -> FirstTiles | None:
-    """The first tiles of so many blocks, if they can be told from a block's number: tiles of one row that wait for
-    nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
-    tiles = made.tiles[:blocks]
-    start, depth = tiles[0], made.depths[tiles["k_first"]]
-    parts = int(start["splits"])
-    across = int((tiles["split"] == 0).sum())
-    if made.matrices or made.depth_waits["count"].any() or tiles["wait_count"].any() or tiles["operands"].any():
-        return None
-    steps = int(tiles["k_blocks"][::across].sum())
-    left_k, right_k = (int(depth[name][0]) for name in ("left", "right"))
-    found = FirstTiles(int(start["left_row"]), int(start["right_col"]), left_k, right_k, steps, across, parts)
-    wanted = np.stack([tiles["left_row"], tiles["right_col"], tiles["k_blocks"], depth["left"], depth["right"]], 1)
-    whole = (depth["blocks"] == tiles["k_blocks"]).all() and (depth["size"] > 0).all()
-    same = np.array_equal(wanted, np.array(found.parts_of_tiles(len(tiles), made.tile[1], deep)))
-    return found if whole and same and len(tiles) == across * parts else None
+FIRST_GRID = struct.Struct("<9i")
+FIRST_GRID_AT = ADDEND_MAPS_AT + MAX_ADDENDS * 128
 
 
 class FirstGrid(NamedTuple):
@@ -101,47 +59,57 @@ class FirstGrid(NamedTuple):
     rows: int
     columns: int
     band: int
+    parts: int
 
-    def tiles(self, blocks: int, cluster: int, tile: tuple[int, int]) -> list[tuple[int, int]]:
-        """What the kernel makes of it for each block: left row, right column."""
+    def tiles(self, v: Variant, blocks: int, deep: int) -> list[tuple[int, int, int, int, int]]:
+        """What the kernel makes of it for each block: left row, right column, steps of K, and where K starts."""
         found = []
         for block in range(blocks):
-            number, me = divmod(block, cluster)
+            number, me = divmod(block, v.cluster)
+            if v.parts > 1:
+                number, part = divmod(number, self.parts)
+            else:
+                part, number = divmod(number, self.rows * self.columns)
+            low, high = (self.steps * n // self.parts for n in (part, part + 1))
             first = number // (self.band * self.columns) * self.band
-            high, within = min(self.band, self.rows - first), number - first * self.columns
-            row = (first + within % high) * cluster + me
-            found.append((self.left_row + row * tile[0], self.right_col + within // high * tile[1]))
+            tall, within = min(self.band, self.rows - first), number - first * self.columns
+            row, column = (first + within % tall) * v.cluster + me, within // tall
+            at = (self.left_row + row * v.tile[0], self.right_col + column * v.tile[1])
+            found.append((*at, high - low, self.left_k + deep * low, self.right_k + deep * low))
         return found
 
 
 def first_grid(
-    made: Table, works: Sequence[MatrixWork], v: Variant, clusters: int, band: int | None
+    made: Table, works: Sequence[MatrixWork], v: Variant, signature: Signature, clusters: int, band: int | None
 ) -> FirstGrid | None:
-    """The first tiles of so many clusters, if they can be told from a cluster's number: of one work that waits for
-    nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
+    """The first tiles of so many clusters, if they can be told from a cluster's number: of one work, or in one row of
+    tiles, that wait for nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
     tiles = made.tiles[: clusters * v.cluster]
-    start, depth = tiles[0], made.depths[tiles["k_first"][0]]
-    if len(works) > 1 or works[0].flags or (tiles["k_first"] != start["k_first"]).any():
+    start, depth = tiles[0], made.depths[tiles["k_first"]]
+    if made.matrices or made.depth_waits["count"].any() or tiles["wait_count"].any() or tiles["operands"].any():
         return None
-    if depth["blocks"] != start["k_blocks"] or depth["size"] <= 0:
-        return None
-    high, wide = (ceil(sum(s.size for s in axis) / n) for axis, n in zip(
-        (works[0].out_rows, works[0].out_columns), (v.tile[0] * v.cluster, v.tile[1]), strict=True))  # fmt: skip
-    walk = band or max(1, min(high, band_of(clusters, v.tile, v.cluster)))
+    parts, wide = int(start["splits"]), int((tiles["split"] == 0).sum()) // v.cluster
+    high = 1
+    if len(works) == 1:
+        rows, columns = pieces_of(works[0], signature.transposed)
+        high = ceil(sum(ceil(n / v.tile[0]) for *_, n in rows) / v.cluster)
+        wide = sum(ceil(n / v.tile[1]) for *_, n in columns)
     found = FirstGrid(
         left_row=int(start["left_row"]),
         right_col=int(start["right_col"]),
-        left_k=int(depth["left"]),
-        right_k=int(depth["right"]),
-        steps=int(start["k_blocks"]),
+        left_k=int(depth["left"][0]),
+        right_k=int(depth["right"][0]),
+        steps=int(tiles["k_blocks"][:: 1 if v.parts > 1 else high * wide * v.cluster][:parts].sum()),
         rows=high,
         columns=wide,
-        band=walk,
+        band=band or max(1, min(high, band_of(clusters, v.tile, v.cluster))),
+        parts=parts,
     )
-    wanted = np.stack([tiles["left_row"], tiles["right_col"]], 1)
+    wanted = np.stack([tiles["left_row"], tiles["right_col"], tiles["k_blocks"], depth["left"], depth["right"]], 1)
     there = tiles["rows"] > 0  # a neighbour with nothing to store may read anywhere
-    told = np.array(found.tiles(len(tiles), v.cluster, v.tile))
-    return found if np.array_equal(told[there], wanted[there]) else None
+    told = np.array(found.tiles(v, len(tiles), signature.step))
+    whole = (depth["blocks"] == tiles["k_blocks"]).all() and (depth["size"] > 0).all()
+    return found if whole and np.array_equal(told[there], wanted[there]) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +122,7 @@ class PackedLaunch:
     signature: Signature
     maps: tuple[TensorMap, ...]
     read_only: tuple[bool, bool]  # see `build`
-    first: FirstTiles | FirstGrid | None
+    first: FirstGrid | None
 
     def moved(self, move: Move) -> PackedLaunch:
         """The launch for tensors that lie elsewhere."""
@@ -186,9 +154,7 @@ class PackedLaunch:
             self.stages, *table.addend_pointers(constants), *table.resetting(scratch),
             table.depth_wait_pointer(constants),
         )  # fmt: skip
-        if isinstance(self.first, FirstTiles):
-            FIRST_TILES.pack_into(block, FIRST_TILES_AT, *self.first)
-        elif self.first is not None:
+        if self.first is not None:
             FIRST_GRID.pack_into(block, FIRST_GRID_AT, *self.first)
         for i, (a, b, _) in enumerate(table.operands):
             if a.scales and b.scales:
@@ -324,7 +290,7 @@ def build(
     else:
         works = by_block(works, signature.item, signature.out_item, lambda found: refusal(found, signature) is None)
     assert not (resets and any(w.accumulate for w in works))
-    assert not (variant.swapped and (split_k != WHOLE_K or any(w.accumulate or w.addends for w in works)))
+    assert not (variant.swapped and any(w.accumulate or w.addends for w in works))
     made = shared_table(
         works,
         variant.tile,
@@ -332,12 +298,13 @@ def build(
         signature.transposed,
         groups=clusters,
         cluster=variant.cluster,
-        split_k=split_k,
+        split_k=split_k if variant.parts == 1 or split_k == WHOLE_K else SplitK(variant.parts),
         shared=True,
         band=band,
         addend_steps=variant.addend_steps,
         addend_gap=0 if signature.fp8 else variant.addend_gap,
         serpentine=True,
+        together=variant.parts > 1,
         resets=tuple(resets),
         step=signature.step,
     )
@@ -347,12 +314,6 @@ def build(
     maps: list[TensorMap] = []
     for i, key in enumerate(made.operands):
         maps += _maps(key, variant, signature, ends, i * OPERAND_BYTES)
-    first: FirstTiles | FirstGrid | None = None
-    if variant.foreseen:
-        grid = variant.swapped
-        first = (
-            first_grid(made, works, variant, clusters, band) if grid else first_tiles(made, clusters, signature.step)
-        )
     box = (64, variant.tile[0] // variant.addend_steps)
     for i, m in enumerate(made.matrices):
         at = ADDEND_MAPS_AT + 128 * i
@@ -366,7 +327,7 @@ def build(
         maps=tuple(maps),
         # NOTE a left operand that is not waited for is not waited for along K either
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
-        first=first,
+        first=first_grid(made, works, variant, signature, clusters, band),
     )
 
 

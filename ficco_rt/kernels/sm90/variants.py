@@ -17,6 +17,7 @@ ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
 CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
 ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
 ADDEND_REGISTERS = (72, 216)  # of producer and consumers: a producer with addends has more to do
+FITTING = {3: 39, 4: 30, 6: 17, 8: 15}  # clusters of so many blocks that 132 multiprocessors of an H200 hold
 LEAN_ADDEND_REGISTERS = (72, 152)
 
 
@@ -31,21 +32,28 @@ class Variant:
     cluster: int  # blocks that share the right operand
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
-    odd: bool = False  # of a width that is taken only where it fills waves that others leave half empty
+    odd: bool = False  # taken only for products without waits and terms, where it is faster than others
     pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
     swapped: bool = False  # wgmma makes the transposed tile: rows are any multiple of 8; the plain product alone
     producer_registers: int = 56
     consumer_registers: int = 224
     launch_registers: int = 0  # of a thread, where a block leaves some to blocks of other kernels; 0: it takes all
     adds: bool = True  # it takes works with addends
+    parts: int = 1  # of K, of a tile, that the blocks of a cluster make and add up in shared memory; swapped
 
     @property
     def threads(self) -> int:
         return 128 * (self.consumers + 1)
 
     def clusters(self, sms: int) -> int:
-        """At work at once on so many multiprocessors."""
-        return max(1, sms // self.cluster)
+        """At work at once on so many multiprocessors; of those whose blocks have parts of K, blocks."""
+        fit = FITTING.get(self.parts, 132 // self.parts)
+        return max(1, sms // self.cluster * fit // 132) * self.parts
+
+    @property
+    def together(self) -> int:
+        """Blocks that are launched as a cluster."""
+        return self.cluster * self.parts
 
     @property
     def warps(self) -> int:
@@ -73,12 +81,6 @@ class Variant:
         twice = self.right_slice * self.cluster - self.tile[1] if right_transposed else 0
         return self.stage_bytes(right_transposed) + 128 * twice
 
-    @property
-    def foreseen(self) -> bool:
-        """Whether its blocks load their first tile before they have read the table, where `FirstTiles` tells it, or
-        `FirstGrid`."""
-        return self.swapped or (self.tile[0] == 64 and self.cluster == 1)
-
     def trade(self, addends: bool) -> tuple[int, int]:
         """Registers of a producer's and of a consumer's thread, for works with addends or without."""
         with_addends = LEAN_ADDEND_REGISTERS if self.launch_registers else ADDEND_REGISTERS
@@ -100,6 +102,12 @@ class Variant:
         """Buffers of all storing warps."""
         return 4 * self.consumers * self.staging * CHUNK_BYTES
 
+    @property
+    def part_bytes(self) -> int:
+        """Where the sums of the cluster's other blocks come, of a block's share of the tile's rows."""
+        eighths = self.tile[0] // 8
+        return (self.parts - 1) * 32 * self.tile[1] * -(-eighths // min(self.parts, eighths))
+
     def stores(self, out_dtype: str) -> bool:
         """Whether it is made for outputs of this type: of fp32 a tile's boxes take too many buffers, or
         its turned rows."""
@@ -115,7 +123,7 @@ class Variant:
         """Whether it is made for these types and scales."""
         if signature.addends and (not self.adds or (signature.fp8 and self.tile[1] > 160)):  # they would spill
             return False
-        if signature.fp8 and (self.swapped or self.launch_registers or not (signature.fast or self.promotes)):
+        if signature.fp8 and (self.launch_registers or not (self.adds and (signature.fast or self.promotes))):
             return False
         return self.stores(signature.out_dtype)
 
@@ -129,12 +137,18 @@ class Variant:
     def smem(self, stages: int, right_transposed: bool, blocks: bool = False) -> int:
         """Dynamic shared memory of a block; `blocks`: with scales of blocks."""
         each, four = self.scale_bytes if blocks else (0, 0)
-        return ALIGN_BYTES + stages * (self.stage_bytes(right_transposed) + each) + four + self.staging_bytes
+        return (
+            ALIGN_BYTES
+            + stages * (self.stage_bytes(right_transposed) + each)
+            + four
+            + self.staging_bytes
+            + self.part_bytes
+        )
 
     def stages(self, budget: int, right_transposed: bool, blocks: bool = False) -> int:
         """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
         each, four = self.scale_bytes if blocks else (0, 0)
-        left = budget - ALIGN_BYTES - self.staging_bytes - four
+        left = budget - ALIGN_BYTES - self.staging_bytes - four - self.part_bytes
         return min(MAX_STAGES, left // (self.stage_bytes(right_transposed) + each))
 
     def options(self, signature: Signature) -> tuple[str, ...]:
@@ -153,6 +167,7 @@ class Variant:
         }
         if self.swapped:
             defines["TILE_ROWS"] = self.tile[0]
+            defines["PARTS"] = self.parts
         if self.launch_registers:
             defines["LAUNCH_REGS"] = self.launch_registers
         return signature.options(self.name, ARCH, defines)
@@ -181,6 +196,22 @@ VARIANTS: tuple[Variant, ...] = (
     replace(variant(128, 216, 1, 2, 2), odd=True),
     replace(variant(256, 168, 2, 2, 2, 0), odd=True),
 )
+_COMMON = {(v.tile, v.cluster) for v in VARIANTS}
+
+# Tiles of any width, which fill a wave that others leave half empty. Where they start inside lines of a right operand
+# `[K, N]`, they read too much.
+WIDE: tuple[Variant, ...] = tuple(
+    replace(variant(64 * blocks * consumers, columns, blocks, consumers, cluster, staging), odd=True, adds=False)
+    for blocks, consumers, cluster, staging, widths in (
+        (1, 1, 1, 2, range(40, 257, 8)),
+        (1, 2, 1, 2, range(48, 257, 8)),
+        (1, 2, 2, 2, range(136, 257, 8)),
+        (2, 2, 1, 0, range(96, 169, 8)),
+        (2, 2, 2, 0, range(96, 169, 8)),
+    )
+    for columns in widths
+    if ((64 * blocks * consumers, columns), cluster) not in _COMMON
+)
 
 
 # NOTE a multiprocessor whose stores queue for a link loads nothing meanwhile: these spread them over the next tile
@@ -197,12 +228,37 @@ VARIANTS += tuple(
     if v.tile in ((128, 160), (128, 128)) and v.cluster == 2 and not v.throttled
 )
 
-# One wave, or whole waves, where 64-row blocks leave some half empty: 128 tiles of 160 rows make 5000 × 1000. And a
-# cluster reads less for its tiles than others for as many elements, because it shares the longer side.
+# Tiles of any height, for few rows or where 64-row blocks fill no wave: 128 tiles of 160 × 256 make 5000 × 1000.
 SWAPPED: tuple[Variant, ...] = tuple(
-    Variant(f"sm90_gemm_{rows}x256_c2_swapped", (rows, 256), 2, 2, 2, 1, odd=True, swapped=True, adds=False)
-    for rows in (144, 160)
+    Variant(
+        f"sm90_gemm_{rows}x{64 * blocks * consumers}_c{cluster}_swapped",
+        (rows, 64 * blocks * consumers),
+        blocks,
+        consumers,
+        cluster,
+        1,
+        odd=True,
+        swapped=True,
+        adds=False,
+    )
+    for blocks, consumers, cluster, heights in (
+        (1, 1, 1, range(8, 257, 8)),
+        (1, 2, 1, range(8, 257, 8)),
+        (2, 2, 1, range(80, 169, 8)),
+        (2, 2, 2, range(80, 169, 8)),
+    )
+    for rows in heights
 )
+
+# Blocks of a cluster that have a part of K each, for products of few tiles.
+PARTED: tuple[Variant, ...] = tuple(
+    replace(v, name=f"{v.name}_{parts}", parts=parts)
+    for v in SWAPPED
+    if v.cluster == 1 and v.blocks_m == 1 and (v.tile[0] <= 64 or v.tile[0] % 16 == 0) and v.tile[0] <= 192
+    for parts in (2, 3, 4, 6, 8)
+)
+
+ODD = (*WIDE, *SWAPPED, *PARTED)
 
 # Blocks that leave room for others: of two warp groups, with 112 registers a thread. Beside NCCL's 9 or 12 warps of 96
 # registers each part of a multiprocessor then takes its two warps. NOTE one group has the sums of 128 × 128, so that

@@ -22,6 +22,7 @@
 //                              and the tile has as many rows as this says, a multiple of 8
 //   PINGPONG                   1: the two consumers take the block's tiles in turn, of 64 · BLOCKS_M rows: while one
 //                              stores, the other multiplies
+//   PARTS                      so many blocks of a cluster make a tile together, each of a part of K; with TILE_ROWS
 //   CLUSTER                    1, or 2 blocks whose tiles share the right operand: each loads half of it for both
 //   HALF                       1: fp16, 0: bf16
 //   OUT_FP32                   1: the output is fp32, 0: as HALF says
@@ -56,14 +57,16 @@
 
 extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameters p IF_MARKS(, Mark* marks)) {
     extern __shared__ u8 dynamic[];
-    __shared__ alignas(8) u64 barriers[2 * MAX_STAGES];
+    __shared__ alignas(8) u64 barriers[2 * MAX_STAGES + (PARTS > 1)];
     __shared__ u32 waits_seen;
     SharedMemory memory;
     memory.ring = (shared_address(dynamic) + 1023) & ~1023u;
     memory.staging = memory.ring + p.stages * STAGE_BYTES;
     memory.scales = memory.staging + 4 * CONSUMERS * STAGING * CHUNK_BYTES;
+    memory.parts = memory.scales;
     memory.full = shared_address(barriers);
     memory.empty = memory.full + 8 * MAX_STAGES;
+    memory.come = memory.empty + 8 * MAX_STAGES;
     memory.seen = shared_address(&waits_seen);
     IF_MARKS(memory.marks = marks;)
     if constexpr (!PROMOTED && (ADDENDS || !(PINGPONG || PRODUCER_REGS == 40))) memory.keep_in_registers();   // other consumers have no registers for that
@@ -73,11 +76,23 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
         prefetch_map(&p.operands[0].out);
         if constexpr (ADDENDS) prefetch_map(p.addend_maps);
     }
-    if ((threadIdx.x & 31) == 0) {   // NOTE lanes of a warp would make theirs one after another
+    {   // NOTE lanes of a warp would make theirs one after another
         if (threadIdx.x == 0) waits_seen = 0;
-        for (int i = threadIdx.x / 32; i < p.stages; i += THREADS / 32) {
-            barrier_init(memory.full + 8 * i, BLOCK_SCALES ? 2 : 1);
-            barrier_init(memory.empty + 8 * i, (BLOCK_SCALES ? 4 : 1) * GROUPS * CLUSTER);
+        const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);   // as the compiler knows it to be the warp's
+        if (PARTS > 1 && warp == 3) {
+            const int me = (int)block_in_cluster();
+            int held = 0;
+            for (int i = 0; i < EIGHTS; ++i) held += i * PART_SHARES / EIGHTS == me;
+            barrier_init(memory.come, 1);
+            barrier_expect(memory.come, (PARTS - 1) * WARPS * BLOCKS_M * held * 512);
+        }
+        constexpr int each = (MAX_STAGES * 32 + THREADS - 1) / THREADS;   // NOTE a loop until p.stages takes 0.1 µs a turn
+        const u32 first = memory.full + 8 * each * warp;
+#pragma unroll
+        for (int i = 0; i < each; ++i) {
+            if (MAX_STAGES * 32 % THREADS && first + 8 * i >= memory.empty) break;
+            barrier_init(first + 8 * i, BLOCK_SCALES ? 2 : 1);
+            barrier_init(first + 8 * i + (memory.empty - memory.full), (BLOCK_SCALES ? 4 : 1) * GROUPS * CLUSTER);
         }
         fence_barrier_init();
     }
@@ -92,8 +107,8 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
         take_registers<CONSUMER_REGS>();
         consume(p, memory);
     }
-    if constexpr (CLUSTER > 1) {
+    if constexpr (CLUSTER * PARTS > 1) {
         __syncwarp();
-        sync_cluster();   // a block must not end while its neighbour still arrives on its barriers
+        sync_cluster();   // a block must not end while its neighbour still arrives on its barriers, or sends sums
     }
 }

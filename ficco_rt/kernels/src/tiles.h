@@ -97,22 +97,15 @@ typedef struct OperandInfo {
     int rows;         // of the output: what a tile has behind them is not stored
 } OperandInfo;
 
-// Where the blocks' first tiles read, from a block's number alone: tiles side by side, tile after tile for each part of K.
-// Block b loads part b / across of tile b % across before the table has come from memory.
-typedef struct FirstTiles {
-    int left_row, right_col;           // of the first tile; the others' columns follow
-    int left_k, right_k;
-    int steps;                         // of 64 of K of a whole tile; 0: only the table tells
-    int across, parts;
-} FirstTiles;
-
 // Where the clusters' first tiles read, from the cluster's number alone: tiles in bands of `band` rows of clusters' tiles, down
-// each column of a band, as the table has them.
+// each column of a band, as the table has them, all tiles for each part of K. Memory takes longer to tell than a launch of
+// few rows has.
 typedef struct FirstGrid {
     int left_row, right_col;           // of the first tile; the others' follow
     int left_k, right_k;
-    int steps;                         // of 64 of K of a tile; 0: only the table tells
+    int steps;                         // of K of a tile; 0: only the table tells
     int rows, columns, band;           // of clusters' tiles
+    int parts;                         // of K
 } FirstGrid;
 
 // Scales of fp8 operands, fp32. Pitches: elements from a row of scales to the next.
@@ -129,6 +122,5 @@ typedef struct MappedParameters {
     int reset_first, reset_count;      // Table.flags that are reset when all blocks have ended so
     const DepthWait* depth_waits;      // one for each of Table.depths; null: no piece of K waits
     TensorMap addend_maps[4];          // of fp8 operands 2, and the operands' OperandScales behind these
-    FirstTiles first;                  // used by kernels whose tiles have 64 rows
-    FirstGrid grid;                    // used by kernels of transposed tiles
+    FirstGrid first;
 } MappedParameters;

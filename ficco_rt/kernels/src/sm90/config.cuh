@@ -16,20 +16,20 @@ constexpr int GROUPS = PINGPONG ? 1 : CONSUMERS;   // consumer groups that make 
 // The operands are exchanged: wgmma makes the transposed tile, 64 columns of the right operand for each of its blocks. So
 // the tile may have any multiple of 8 rows.
 #define SWAPPED 1
+#ifndef PARTS
+#define PARTS 1
+#endif
 constexpr int TILE_M = TILE_ROWS;
 #define WGMMA_N TILE_ROWS
 #else
 #define SWAPPED 0
+#define PARTS 1
 constexpr int TILE_M = 64 * BLOCKS_M * GROUPS;
 #define WGMMA_N TILE_N
 #endif
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int WARPS = 4 * GROUPS;                  // that store a tile
 constexpr int ACC = WGMMA_N / 2;                   // a thread's accumulators of a block of 64
-
-// A launch of 64-row tiles takes little more than its blocks' start: they load their first tile before they have read what
-// it is (FirstTiles).
-constexpr bool FORESEEN = TILE_M == 64 && CLUSTER == 1 && !ADDENDS;
 
 // A stage of the ring holds a step of both operands.
 constexpr int ATOM = 64 * 128;                     // bytes of 64 swizzle rows
@@ -57,6 +57,12 @@ constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
 constexpr int SCALE_BYTES = BLOCK_SCALES ? TILE_M * SPANNED * 4 : 0;
 
+// PARTS: what a block holds of the others' sums, four of a lane at a time: those of its share of the tile's rows.
+constexpr int EIGHTS = ACC / 4;                    // of a tile's rows, SWAPPED
+constexpr int PART_SHARES = PARTS < EIGHTS ? PARTS : EIGHTS;
+constexpr int HELD = (EIGHTS + PART_SHARES - 1) / PART_SHARES;   // of them, at most, that are a block's to store
+constexpr int HELD_BYTES = HELD * 512;             // of 64 columns, for a warp
+
 // A warp stores 16 rows at a time, a chunk of 128 bytes of each, from buffers of its own: no barrier among warps.
 constexpr int CHUNK_BYTES = 16 * 128;
 constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;
@@ -69,6 +75,7 @@ static_assert(!SWAPPED || (TILE_N == 64 * BLOCKS_M * GROUPS && STAGING == 1), "w
 static_assert(!SWAPPED || !(LEFT_T || OUT_FP32 || ADDENDS || PINGPONG || THROTTLED), "the plain product alone");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
+static_assert(PARTS == 1 || CLUSTER == 1, "blocks of a cluster share an operand, or a tile");
 static_assert(!FP8 || (RIGHT_T && !LEFT_T && !SWAPPED), "fp8: both operands along K");
 static_assert(!PROMOTED || !PINGPONG, "sums of two tiles and of a step do not fit the registers");
 static_assert(!BLOCK_SCALES || (PROMOTED && SPANNED <= 2), "scales of two blocks of columns at most");
@@ -80,6 +87,8 @@ struct SharedMemory {
     u32 ring;      // the stages
     u32 staging;   // the storing warps' buffers
     u32 scales;    // BLOCK_SCALES: those of each stage
+    u32 parts;     // PARTS: the other blocks' sums, and …
+    u32 come;      // … a barrier: these have come
     u32 full;      // a barrier for each stage: its loads have come
     u32 empty;     // a barrier for each stage: all that read it have given it back
     u32 seen;      // a word: how many of the waits that the flag warp goes through have ended

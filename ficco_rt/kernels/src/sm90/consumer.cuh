@@ -245,7 +245,7 @@ struct Consumer {
         }
     }
 
-    // The warp's part of a tile, or the lanes of it that are this split's to store.
+    // The warp's part of a tile, or the lanes of it that are this split's to store; SWAPPED: the shares.
     __device__ __forceinline__ void store_part(const Tile& t, Sums& d, u32 lanes) {
         if constexpr (!ADDENDS) scale_sums(p, t, d, group);
         if constexpr (FUNCTION) {
@@ -260,7 +260,8 @@ struct Consumer {
             boxes.map = &p.operands[t.operands].out;
             boxes.x = t.out_col, boxes.y = t.out_row + group * 64 * BLOCKS_M + (warp & 3) * 16;
         }
-        if constexpr (SWAPPED) store_turned(p, t, d, group, memory.staging + group * 4 * CHUNK_BYTES, turn);
+        if constexpr (SWAPPED)
+            store_turned(p, t, d, group * BLOCKS_M * 64 + (warp & 3) * 16, min(t.splits, SHARES), lanes, staging);
 #pragma unroll
         for (int m = 0; m < BLOCKS_M && !SWAPPED; ++m) {
             if constexpr (THROTTLED) turn = 0;
@@ -328,9 +329,10 @@ struct Consumer {
             const Tile t = entry.tile();
             if (index == start) wait_launch_before();   // NOTE it may still read or write what is written from here on
             u32 lanes = ~0u;
-            if (!SWAPPED && t.splits > 1) {
-                const int high = t.rows - group * 64 * BLOCKS_M - (warp & 3) * 16;
-                if (high > 0) lanes = add_splits(p, t, d, warp, high);
+            if (t.splits > 1) {
+                const int high = (SWAPPED ? t.cols : t.rows) - group * 64 * BLOCKS_M - (warp & 3) * 16;
+                if constexpr (PARTS > 1) lanes = add_parts(memory, d, warp);
+                else if (high > 0) lanes = add_splits(p, t, d, warp, high);
             }
             if (!SWAPPED && t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
                 wait_flags(p, t.wait_first, t.wait_count, lane, 32);
@@ -346,7 +348,10 @@ struct Consumer {
             if (PINGPONG && next < p.tile_count) blocks = __ldg(&p.table.tiles[next].k_blocks);
         }
         if constexpr (THROTTLED) boxes.send_all(staging);
-        if (lane == 0) wait_stores_done();
+        if (lane == 0) {   // the launch's end waits for the rest. NOTE on peers not proven
+            if constexpr (THROTTLED || OUT_FP32) wait_stores_done();
+            else wait_stores_read<0>();
+        }
     }
 };
 

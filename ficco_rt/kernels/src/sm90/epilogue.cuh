@@ -2,7 +2,7 @@
 //
 // Four ways, by the variant: staged in shared memory and stored as boxes by TMA; staged and THROTTLED, where boxes leave
 // one by one among the next tile's steps; or, with STAGING 0, straight from registers; SWAPPED: turned in
-// shared memory, 64 columns at a time, by all warps of a group. Where a piece of the output ends
+// shared memory. Where a piece of the output ends
 // inside a box, or other splits store some of its rows, staged rows are copied instead.
 #pragma once
 #include "../half_floats.cuh"
@@ -176,43 +176,38 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
     else store_staged(d, to, &p.operands[t.operands].out, out_row, t.out_col, staging, turn);
 }
 
-// SWAPPED: a group's sums of a tile, whose rows lie along wgmma's columns. Its warps turn 32 rows of 64 columns in one of
-// two buffers, and copy whole rows from there. `turn` is the buffer to write next.
-__device__ __forceinline__ void store_turned(const Parameters& p, const Tile& t, const float (&d)[BLOCKS_M][ACC], int group,
-                                             u32 buffers, u32& turn) {
-    constexpr int ROWS = 32;
+// SWAPPED: a warp's 16 columns of each 64, from column `first` of the tile on, whose rows lie along wgmma's columns. It turns
+// 64 rows at a time in its buffer. `mine`: a bit for each split of K whose share of `shares` is stored.
+__device__ __forceinline__ void store_turned(const Parameters& p, const Tile& t, const float (&d)[BLOCKS_M][ACC], int first,
+                                             u32 shares, u32 mine, u32 buffer) {
     const OperandInfo& info = p.infos[t.operands];
+    const int lane = threadIdx.x & 31, rows = min(t.rows, info.rows - t.out_row);
     const long long pitch = info.out_pitch * OUT_ITEM;
-    const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m) {
-        const int col = (group * BLOCKS_M + m) * 64, cols = t.cols - col;
-        if (cols <= 0) break;
+        const int unit = lane & 1, col = first + 64 * m + 8 * unit;
         u8* const corner = info.out + t.out_row * pitch + (long long)(t.out_col + col) * OUT_ITEM;
 #pragma unroll
-        for (int c = 0; c < (TILE_M + ROWS - 1) / ROWS; ++c) {
-            const int rows = min(t.rows, info.rows - t.out_row) - c * ROWS;
-            if (rows <= 0) break;
-            const u32 buffer = buffers + turn * ROWS * 128;
-            turn ^= 1;
+        for (int c = 0; c < ACC / 4; c += 8) {
+            if (8 * c >= rows) break;
+            __syncwarp();   // all lanes have read what was there
 #pragma unroll
-            for (int i = 0; i < ROWS / 16; ++i) {
-                const int k = (c * ROWS / 8 + 2 * i) * 4;
-                if (k >= ACC) break;
-                const u32 r = 16 * i + (lane & 7) + (lane >> 4) * 8, unit = 2 * warp + (lane >> 3 & 1);
+            for (int i = 0; i < 8 && c + i < ACC / 4; i += 2) {
+                const int k = 4 * (c + i);
                 const bool pair = k + 4 < ACC;
-                store_matrices_turned(buffer + r * 128 + ((unit ^ (r & 7)) << 4), pack(d[m][k], d[m][k + 1]),
+                // rows of 32 bytes, whose halves are exchanged in every second four: no bank conflicts
+                const u32 r = 8 * i + (lane & 7) + (lane >> 4) * 8;
+                store_matrices_turned(buffer + r * 32 + (((lane >> 3 & 1) ^ (r >> 2 & 1)) << 4), pack(d[m][k], d[m][k + 1]),
                                       pack(d[m][k + 2], d[m][k + 3]), pair ? pack(d[m][k + 4], d[m][k + 5]) : 0,
                                       pair ? pack(d[m][k + 6], d[m][k + 7]) : 0);
             }
-            // NOTE one barrier a buffer: who is past the next one has read this one
-            named_barrier_sync<128>(1 + group);
+            __syncwarp();
 #pragma unroll
-            for (int i = 0; i < ROWS / 16; ++i) {
-                const u32 r = (thread >> 3) + 16 * i, unit = thread & 7;
-                if ((int)r < rows && (int)unit * 8 < cols)
-                    *(uint4*)(corner + (c * ROWS + r) * pitch + unit * 16) =
-                        load_shared(buffer + r * 128 + ((unit ^ (r & 7)) << 4));
+            for (int i = 0; i < 8 && c + i < ACC / 4; i += 2) {
+                const int r = 8 * i + (lane >> 1), row = 8 * c + r;
+                const uint4 v = load_shared(buffer + r * 32 + ((unit ^ (r >> 2 & 1)) << 4));
+                if (row < rows && col < t.cols && mine >> (row / 8 * shares / (ACC / 4)) & 1)
+                    *(uint4*)(corner + row * pitch) = v;
             }
         }
     }

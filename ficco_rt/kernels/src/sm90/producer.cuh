@@ -43,6 +43,7 @@ __device__ __forceinline__ void look_for_flags(const Parameters& p, const Shared
 
 // Until `count` of the block's waits have ended.
 __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count) {
+    if (count == 0) return;
     if ((threadIdx.x & 31) == 0)
         while (load_acquire_shared(memory.seen) < count) __nanosleep(32);
     __syncwarp();
@@ -78,6 +79,9 @@ __device__ __forceinline__ void load_left(const TensorMap& map, u32 to, int row,
     }
 }
 
+// a / b, of numbers up to 2^20. NOTE the exact division of integers would hold the first load up
+__device__ __forceinline__ int quotient(int a, int b) { return (int)__fdividef(a + 0.5f, (float)b); }
+
 // A warp that fills the ring: one for the right operand, and one for the left operand and the addends. Neither warp waits for the other, so that a read-only right operand is on its way while the left one's
 // flags are not yet up.
 template <bool RIGHT> struct Feeder {
@@ -102,9 +106,9 @@ template <bool RIGHT> struct Feeder {
 
     __device__ __forceinline__ Feeder(const Parameters& p, const SharedMemory& memory) : p(p), memory(memory) {}
 
+    // NOTE no fence between proxies: the end of a launch orders what it wrote for TMA too, and the fence takes a microsecond
     __device__ __forceinline__ void begin() {
         wait_launch_before();
-        fence_async_proxy();
         begun = true;
     }
 
@@ -119,27 +123,24 @@ template <bool RIGHT> struct Feeder {
             if (added.y > 0) addend = load_quad(p.addends + added.x);
     }
 
-    // The block's first tile as the table has it, from the block's number.
+    // The block's first tile as the table has it, from the cluster's number.
     __device__ __forceinline__ void foresee_tile() {
-        const FirstTiles& f = p.first;
-        int tile = blockIdx.x, low = 0, high = f.steps;
-        if (f.parts > 1) {   // divisions would hold the first load up
-            const int part = tile / f.across;
-            tile %= f.across;
-            low = f.steps * part / f.parts, high = f.steps * (part + 1) / f.parts;
+        const FirstGrid& g = p.first;
+        int tile = blockIdx.x / CLUSTER, low = 0, high = g.steps, row = 0;
+        if (g.parts > 1) {
+            const int part = PARTS > 1 ? tile % PARTS : quotient(tile, g.rows * g.columns);
+            tile = PARTS > 1 ? tile / PARTS : tile - part * g.rows * g.columns;
+            low = quotient(g.steps * part, g.parts), high = quotient(g.steps * (part + 1), g.parts);
         }
-        place = {f.left_row, f.right_col + tile * TILE_N, 0, 0}, more = {0, 0, 0, high - low}, wait = {0, 0, 0, 0};
-        depth = {f.left_k + low * TILE_K, f.right_k + low * TILE_K, high - low, TILE_K};
-    }
-
-    // The same of tiles in several rows, from the cluster's number.
-    __device__ __forceinline__ void foresee_in_grid() {
-        const FirstGrid& g = p.grid;
-        const int cluster = blockIdx.x / CLUSTER, first = cluster / (g.band * g.columns) * g.band;
-        const int high = min(g.band, g.rows - first), within = cluster - first * g.columns;
-        const int row = (first + within % high) * CLUSTER + (int)me, column = within / high;
-        place = {g.left_row + row * TILE_M, g.right_col + column * TILE_N, 0, 0}, more = {0, 0, 0, g.steps};
-        wait = {0, 0, 0, 0}, depth = {g.left_k, g.right_k, g.steps, TILE_K};
+        if (g.rows > 1) {
+            const int first = quotient(tile, g.band * g.columns) * g.band, rows = min(g.band, g.rows - first);
+            const int within = tile - first * g.columns;
+            tile = quotient(within, rows);
+            row = first + within - tile * rows;
+        }
+        place = {g.left_row + (row * CLUSTER + (int)me) * TILE_M, g.right_col + tile * TILE_N, 0, 0};
+        more = {0, 0, 0, high - low}, wait = {0, 0, 0, 0};
+        depth = {g.left_k + low * TILE_K, g.right_k + low * TILE_K, high - low, TILE_K};
     }
 
     // Stages of the tile's addends that stand behind step b of K. `now` is the addend of the next of them.
@@ -242,10 +243,8 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
     if constexpr (!ADDENDS && PRODUCER_REGS > 40) memory.keep_in_registers();
     Feeder<RIGHT> feeder(p, memory);
     int index = blockIdx.x;
-    if (FORESEEN && p.first.steps > 0) {
+    if (!ADDENDS && p.first.steps > 0) {
         feeder.foresee_tile();
-    } else if (SWAPPED && p.grid.steps > 0) {
-        feeder.foresee_in_grid();
     } else if (index < p.tile_count) {
         feeder.read_tile(index);
         feeder.read_first_pieces();

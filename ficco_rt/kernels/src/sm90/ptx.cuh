@@ -8,8 +8,11 @@
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {   // one lane of the warp, all of which call it
+    asm volatile(
+        "{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n@one mbarrier.init.shared::cta.b64 [%0], %1;\n}"
+        ::"r"(bar), "r"(count)
+        : "memory");
 }
 __device__ __forceinline__ void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -58,7 +61,7 @@ __device__ __forceinline__ u32 block_in_cluster() {
     return r;
 }
 __device__ __forceinline__ void sync_cluster() {
-    if constexpr (CLUSTER > 1)
+    if constexpr (CLUSTER * PARTS > 1)
         asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
     else __syncthreads();
 }
@@ -154,10 +157,12 @@ __device__ __forceinline__ Quad load_quad(const void* p) {
     asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(p));
     return q;
 }
-// Not through L1: another multiprocessor has written it.
-__device__ __forceinline__ float4 load_partial(const float4* p) {
-    float4 v;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+// Not through L1: another multiprocessor has written it. Zeros, if not `there`: a branch would hold the next load up.
+__device__ __forceinline__ float4 load_partial(const float4* p, bool there) {
+    float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+    asm volatile(
+        "{\n.reg .pred there;\nsetp.ne.u32 there, %5, 0;\n@there ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+        : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w) : "l"(p), "r"((u32)there));
     return v;
 }
 __device__ __forceinline__ void store_shared(u32 at, float x, float y) {
@@ -177,6 +182,20 @@ __device__ __forceinline__ uint4 load_shared(u32 at) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
+}
+__device__ __forceinline__ float4 load_sums(u32 at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+    return v;
+}
+// To the same place of block `cta` of the cluster, and count the bytes on its barrier.
+__device__ __forceinline__ void store_there(u32 at, u32 bar, u32 cta, float a, float b, float c, float d) {
+    asm volatile(
+        "{\n.reg .b32 there, done;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 done, %1, %2;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [done];\n}"
+        ::"r"(at), "r"(bar), "r"(cta), "f"(a), "f"(b), "f"(c), "f"(d)
+        : "memory");
 }
 // 16 bytes to shared memory, past L1.
 __device__ __forceinline__ void copy_async(u32 to, const void* from) {

@@ -1,7 +1,7 @@
 // Splits of K: each makes a partial of the tile, and stores a share of the sum.
 //
-// Of each warp's sums, split s adds up and stores a share: some of every eight rows, which are a lane's own. The rest it
-// leaves in memory as its part. Then it counts itself, and waits a while for the others. For each warp of a tile a word
+// Of each warp's sums, split s adds up and stores a share: some of every eight rows, which are a lane's own; SWAPPED: some
+// blocks of eight rows. The rest it leaves in memory as its part. Then it counts itself, and waits a while for the others. For each warp of a tile a word
 // tells which splits have come. The word ends at zero. Only the first of these additions needs an answer:
 //
 //   COME   each split, when its part is in memory
@@ -14,46 +14,104 @@
 #include "ptx.cuh"
 
 constexpr u32 COME = 1, SEEN = 1 << 5, GONE = 1 << 8;
-constexpr int SHARES = 8;          // of a tile, at most
+constexpr int SHARES = !SWAPPED || ACC / 4 > 8 ? 8 : ACC / 4;   // of a tile, at most
+constexpr int PART = WARPS * BLOCKS_M * ACC / 4 * 32;   // from a split's to the next one's
+constexpr int PARTS_AT_ONCE = BLOCKS_M * ACC <= 32 ? 4 : 1;   // that are read
 constexpr int PATIENCE = 128;      // looks at the word
 
 __device__ __forceinline__ bool all_come(u32 state, u32 splits) { return (int)state < 0 || state % SEEN == splits; }
 
-// This lane's sums to memory. `high`: rows of the tile from the warp's first on.
-__device__ __forceinline__ void leave_part(const float (&d)[BLOCKS_M][ACC], float4* to, int high) {
+// PARTS: the blocks of a cluster have a part of K each. A block sends its sums of the others' shares, and adds what comes from
+// the others to its own, in the order of `add_splits`. NOTE a block has one such tile in a launch, so that no place is still
+// in use. The shares that are to be stored, a bit each.
+__device__ __forceinline__ u32 add_parts(const SharedMemory& memory, float (&d)[BLOCKS_M][ACC], int warp) {
+    const u32 me = block_in_cluster(), lane = threadIdx.x & 31;
+    const u32 of_warp = memory.parts + warp * (BLOCKS_M * HELD_BYTES) + lane * 16;   // of the first other block
+    constexpr u32 apart = WARPS * BLOCKS_M * HELD_BYTES;
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m)
-        if ((int)(threadIdx.x >> 2 & 7) < high - 64 * m)
 #pragma unroll
-            for (int i = 0; i < ACC / 4; ++i)
+        for (int i = 0; i < EIGHTS; ++i) {
+            const u32 owner = i * PART_SHARES / EIGHTS, first = (owner * EIGHTS + PART_SHARES - 1) / PART_SHARES;
+            if (owner != me)
+                store_there(of_warp + (me - (me > owner)) * apart + m * HELD_BYTES + (i - first) * 512, memory.come, owner,
+                            d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
+        }
+    if (me >= PART_SHARES) return 0;
+    barrier_wait(memory.come, 0);
+#pragma unroll
+    for (int n = 1; n < PARTS; ++n) {
+        const u32 other = me + n < PARTS ? me + n : me + n - PARTS, from = of_warp + (other - (other > me)) * apart;
+#pragma unroll
+        for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+            for (int i = 0; i < EIGHTS; ++i) {
+                const u32 owner = i * PART_SHARES / EIGHTS, first = (owner * EIGHTS + PART_SHARES - 1) / PART_SHARES;
+                if (owner == me) {
+                    const float4 v = load_sums(from + m * HELD_BYTES + (i - first) * 512);
+                    d[m][4 * i] += v.x, d[m][4 * i + 1] += v.y, d[m][4 * i + 2] += v.z, d[m][4 * i + 3] += v.w;
+                }
+            }
+    }
+    return 1 << me;
+}
+
+// The split that stores a lane's sums, i of each four of them. Not SWAPPED: all of a lane are alike.
+__device__ __forceinline__ u32 owner_of(int i, u32 shares) {
+    return SWAPPED ? i * shares / (ACC / 4) : (threadIdx.x >> 2 & 7) * shares / SHARES;
+}
+
+// Whether i of each four of this lane's sums lie in the tile. `high`: its rows from the warp's first on; SWAPPED: columns.
+__device__ __forceinline__ bool inside(const Tile& t, int high, int m, int i) {
+    return (int)(threadIdx.x >> 2 & 7) < high - 64 * m && (!SWAPPED || 8 * i < t.rows);
+}
+
+// To memory, what is `split`'s or, if not `own`, what is not.
+__device__ __forceinline__ void leave_part(const Tile& t, const float (&d)[BLOCKS_M][ACC], float4* to, int high, u32 shares,
+                                           bool own) {
+#pragma unroll
+    for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+        for (int i = 0; i < ACC / 4; ++i)
+            if (inside(t, high, m, i) && (owner_of(i, shares) == (u32)t.split) == own)
                 __stcg(to + (m * (ACC / 4) + i) * 32,
                        make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]));
 }
 
-// A part to this lane's sums; `first`: the sums start with it.
-__device__ __forceinline__ void add_part(float (&d)[BLOCKS_M][ACC], const float4* from, int high, bool first) {
+// The n-th part of the shares `mine`, a bit each, to this lane's sums; `first`: the sums start with it.
+__device__ __forceinline__ void add_part(const Tile& t, float (&d)[BLOCKS_M][ACC], const float4* parts, u32 n, int high,
+                                         u32 shares, u32 mine, bool first) {
+    constexpr int AT_ONCE = SWAPPED ? 4 / BLOCKS_M : ACC / 4;   // loads: others would wait for registers
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m)
-        if ((int)(threadIdx.x >> 2 & 7) < high - 64 * m)
 #pragma unroll
-            for (int i = 0; i < ACC / 4; ++i) {
-                const float4 v = load_partial(from + (m * (ACC / 4) + i) * 32);
-                d[m][4 * i] = first ? v.x : d[m][4 * i] + v.x;
-                d[m][4 * i + 1] = first ? v.y : d[m][4 * i + 1] + v.y;
-                d[m][4 * i + 2] = first ? v.z : d[m][4 * i + 2] + v.z;
-                d[m][4 * i + 3] = first ? v.w : d[m][4 * i + 3] + v.w;
+        for (int from = 0; from < ACC / 4; from += AT_ONCE) {
+            const int to = min(from + AT_ONCE, ACC / 4);
+            const u32 within = (2u << owner_of(to - 1, shares)) - (1u << owner_of(from, shares));
+            if ((mine & within) == 0 || !inside(t, high, m, from)) continue;
+            if (!SWAPPED && first && owner_of(from, shares) == (u32)t.split) continue;
+#pragma unroll
+            for (int i = from; i < to; ++i) {
+                const u32 owner = owner_of(i, shares), s = owner + n < (u32)t.splits ? owner + n : owner + n - t.splits;
+                const bool adds = !SWAPPED || (mine >> owner & 1 && inside(t, high, m, i) && !(first && owner == (u32)t.split));
+                const float4 v = load_partial(parts + s * PART + (m * (ACC / 4) + i) * 32, adds);   // or zeros
+                const bool starts = first && adds;
+                d[m][4 * i] = starts ? v.x : d[m][4 * i] + v.x;
+                d[m][4 * i + 1] = starts ? v.y : d[m][4 * i + 1] + v.y;
+                d[m][4 * i + 2] = starts ? v.z : d[m][4 * i + 2] + v.z;
+                d[m][4 * i + 3] = starts ? v.w : d[m][4 * i + 3] + v.w;
             }
+        }
 }
 
-// The warp's share of the tile: the lanes, a bit each, whose sums are whole now and to be stored by this split.
+// The warp's share of the tile: the lanes, a bit each, whose sums are whole now and to be stored by this split. SWAPPED: the
+// splits, a bit each, whose shares these are.
 __device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, float (&d)[BLOCKS_M][ACC], int warp,
                                           int high) {
-    constexpr int part = WARPS * BLOCKS_M * ACC / 4 * 32;   // from a split's to the next one's
-    const u32 lane = threadIdx.x & 31, splits = t.splits, split = t.split;
-    const u32 shares = min(splits, SHARES), owner = (lane >> 2) * shares / SHARES;
-    float4* const parts = (float4*)p.table.partials + (long long)t.slot * part + warp * (part / WARPS) + lane;
+    const u32 lane = threadIdx.x & 31, splits = t.splits, split = t.split, shares = min(splits, SHARES);
+    float4* const parts = (float4*)p.table.partials + (long long)t.slot * PART + warp * (PART / WARPS) + lane;
     u32* const word = p.table.split_counts + t.slot * WARPS + warp;
-    if (owner != split) leave_part(d, parts + split * part, high);
+    leave_part(t, d, parts + split * PART, high, shares, false);
     __syncwarp();
     u32 mine = 1 << split;   // shares that are this split's to store, a bit each
     bool tired = false;
@@ -72,7 +130,7 @@ __device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, fl
         }
     }
     if (__any_sync(~0u, tired)) {
-        if (owner == split) leave_part(d, parts + split * part, high);
+        leave_part(t, d, parts + split * PART, high, shares, true);
         __syncwarp();
         if (lane == 0) {
             __threadfence();
@@ -89,15 +147,9 @@ __device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, fl
     }
     __syncwarp();   // what lane 0 has seen, all have
     mine = __shfl_sync(~0u, mine, 0);
-    const bool whole = mine >> owner & 1;
-    if (whole) {   // always in the same order: the owner's part, then the next ones', the first behind the last
-        if (owner != split) add_part(d, parts + owner * part, high, true);
-        u32 s = owner;
-#pragma unroll 1
-        for (u32 i = 1; i < splits; ++i) {
-            s = s + 1 < splits ? s + 1 : 0;
-            add_part(d, parts + s * part, high, false);
-        }
-    }
-    return __ballot_sync(~0u, whole);
+    // always in the same order: the owner's part, then the next ones', the first behind the last
+    add_part(t, d, parts, 0, high, shares, mine, true);
+#pragma unroll PARTS_AT_ONCE
+    for (u32 n = 1; n < splits; ++n) add_part(t, d, parts, n, high, shares, mine, false);
+    return SWAPPED ? mine : __ballot_sync(~0u, mine >> owner_of(0, shares) & 1);
 }

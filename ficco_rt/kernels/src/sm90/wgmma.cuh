@@ -15,89 +15,113 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 lead, u32 step) {
     return ((u64)(address & 0x3ffff) >> 4) | ((u64)(lead >> 4) << 16) | ((u64)(step >> 4) << 32) | (1ull << 62);
 }
 
-// The instruction's text names each accumulator, so the preprocessor writes it.
+// The instruction's text names each accumulator, so the preprocessor writes it: P64 names those of 64 columns, V64 gives
+// them, and AT64 has the numbers of what follows: both descriptors and `use`.
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
-#define P10(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9,"
+#define JOIN(a, b) a##b
+#define JOINED(a, b) JOIN(a, b)
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D8(i) D4(i), D4(i + 4)
-#define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
-#if WGMMA_N == 256
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) P10(11) \
-               "%120,%121,%122,%123,%124,%125,%126,%127"
-#define VALUES D32(0), D32(32), D32(64), D32(96)
-#define ARGS "%128, %129, use, 1, 1"
-#define USE "%130"
-#elif WGMMA_N == 240
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) \
-               "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119"
-#define VALUES D32(0), D32(32), D32(64), D8(96), D8(104), D8(112)
-#define ARGS "%120, %121, use, 1, 1"
-#define USE "%122"
-#elif WGMMA_N == 224
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) "%110,%111"
-#define VALUES D32(0), D32(32), D32(64), D8(96), D8(104)
-#define ARGS "%112, %113, use, 1, 1"
-#define USE "%114"
-#elif WGMMA_N == 216
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) \
-               "%100,%101,%102,%103,%104,%105,%106,%107"
-#define VALUES D32(0), D32(32), D32(64), D8(96), D4(104)
-#define ARGS "%108, %109, use, 1, 1"
-#define USE "%110"
-#elif WGMMA_N == 208
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) "%100,%101,%102,%103"
-#define VALUES D32(0), D32(32), D32(64), D8(96)
-#define ARGS "%104, %105, use, 1, 1"
-#define USE "%106"
-#elif WGMMA_N == 192
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) "%90,%91,%92,%93,%94,%95"
-#define VALUES D32(0), D32(32), D32(64)
-#define ARGS "%96, %97, use, 1, 1"
-#define USE "%98"
-#elif WGMMA_N == 176
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) "%80,%81,%82,%83,%84,%85,%86,%87"
-#define VALUES D32(0), D32(32), D8(64), D8(72), D8(80)
-#define ARGS "%88, %89, use, 1, 1"
-#define USE "%90"
-#elif WGMMA_N == 168
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) "%80,%81,%82,%83"
-#define VALUES D32(0), D32(32), D8(64), D8(72), D4(80)
-#define ARGS "%84, %85, use, 1, 1"
-#define USE "%86"
-#elif WGMMA_N == 160
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#define VALUES D32(0), D32(32), D8(64), D8(72)
-#define ARGS "%80, %81, use, 1, 1"
-#define USE "%82"
-#elif WGMMA_N == 152
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) "%70,%71,%72,%73,%74,%75"
-#define VALUES D32(0), D32(32), D8(64), D4(72)
-#define ARGS "%76, %77, use, 1, 1"
-#define USE "%78"
-#elif WGMMA_N == 144
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) "%70,%71"
-#define VALUES D32(0), D32(32), D8(64)
-#define ARGS "%72, %73, use, 1, 1"
-#define USE "%74"
-#elif WGMMA_N == 128
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) "%60,%61,%62,%63"
-#define VALUES D32(0), D32(32)
-#define ARGS "%64, %65, use, 1, 1"
-#define USE "%66"
-#elif WGMMA_N == 112
-#define PLACES P10() P10(1) P10(2) P10(3) P10(4) "%50,%51,%52,%53,%54,%55"
-#define VALUES D32(0), D8(32), D8(40), D8(48)
-#define ARGS "%56, %57, use, 1, 1"
-#define USE "%58"
-#elif WGMMA_N == 64
-#define PLACES P10() P10(1) P10(2) "%30,%31"
-#define VALUES D32(0)
-#define ARGS "%32, %33, use, 1, 1"
-#define USE "%34"
-#else
-#error "no wgmma for this WGMMA_N"
-#endif
+#define P8 "%0,%1,%2,%3"
+#define P16 P8 ",%4,%5,%6,%7"
+#define P24 P16 ",%8,%9,%10,%11"
+#define P32 P24 ",%12,%13,%14,%15"
+#define P40 P32 ",%16,%17,%18,%19"
+#define P48 P40 ",%20,%21,%22,%23"
+#define P56 P48 ",%24,%25,%26,%27"
+#define P64 P56 ",%28,%29,%30,%31"
+#define P72 P64 ",%32,%33,%34,%35"
+#define P80 P72 ",%36,%37,%38,%39"
+#define P88 P80 ",%40,%41,%42,%43"
+#define P96 P88 ",%44,%45,%46,%47"
+#define P104 P96 ",%48,%49,%50,%51"
+#define P112 P104 ",%52,%53,%54,%55"
+#define P120 P112 ",%56,%57,%58,%59"
+#define P128 P120 ",%60,%61,%62,%63"
+#define P136 P128 ",%64,%65,%66,%67"
+#define P144 P136 ",%68,%69,%70,%71"
+#define P152 P144 ",%72,%73,%74,%75"
+#define P160 P152 ",%76,%77,%78,%79"
+#define P168 P160 ",%80,%81,%82,%83"
+#define P176 P168 ",%84,%85,%86,%87"
+#define P184 P176 ",%88,%89,%90,%91"
+#define P192 P184 ",%92,%93,%94,%95"
+#define P200 P192 ",%96,%97,%98,%99"
+#define P208 P200 ",%100,%101,%102,%103"
+#define P216 P208 ",%104,%105,%106,%107"
+#define P224 P216 ",%108,%109,%110,%111"
+#define P232 P224 ",%112,%113,%114,%115"
+#define P240 P232 ",%116,%117,%118,%119"
+#define P248 P240 ",%120,%121,%122,%123"
+#define P256 P248 ",%124,%125,%126,%127"
+#define V8 D4(0)
+#define V16 V8, D4(4)
+#define V24 V16, D4(8)
+#define V32 V24, D4(12)
+#define V40 V32, D4(16)
+#define V48 V40, D4(20)
+#define V56 V48, D4(24)
+#define V64 V56, D4(28)
+#define V72 V64, D4(32)
+#define V80 V72, D4(36)
+#define V88 V80, D4(40)
+#define V96 V88, D4(44)
+#define V104 V96, D4(48)
+#define V112 V104, D4(52)
+#define V120 V112, D4(56)
+#define V128 V120, D4(60)
+#define V136 V128, D4(64)
+#define V144 V136, D4(68)
+#define V152 V144, D4(72)
+#define V160 V152, D4(76)
+#define V168 V160, D4(80)
+#define V176 V168, D4(84)
+#define V184 V176, D4(88)
+#define V192 V184, D4(92)
+#define V200 V192, D4(96)
+#define V208 V200, D4(100)
+#define V216 V208, D4(104)
+#define V224 V216, D4(108)
+#define V232 V224, D4(112)
+#define V240 V232, D4(116)
+#define V248 V240, D4(120)
+#define V256 V248, D4(124)
+#define AT8(of) of(4, 5, 6)
+#define AT16(of) of(8, 9, 10)
+#define AT24(of) of(12, 13, 14)
+#define AT32(of) of(16, 17, 18)
+#define AT40(of) of(20, 21, 22)
+#define AT48(of) of(24, 25, 26)
+#define AT56(of) of(28, 29, 30)
+#define AT64(of) of(32, 33, 34)
+#define AT72(of) of(36, 37, 38)
+#define AT80(of) of(40, 41, 42)
+#define AT88(of) of(44, 45, 46)
+#define AT96(of) of(48, 49, 50)
+#define AT104(of) of(52, 53, 54)
+#define AT112(of) of(56, 57, 58)
+#define AT120(of) of(60, 61, 62)
+#define AT128(of) of(64, 65, 66)
+#define AT136(of) of(68, 69, 70)
+#define AT144(of) of(72, 73, 74)
+#define AT152(of) of(76, 77, 78)
+#define AT160(of) of(80, 81, 82)
+#define AT168(of) of(84, 85, 86)
+#define AT176(of) of(88, 89, 90)
+#define AT184(of) of(92, 93, 94)
+#define AT192(of) of(96, 97, 98)
+#define AT200(of) of(100, 101, 102)
+#define AT208(of) of(104, 105, 106)
+#define AT216(of) of(108, 109, 110)
+#define AT224(of) of(112, 113, 114)
+#define AT232(of) of(116, 117, 118)
+#define AT240(of) of(120, 121, 122)
+#define AT248(of) of(124, 125, 126)
+#define AT256(of) of(128, 129, 130)
+#define ARGS_AT(left, right, use) "%" #left ", %" #right ", use, 1, 1"
+#define USE_AT(left, right, use) "%" #use
+#define ARGS JOINED(AT, WGMMA_N)(ARGS_AT)
+#define USE JOINED(AT, WGMMA_N)(USE_AT)
 #if FP8 && LEFT_E5M2
 #define TYPES "k32.f32.e5m2.e4m3 "
 #elif FP8 && RIGHT_E5M2
@@ -124,7 +148,7 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 lead, u32 step) {
 // d = left · right + (use ? d : 0), 16 deep, of fp8 32; both operands by their descriptors. SWAPPED: the right operand comes first.
 __device__ __forceinline__ void wgmma(float (&d)[ACC], u64 left, u64 right, int use) {
     asm volatile("{\n.reg .pred use;\nsetp.ne.b32 use, " USE ", 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n" TEXT_OF(WGMMA_N) TYPES "{" PLACES "}, " ARGS MAJOR "\n}"
-                 : VALUES
+                 "wgmma.mma_async.sync.aligned.m64n" TEXT_OF(WGMMA_N) TYPES "{" JOINED(P, WGMMA_N) "}, " ARGS MAJOR "\n}"
+                 : JOINED(V, WGMMA_N)
                  : "l"(left), "l"(right), "r"(use));
 }
