@@ -62,8 +62,6 @@ def test_a_residency_that_only_the_plain_kernel_has_does_not_pay() -> None:
          "and residency = 4", "leave out residency = 4"),
         (of("h200-switch"), "\n residency = 2", {}, "sm80_gemm_", "its blocks take all registers, so that residency "
          "= 2 cannot be", "leave out residency = 2"),
-        (of("h200-switch"), "\n smem = 40960", {}, "sm80_gemm_64x64", "no variant fits 40960 bytes of shared memory",
-         "leave out smem = 40960"),
         (of("h200-switch"), "", {"K": 4090}, "sm80_gemm_", "the left operand's address or pitch is no "
          "multiple of 16 bytes", "let pieces of K and of columns start at multiples of 8"),
         (of("h200-switch"), "", {"T": "fp32"}, "sm80_gemm_", "operands are fp32",

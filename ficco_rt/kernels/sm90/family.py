@@ -70,7 +70,8 @@ class Sm90(Family[Variant]):
         gemm, _ = found
         signature, most, least, variants = gemm.signature, left.most - _ROUNDED, left.least, VARIANTS
         transposed, blocks, item = signature.right_transposed, signature.blocks, signature.item
-        plain = not (request.streamed or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
+        throttled = _throttled(request, gemm)
+        plain = not (request.streamed or throttled or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
         if plain and not any(w.accumulate for w in gemm.works):
             variants = (*VARIANTS, *ODD)
         if request.leave:
@@ -85,7 +86,6 @@ class Sm90(Family[Variant]):
         if request.streamed and request.arrival:
             late = wait_groups(gemm.works, gemm.depth, request.arrival, item)
         sms = request.sms or limits.sms
-        throttled = _throttled(request, gemm)
         lines, depth = whole_lines(gemm.works, item), gemm.depth * item // 2
         made = _chosen(
             gemm.rows,
