@@ -295,7 +295,7 @@ def table(
     addend_steps: steps of the pipeline that an addend takes; 0: it is added where the tile is stored.
     addend_gap: steps of K from one of those to the next, at most; 0: all of them stand behind the last of K.
     serpentine: every other wave walks K backwards, where none of its pieces is waited for.
-    together: the parts of a tile stand one after another, and leave no partials.
+    together: the parts of a tile stand one after another.
     resets: addresses of flags that the launch resets when nothing of it waits any more.
     step: elements of K in a step of the pipeline.
     """
@@ -492,7 +492,7 @@ def _split_all(
         if splits > 1 and len(tiles):
             parts, more = _split(tiles, splits, cluster, depths, step, together)
             parts["tile"]["slot"] += partials
-            partials += 0 if together else more
+            partials += more
             out.append(parts)
         else:
             out.append(tiles)

@@ -325,8 +325,8 @@ HOPPER = {
     },
     "sm90_gemm_64x40_c1": {"foreseen_parts": Shape((200,), 72, 520, 20, splits=2, before=True, turned=True)},
     # parts of K in a cluster: some blocks have no rows to store, and one tile of two is cut
-    "sm90_gemm_24x64_c1_swapped_2": {"parts": Shape((20, 24), 136, 520, 12, splits=2, turned=True)},
-    "sm90_gemm_16x128_c1_swapped_3": {
+    "sm90_gemm_24x64_c2_parts": {"parts": Shape((20, 24), 136, 520, 12, splits=2, turned=True)},
+    "sm90_gemm_16x128_c3_parts": {
         "parts": Shape((13,), 264, 776, 9, splits=3, before=True),
         "tail": Shape((32,), 264, 776, 3, splits=3, before=True),
     },

@@ -459,12 +459,11 @@ def test_clusters_foresee_first_tiles() -> None:
 
 
 def test_blocks_of_a_cluster_have_parts_of_k_of_one_tile() -> None:
-    v, (work,) = named("sm90_gemm_32x64_c1_swapped_3"), in_pieces(30, n=2496, k=8192)
+    v, (work,) = named("sm90_gemm_32x64_c3_parts"), in_pieces(30, n=2496, k=8192)
     launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(3))
     tiles = launch.table.tiles
     assert tiles["right_col"].tolist() == [64 * i for i in range(39) for _ in range(3)]
     assert tiles["split"].tolist() == [0, 1, 2] * 39
-    assert launch.table.partial_bytes == 0
     assert launch.first == (0, 0, 0, 0, 128, 1, 39, 1, 3)
     assert choice.split_k_of(v, [work], [2496], 8192, 132) == SplitK(3)
     (wide,) = in_pieces(30, n=2560, k=8192)  # a block has a part of one tile at most
@@ -482,7 +481,7 @@ def test_only_the_smallest_of_odd_tiles_that_cut_alike_are_estimated() -> None:
     assert {"sm90_gemm_64x112_c1"} == found(320, True) & {"sm90_gemm_64x112_c1", "sm90_gemm_64x120_c1"}  # three tiles
     assert not {n for n in found(6144, False) if n.endswith(("x48_c1", "x80_c1"))}
     assert {n for n in found(6144, False) if "64x" in n and "_swapped" in n}
-    assert not {n for n in found(6144, True) if n.endswith("x64_c1_swapped_2")}  # 96 tiles, of 66 that fit
+    assert not {n for n in found(6144, True) if n.endswith("x64_c2_parts")}  # 96 tiles, of 66 that fit
 
 
 def test_what_blocks_do_not_foresee() -> None:

@@ -252,7 +252,7 @@ SWAPPED: tuple[Variant, ...] = tuple(
 
 # Blocks of a cluster that have a part of K each, for products of few tiles.
 PARTED: tuple[Variant, ...] = tuple(
-    replace(v, name=f"{v.name}_{parts}", parts=parts)
+    replace(v, name=v.name.replace("_c1_swapped", f"_c{parts}_parts"), parts=parts)
     for v in SWAPPED
     if v.cluster == 1 and v.blocks_m == 1 and (v.tile[0] <= 64 or v.tile[0] % 16 == 0) and v.tile[0] <= 192
     for parts in (2, 3, 4, 6, 8)
