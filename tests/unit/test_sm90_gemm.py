@@ -593,7 +593,7 @@ def test_steps_of_fp8_operands_are_128_deep() -> None:
 
 def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
     every = tuple(v for v in variants.VARIANTS if v.takes(scaled()[1]))
-    assert choice.choose([8192], [2560], 4096, 132, True, variants=every, blocks=True).variant in every
+    assert choice.choose([8192], [2560], 4096, 132, True, variants=every, scaling="1x128").variant in every
     assert not any(v.pingpong or v.tile[0] * v.tile[1] > 256 * 128 for v in every)
     (work,) = in_pieces(512)
     assert choice.wait_groups([replace(work, waits=(8,))], 8192, item=1) == choice.wait_groups(

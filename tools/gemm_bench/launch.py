@@ -63,7 +63,7 @@ def build(
             resets=resets,
         )
         made = made if foreseen else replace(made, first=None)
-        smem = v.smem(stages, signature.right_transposed, signature.blocks)
+        smem = v.smem(stages, signature.right_transposed, signature.scaling)
         blocks = min(clusters * v.cluster, -(-len(made.table.tiles) // v.together) * v.together)
         return Built(key, made, blocks, smem)
     other = by_address.build(works, v, signature, blocks=blocks, stages=stages, tail_splits=split_k.tail, band=band)

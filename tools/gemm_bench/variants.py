@@ -41,7 +41,7 @@ class Key:
         v = self.variant
         if not isinstance(v, sm90.Variant):
             return v.stages(smem)
-        return v.stages(smem, self.signature.right_transposed, self.signature.blocks)
+        return v.stages(smem, self.signature.right_transposed, self.signature.scaling)
 
 
 def variants_of(kernel: str) -> tuple[Variant, ...]:

@@ -120,11 +120,11 @@ def choose(
     throttled: bool = False,
     variants: Sequence[Variant] = VARIANTS,
     lines: tuple[bool, bool] = cost.LINES,
-    blocks: bool = False,
+    scaling: str | None = None,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
-    a variant of that kind if one fits. `lines` as `cost.alone` has it; `blocks`: operands with scales of blocks.
+    a variant of that kind if one fits. `lines` as `cost.alone` has it; `scaling`: of fp8 operands.
     ValueError: none fits
     `smem`."""
     plain = not late and not addends
@@ -132,7 +132,7 @@ def choose(
     fitting = [
         v
         for v in variants
-        if v.stages(smem, right_transposed, blocks) >= 2
+        if v.stages(smem, right_transposed, scaling) >= 2
         and v.together <= sms
         and not (v.pingpong and addends)
         and (not v.odd or plain)
@@ -162,7 +162,7 @@ def choose(
                 estimate = max(estimate, start + span, last.last + after)
         if v.odd:
             alone, estimate = alone / cost.ODD, estimate / cost.ODD
-        stages = v.stages(smem, right_transposed, blocks)
+        stages = v.stages(smem, right_transposed, scaling)
         if plain:
             stages = cost.stages(v, rows, columns, parts_of_tail, sms, stages)
         found.append((alone, Choice(v, parts_of_tail, stages, estimate)))

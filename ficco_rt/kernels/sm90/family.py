@@ -69,7 +69,7 @@ class Sm90(Family[Variant]):
             return left
         gemm, _ = found
         signature, most, least, variants = gemm.signature, left.most - _ROUNDED, left.least, VARIANTS
-        transposed, blocks, item = signature.right_transposed, signature.blocks, signature.item
+        transposed, scaling, item = signature.right_transposed, signature.scaling, signature.item
         throttled = _throttled(request, gemm)
         plain = not (request.streamed or throttled or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
         if plain and not any(w.accumulate for w in gemm.works):
@@ -80,7 +80,7 @@ class Sm90(Family[Variant]):
                 return NO_ROOM
             variants, least, most = room
         variants = tuple(v for v in variants if v.takes(signature))
-        if all(v.stages(most, transposed, blocks) < 2 for v in variants):
+        if all(v.stages(most, transposed, scaling) < 2 for v in variants):
             return f"no variant fits {left.most} bytes of shared memory"
         late: tuple[WaitGroup, ...] = ()
         if request.streamed and request.arrival:
@@ -99,10 +99,10 @@ class Sm90(Family[Variant]):
             throttled,
             variants,
             lines,
-            blocks,
+            scaling,
         )
         v, stages = made.variant, made.stages
-        smem = request.smem if request.smem is not None else max(v.smem(stages, transposed, blocks), least)
+        smem = request.smem if request.smem is not None else max(v.smem(stages, transposed, scaling), least)
         return Chosen(self.name, v.name, (*v.tile, signature.step), stages, smem, request.residency, request.sms)
 
     def _leaving(
@@ -110,16 +110,16 @@ class Sm90(Family[Variant]):
     ) -> tuple[tuple[Variant, ...], int, int] | None:
         """Variants whose blocks, one on each multiprocessor, leave room for others, and the least and the most dynamic
         shared memory of these. Lean ones only where no other does."""
-        transposed, blocks = gemm.signature.right_transposed, gemm.signature.blocks
+        transposed, scaling = gemm.signature.right_transposed, gemm.signature.scaling
         for every in (VARIANTS, LEAN):
             variants = tuple(v for v in every if v.takes(gemm.signature))
-            takers = [footprint(v, v.smem(2, transposed, blocks), STATIC_BYTES) for v in variants]
+            takers = [footprint(v, v.smem(2, transposed, scaling), STATIC_BYTES) for v in variants]
             found = list(shapes(takers, request, limits, most=1))
             if found:
                 most = found[0][1].most if request.smem is None else request.smem
                 chosen = tuple(variants[number] for number, _ in found)
                 # NOTE the estimate knows nothing of stages, and two hide no load
-                chosen = tuple(v for v in chosen if v.stages(most, transposed, blocks) > 2) or chosen
+                chosen = tuple(v for v in chosen if v.stages(most, transposed, scaling) > 2) or chosen
                 return chosen, found[0][1].least, most
         return None
 
@@ -138,10 +138,10 @@ class Sm90(Family[Variant]):
         if v.swapped and any(w.accumulate or w.addends for w in works):
             return f"{v.name} adds nothing to a product"
         budget = min(request.smem, limits.smem_per_block - STATIC_BYTES)
-        stages = v.stages(budget, transposed, signature.blocks)
+        stages = v.stages(budget, transposed, signature.scaling)
         if stages < 2:
             return f"{v.name} does not fit {request.smem} bytes of shared memory"
-        smem = max(budget, v.smem(stages, transposed, signature.blocks))
+        smem = max(budget, v.smem(stages, transposed, signature.scaling))
         clusters = v.clusters(request.sms)
         split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms, signature.item, transposed)
         tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, split_k=split_k,

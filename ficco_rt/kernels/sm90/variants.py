@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
 from pathlib import Path
 
 from ...types import ACCUMULATOR
@@ -127,29 +126,22 @@ class Variant:
             return False
         return self.stores(signature.out_dtype)
 
-    @property
-    def scale_bytes(self) -> tuple[int, int]:
-        """Of scales of blocks: those of a stage, one for each row and block of columns that a tile may touch, and those
-        of the rows in eight steps."""
+    def scale_bytes(self, scaling: str | None) -> int:
+        """Of the scales of rows and columns of two tiles; or of those of blocks, three times of four steps."""
         rows, columns = self.tile
-        return 4 * rows * -(-(columns + 128 - gcd(columns, 128)) // 128), 32 * rows
+        if scaling == "1x128":
+            return 3 * (32 * rows + 64)
+        return 8 * (rows + columns) if scaling else 0
 
-    def smem(self, stages: int, right_transposed: bool, blocks: bool = False) -> int:
-        """Dynamic shared memory of a block; `blocks`: with scales of blocks."""
-        each, four = self.scale_bytes if blocks else (0, 0)
-        return (
-            ALIGN_BYTES
-            + stages * (self.stage_bytes(right_transposed) + each)
-            + four
-            + self.staging_bytes
-            + self.part_bytes
-        )
+    def smem(self, stages: int, right_transposed: bool, scaling: str | None = None) -> int:
+        """Dynamic shared memory of a block, of operands with such scales."""
+        others = self.scale_bytes(scaling) + self.staging_bytes + self.part_bytes
+        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + others
 
-    def stages(self, budget: int, right_transposed: bool, blocks: bool = False) -> int:
+    def stages(self, budget: int, right_transposed: bool, scaling: str | None = None) -> int:
         """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
-        each, four = self.scale_bytes if blocks else (0, 0)
-        left = budget - ALIGN_BYTES - self.staging_bytes - four - self.part_bytes
-        return min(MAX_STAGES, left // (self.stage_bytes(right_transposed) + each))
+        left = budget - self.smem(0, right_transposed, scaling)
+        return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
 
     def options(self, signature: Signature) -> tuple[str, ...]:
         """What the source is compiled with."""

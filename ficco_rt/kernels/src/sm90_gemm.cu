@@ -1,10 +1,10 @@
 // out (+)= left · right on Hopper: bf16 or fp16 operands, fp32 accumulation, output in either. Or, with ADDENDS,
 // out = left · right + addends, all added in fp32.
 //
-// Two warps of one warp group feed shared memory by TMA, and a third one looks for flags ahead of them; CONSUMERS other
-// groups multiply with wgmma and store. The grid is persistent: cluster c makes the tiles c, c + clusters, … of a
-// table that the host writes (kernels/tile_table.py). So the order of tiles, the pieces of a fused operand, the
-// direction in which K is walked, splits of K and what a tile waits for are data, not code.
+// Two warps of one warp group feed shared memory by TMA, a third one looks for flags ahead of them, and a fourth one
+// brings scales of fp8 operands; CONSUMERS other groups multiply with wgmma and store. The grid is persistent: cluster c
+// makes the tiles c, c + clusters, … of a table that the host writes (kernels/tile_table.py). So the order of tiles, the
+// pieces of a fused operand, the direction in which K is walked, splits of K and what a tile waits for are data, not code.
 //
 //   sm90/config.cuh     shapes of the variant, layout of shared memory
 //   sm90/ptx.cuh        instructions, a function each; sm90/wgmma.cuh the multiplication
@@ -91,18 +91,21 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
 #pragma unroll
         for (int i = 0; i < each; ++i) {
             if (MAX_STAGES * 32 % THREADS && first + 8 * i >= memory.empty) break;
-            barrier_init(first + 8 * i, BLOCK_SCALES ? 2 : 1);
-            barrier_init(first + 8 * i + (memory.empty - memory.full), (BLOCK_SCALES ? 4 : 1) * GROUPS * CLUSTER);
+            barrier_init(first + 8 * i, 1);
+            // the last ones, which no stage has, belong to scales
+            const bool of_scales = SCALES && (int)(each * warp + i) >= MAX_STAGES - SLOTS;
+            barrier_init(first + 8 * i + (memory.empty - memory.full), of_scales ? WARPS : GROUPS * CLUSTER);
         }
         fence_barrier_init();
     }
     sync_cluster();
-    if (threadIdx.x < 128) {
+    const u32 warp = uniform(threadIdx.x / 32);
+    if (warp < 4) {
         give_up_registers<PRODUCER_REGS>();
-        if (threadIdx.x < 32) feed<false>(p, memory);
-        else if (threadIdx.x < 64) feed<true>(p, memory);
-        else if (threadIdx.x < 96) look_for_flags(p, memory);
-        else if (BLOCK_SCALES) feed_scales(p, memory);
+        if (warp == 0) feed<false>(p, memory);
+        else if (warp == 1) feed<true>(p, memory);
+        else if (warp == 2) look_for_flags(p, memory);
+        else feed_scales(p, memory);
     } else {
         take_registers<CONSUMER_REGS>();
         consume(p, memory);

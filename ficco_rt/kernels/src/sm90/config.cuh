@@ -48,14 +48,15 @@ constexpr int ADDEND_STEPS = TILE_M * ADDEND_ATOMS <= TILE_M + TILE_N ? 1 : CONS
 constexpr int ADDEND_ROWS = TILE_M / ADDEND_STEPS;
 constexpr int ADDEND_BYTES = ADDEND_ATOMS * ADDEND_ROWS * 128;
 
-// Scales of blocks: a stage has the products of both operands' scales, one for each row and each 128-column block of the
-// right operand that the tile may touch. Tiles start at multiples of UNIFORM columns.
+// Scales of blocks, see ScaleFeeder. Tiles start at multiples of UNIFORM columns, and touch at most SPANNED blocks of 128
+// columns of the right operand.
 constexpr bool PROMOTED = FP8 && !FAST;            // sums of a step are added to others in registers
 constexpr bool BLOCK_SCALES = SCALES == 2;
-constexpr int UNROLLED = BLOCKS_M == 1 && TILE_N <= 160 && !THROTTLED && !ADDENDS ? 4 : 1;   // steps, if PROMOTED
+constexpr bool UNROLLED = PROMOTED && !THROTTLED && !ADDENDS;   // by four steps
 constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
-constexpr int SCALE_BYTES = BLOCK_SCALES ? TILE_M * SPANNED * 4 : 0;
+constexpr int SLOTS = 3;                           // of scales of four steps
+constexpr int SLOT_BYTES = TILE_M * 32 + 64;
 
 // PARTS: what a block holds of the others' sums, four of a lane at a time: those of its share of the tile's rows.
 constexpr int EIGHTS = ACC / 4;                    // of a tile's rows, SWAPPED
@@ -86,7 +87,7 @@ static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two
 struct SharedMemory {
     u32 ring;      // the stages
     u32 staging;   // the storing warps' buffers
-    u32 scales;    // BLOCK_SCALES: those of each stage
+    u32 scales;    // slots of ScaleSlot, or of TileScales
     u32 parts;     // PARTS: the other blocks' sums, and …
     u32 come;      // … a barrier: these have come
     u32 full;      // a barrier for each stage: its loads have come

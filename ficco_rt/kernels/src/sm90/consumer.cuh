@@ -36,12 +36,6 @@ __device__ __forceinline__ int steps_of(const Parameters& p, int index) {
 
 // ---------------------------------------------------------------- the main loop
 
-// A value that the compiler keeps, since it cannot make it again.
-__device__ __forceinline__ u32 kept(u32 x) {
-    if constexpr (PROMOTED) asm volatile("" : "+r"(x)::"memory");
-    return x;
-}
-
 // A tile's entry, on its way from memory.
 struct TileEntry {
     Quad place, size, rest, end;
@@ -68,24 +62,23 @@ struct Consumer {
     const u32 staging;        // its warp's buffers
     const u32 left_base;      // where its group's rows of the left operand start in the first stage; SWAPPED: its columns
                               // of the right one
-    const u32 left_words, right_words;   // PROMOTED: where its group's rows and the right operand start, in 16 bytes
     RingPlace ring;
+    RingPlace slots;          // the same of the scales', and the order of the slot that is read
+    u32 slot_first, slot_step;
     u32 turn;                 // the buffer to write next
     Boxes boxes;
+    int number;               // of its block's tiles
     int pending;              // the signal of a stored tile that is not counted yet, or -1: its stores end after the loads
                               // of the next tile
 
-    // Give a stage back to the producers of all blocks of the cluster: one thread of the group a block; BLOCK_SCALES: one
-    // of each warp.
+    // Give a stage back to the producers of all blocks of the cluster: one thread of the group a block.
     __device__ __forceinline__ void give_back(int stage) const {
-        if constexpr (BLOCK_SCALES) __syncwarp();   // each warp reads scales by itself
-        const int arriving = BLOCK_SCALES ? lane : thread & 127;
-        if (arriving < CLUSTER) barrier_arrive(memory.empty + 8 * stage, arriving);
+        if ((thread & 127) < CLUSTER) barrier_arrive(memory.empty + 8 * stage, thread & 127);
     }
 
     __device__ __forceinline__ void count_pending() {
         if constexpr (THROTTLED) boxes.send_all(staging);
-        if (lane == 0) signal_stored(p, pending);
+        signal_stored(p, pending, lane);
         __syncwarp();
         pending = -1;
     }
@@ -107,43 +100,50 @@ struct Consumer {
         wgmma_wait<1>();
     }
 
-    // PROMOTED: a step has come, with the scales of this thread's rows.
-    __device__ __forceinline__ void wait_step(RowScales (&scales)[BLOCKS_M]) const {
-        barrier_wait(memory.full + 8 * ring.stage, ring.parity);
-        if constexpr (BLOCK_SCALES) {
-            const u32 from = memory.scales + ring.stage * SCALE_BYTES;
-            const int row = group * 64 * BLOCKS_M + (warp & 3) * 16 + (lane >> 2);
-#pragma unroll
-            for (int m = 0; m < BLOCKS_M; ++m) scales[m].load(from, row + 64 * m);
+    // PROMOTED: the scales of this thread's rows of the m-th 64 in a step, `number` of a slot's four.
+    __device__ __forceinline__ void load_scales(RowScales& scales, int m, int number, bool last) {
+        const ScaleSlot slot(memory, slots.stage);
+        if (m == 0 && number == 0) {
+            barrier_wait(slot.come, slots.parity);
+            float first, step;
+            load_shared(slot.order, first, step);
+            slot_first = uniform(__float_as_uint(first)), slot_step = uniform(__float_as_uint(step));
+        }
+        const int row = (group * BLOCKS_M + m) * 64 + (warp & 3) * 16 + (lane >> 2);
+        scales.load(slot, row, number, slot_first + number * slot_step);
+        if (m == BLOCKS_M - 1 && (number == 3 || last)) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive_here(slot.read);
+            slots.advance(SLOTS);
         }
     }
 
-    // PROMOTED: add a step that has come to the sums, by registers of its own for 64 rows at a time, give the stage back, and
-    // wait for the next step, if there is `another`. The second block of scaled columns begins at column `edge` of the tile.
-    __device__ __forceinline__ void multiply_apart(Sums& d, RowScales (&scales)[BLOCKS_M], int edge, bool another) {
+    // PROMOTED: wait for a step, add it to the sums, by registers of its own for 64 rows at a time, and give the stage back.
+    // `left` and `right` are where the operands start in the first stage, in 16 bytes. The second block of scaled columns
+    // begins at column `edge` of the tile. `number`: of the four steps whose scales come together; `last` of the tile.
+    __device__ __forceinline__ void multiply_apart(Sums& d, u32 left, u32 right, int edge, int number, bool last) {
         constexpr u64 K_MAJOR = (u64)(1024 >> 4) << 32 | 1ull << 62;   // as `descriptor` has it
         const int stage = ring.stage;
-        const u32 left = left_words + stage * (STAGE_BYTES >> 4), right = right_words + stage * (STAGE_BYTES >> 4);
-        RowScales next[BLOCKS_M];
+        left += stage * (STAGE_BYTES >> 4), right += stage * (STAGE_BYTES >> 4);
+        barrier_wait(memory.full + 8 * stage, ring.parity);
+        ring.advance(p.stages);
 #pragma unroll
         for (int m = 0; m < BLOCKS_M; ++m) {
             float step[ACC];
+            RowScales scales;
+            hold(step);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 wgmma(step, K_MAJOR | (left + m * (ATOM >> 4) + 2 * k), K_MAJOR | (right + 2 * k), k > 0);
             wgmma_commit();
-            if (m == BLOCKS_M - 1) {
-                ring.advance(p.stages);
-                if (another) wait_step(next);
-            }
+            hold(step);
+            if constexpr (BLOCK_SCALES) load_scales(scales, m, number, last);
             wgmma_wait<0>();
             hold(step);
             if (m == BLOCKS_M - 1) give_back(stage);
-            promote(d[m], step, scales[m], edge);
+            promote(d[m], step, scales, edge);
         }
-#pragma unroll
-        for (int m = 0; m < BLOCKS_M; ++m) scales[m] = next[m];
     }
 
     // The stages of addends that stand behind step b of K. `before` is the stage that is to be given back, or -1.
@@ -203,11 +203,14 @@ struct Consumer {
 
     // A tile's product: `blocks` steps of K, and the addends among them. `before`: the stage that is left to give back.
     // The tile before is counted behind step `count_at`. `edge`: see multiply_apart.
-    __device__ __forceinline__ void multiply_tile(Sums& d, const Tile* tile, int blocks, int count_at, int edge,
+    __device__ __forceinline__ void multiply_tile(Sums& d, int blocks, int count_at, int edge,
                                                   AddendSteps& steps, int& before) {
-        RowScales scales[BLOCKS_M];
+        u32 left = 0, right = 0;
         if constexpr (PROMOTED) {
-            wait_step(scales);
+            left = uniform(left_base >> 4), right = uniform((memory.ring + LEFT_BYTES) >> 4);
+            blocks = uniform(blocks);
+            ring = {(int)uniform(ring.stage), uniform(ring.parity)};
+            slots = {(int)uniform(slots.stage), uniform(slots.parity)};
 #pragma unroll
             for (int m = 0; m < BLOCKS_M; ++m)
 #pragma unroll
@@ -215,12 +218,25 @@ struct Consumer {
         }
         const int interval = THROTTLED ? max(1, blocks / max(1, STAGING)) : 0;   // steps of K from one box to the next
         int send_at = 0;
-#if FP8 && !FAST
-#pragma unroll UNROLLED
-#endif
-        for (int b = 0; b < blocks; ++b) {
+        int b = 0;
+        auto step = [&](int number) {
+            multiply_apart(d, left, right, edge, number, b + 1 == blocks);
+            ++b;
+        };
+        if constexpr (UNROLLED) {   // NOTE what else is in the loop would cost registers
+#pragma unroll 1
+            for (const int until = min(blocks, 4); b < until;) step(b);
+            if (pending >= 0) count_pending();
+#pragma unroll 1
+            while (b + 4 <= blocks)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) step(i);
+#pragma unroll 1
+            for (int i = 0; b < blocks; ++i) step(i);
+        }
+        for (; b < blocks; ++b) {
             if constexpr (PROMOTED) {
-                multiply_apart(d, scales, edge, b + 1 < blocks);
+                multiply_apart(d, left, right, edge, b & 3, b + 1 == blocks);
             } else {
                 barrier_wait(memory.full + 8 * ring.stage, ring.parity);
                 multiply(d, b);
@@ -237,9 +253,7 @@ struct Consumer {
             if (!PINGPONG && b == count_at && pending >= 0) count_pending();
             if (SCALES == 1 && ADDENDS && b + 1 == blocks) {   // all addends of fp8 operands stand behind the steps of K
                 wgmma_wait<0>();
-                TileEntry entry;
-                entry.load(tile);
-                scale_sums(p, entry.tile(), d, group);
+                scale_sums(memory, number, d, group);
             }
             if constexpr (ADDENDS && !PINGPONG) add_due(d, steps, b, before);
         }
@@ -247,7 +261,7 @@ struct Consumer {
 
     // The warp's part of a tile, or the lanes of it that are this split's to store; SWAPPED: the shares.
     __device__ __forceinline__ void store_part(const Tile& t, Sums& d, u32 lanes) {
-        if constexpr (!ADDENDS) scale_sums(p, t, d, group);
+        if constexpr (!ADDENDS) scale_sums(memory, number, d, group);
         if constexpr (FUNCTION) {
 #pragma unroll
             for (int m = 0; m < BLOCKS_M; ++m)
@@ -304,7 +318,7 @@ struct Consumer {
             }
 
             const int edge = BLOCK_SCALES && SPANNED == 2 ? 128 - __ldg(&at->right_col) % 128 : 0;
-            multiply_tile(d, at, blocks, count_at, edge, steps, before);
+            multiply_tile(d, blocks, count_at, edge, steps, before);
 
             int ahead = 0;   // the last stages of addends: all of these have come before the first of them is added
             if constexpr (PINGPONG) {
@@ -335,11 +349,12 @@ struct Consumer {
                 else if (high > 0) lanes = add_splits(p, t, d, warp, high);
             }
             if (!SWAPPED && t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
-                wait_flags(p, t.wait_first, t.wait_count, lane, 32);
+                wait_flags(p, t.wait_first, t.wait_count, lane);
                 __syncwarp();
             }
             store_part(t, d, lanes);
             IF_MARKS(if (lane == 0) mark_end(memory.marks + index);)
+            number += 1 + PINGPONG;
             pending = t.signal;
             // NOTE if the next tile waits for flags, it may wait for this very signal: then count it now. PINGPONG: always
             // count now, because the other group multiplies in between, and its tile comes next
@@ -356,13 +371,12 @@ struct Consumer {
 };
 
 __device__ __forceinline__ void consume(const Parameters& p, const SharedMemory& memory) {
-    const int thread = threadIdx.x - 128, self = thread >> 7;
-    const int group = PINGPONG ? 0 : self, warp = PINGPONG ? thread >> 5 & 3 : thread >> 5;
+    const int thread = threadIdx.x - 128, self = uniform(thread >> 7);
+    const int group = PINGPONG ? 0 : self, warp = uniform(PINGPONG ? thread >> 5 & 3 : thread >> 5);
     Consumer consumer{p, memory, thread, thread & 31, self, group, warp,
                       memory.staging + (thread >> 5) * STAGING * CHUNK_BYTES,
                       memory.ring + (SWAPPED ? LEFT_BYTES : 0) + group * BLOCKS_M * ATOM,
-                      kept((memory.ring + group * BLOCKS_M * ATOM) >> 4), kept((memory.ring + LEFT_BYTES) >> 4),
-                      {0, 0}, 0, {}, -1};
+                      {0, 0}, {0, 0}, 0, 0, 0, {}, self * PINGPONG, -1};
     if constexpr (PINGPONG)
         if (self > 0) consumer.ring.advance_by(steps_of(p, blockIdx.x), p.stages);
     consumer.run(blockIdx.x + (PINGPONG ? self * gridDim.x : 0), (PINGPONG ? 2 : 1) * gridDim.x);

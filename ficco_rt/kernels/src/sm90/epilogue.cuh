@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_staged(const float (&d)[ACC], const OutRow
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        const int cols = min(CHUNK_COLS, to.cols - c * CHUNK_COLS);
+        const int cols = uniform(min(CHUNK_COLS, to.cols - c * CHUNK_COLS));
         if (cols <= 0) break;
         const u32 buffer = staging + (THROTTLED ? c : turn) * CHUNK_BYTES;
         if constexpr (!THROTTLED) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void store_staged(const float (&d)[ACC], const OutRow
 __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, float (&d)[ACC], int row, u32 lanes,
                                            u32 staging, u32& turn) {
     const OperandInfo& info = p.infos[t.operands];
-    const int out_row = t.out_row + row, rows = min(min(16, t.rows - row), info.rows - out_row);
+    const int out_row = t.out_row + row, rows = uniform(min(min(16, t.rows - row), info.rows - out_row));
     if (rows <= 0 || lanes == 0) return;
     u8* const corner = info.out + ((long long)out_row * info.out_pitch + t.out_col) * OUT_ITEM;
     const OutRows to = {rows, t.cols, corner, info.out_pitch * OUT_ITEM, lanes};

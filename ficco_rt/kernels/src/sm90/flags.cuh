@@ -7,29 +7,41 @@ __device__ __forceinline__ u32 epoch_of(const Parameters& p) {
     return p.table.epoch ? *(const volatile u32*)p.table.epoch : 1u;
 }
 
-// Wait until `count` flags are up. `lane` of `lanes` looks at every `lanes`-th of them: each look takes a microsecond. Copy
-// engines and peers write both flags and data, hence acquire at system scope.
-__device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count, int lane, int lanes) {
+// All lanes of a warp wait until `count` flags are up. Each lane looks at every 32nd of them: each look takes a microsecond.
+// Copy engines and peers write both flags and data, hence acquire at system scope.
+// NOTE the warp votes: behind a loop that lanes leave one by one, the compiler uses no uniform registers in the main loop
+__device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count, int lane) {
     const u32 goal = epoch_of(p);
-    for (int i = lane; i < count; i += lanes) {
-        const u32* flag = (const u32*)p.table.flags[first + i];
-        u32 looks = 0;
-        while ((int)(load_acquire(flag) - goal) < 0)
-            if (p.table.abort && (++looks & 255) == 0 && *(const volatile u32*)p.table.abort) return;
+    for (int i = 0; i < count; i += 32) {
+        const u32* flag = (const u32*)p.table.flags[first + min(i + lane, count - 1)];
+        bool up = false;
+        for (u32 looks = 1;; ++looks) {
+            if (!up) up = (int)(load_acquire(flag) - goal) >= 0;
+            if (!__any_sync(~0u, !up)) break;
+            if ((looks & 255) == 0 && __any_sync(~0u, p.table.abort && *(const volatile u32*)p.table.abort)) return;
+        }
     }
 }
 
-// One lane of a warp whose part of a tile is stored: it counts the warp, and raises the work's flags if the warp is the
-// last one.
-__device__ __forceinline__ void signal_stored(const Parameters& p, int signal) {
+// All lanes of a warp whose part of a tile is stored; the first one counts the warp, and raises the work's flags if the warp
+// is the last one.
+__device__ __forceinline__ void signal_stored(const Parameters& p, int signal, int lane) {
     const Quad s = load_quad(p.table.signals + signal);   // target flag_first flag_count ·
-    wait_stores_done();
-    fence_async_proxy();
-    if (count_up(p.table.signal_counts + signal) + 1 != (u32)s.x) return;
-    p.table.signal_counts[signal] = 0;
+    bool last = false;
+    if (lane == 0) {
+        wait_stores_done();
+        fence_async_proxy();
+        last = count_up(p.table.signal_counts + signal) + 1 == (u32)s.x;
+        if (last) {
+            p.table.signal_counts[signal] = 0;
+            __threadfence_system();   // releases all the flags: a fence for each would take a microsecond more
+        }
+    }
+    if (!__any_sync(~0u, last)) return;
     const u32 value = epoch_of(p);
-    __threadfence_system();   // releases all the flags: a fence for each would take a microsecond more
-    for (int i = 0; i < s.z; ++i) store_relaxed((u32*)p.table.flags[s.y + i], value);
+#pragma unroll 1
+    for (int i = 0, count = uniform(s.z); i < count; ++i)
+        if (lane == 0) store_relaxed((u32*)p.table.flags[s.y + i], value);
 }
 
 // Called by one lane of a block that has no wait left: the last such block of the launch resets the flags.

@@ -15,7 +15,7 @@ __device__ __forceinline__ void look_for_flags(const Parameters& p, const Shared
     auto look = [&](int first, int flags) {
         if (!begun) wait_launch_before();
         begun = true;
-        wait_flags(p, first, flags, lane, 32);
+        wait_flags(p, first, flags, lane);
         __syncwarp();   // all lanes have acquired theirs
         fence_async_proxy();   // NOTE TMA reads by the async proxy, which acquiring alone does not order
         if (lane == 0) count_up_shared(memory.seen);

@@ -66,6 +66,13 @@ __device__ __forceinline__ void sync_cluster() {
     else __syncthreads();
 }
 
+// PROMOTED: a value that is the same in all lanes, as the compiler then knows. NOTE it keeps a loop's values in uniform
+// registers only if each branch around the loop is known to be uniform; other kernels have no use for that.
+__device__ __forceinline__ u32 uniform(u32 x) {
+    if constexpr (PROMOTED) return __shfl_sync(~0u, x, 0);
+    else return x;
+}
+
 // ---------------------------------------------------------------- tensor maps (TMA)
 
 // All lanes of the warp call it, and one of them loads.

@@ -14,29 +14,43 @@ __device__ __forceinline__ float load_scale(const float* p) {   // past L1, as l
 }
 #endif
 
-// ---------------------------------------------------------------- scales of blocks: the warp that brings them
+// SCALES 1: where those of a tile are, the `number`th of the block's.
+struct TileScales {
+    u32 rows, columns, come, read, parity;
 
-#if SCALES == 2
-// A warp that fills each stage's scales: of each row of the tile the products of its scale with those of the blocks of
-// columns. It copies four steps of 128 at a time, 16 bytes of a row, to shared memory, ahead of their use.
-struct ScaleFeeder {
-    static constexpr int ROWS = TILE_M / 32;   // of a lane
+    __device__ __forceinline__ TileScales(const SharedMemory& memory, int number) {
+        const int buffer = number & 1;
+        parity = number >> 1 & 1;
+        rows = memory.scales + buffer * (TILE_M + TILE_N) * 4, columns = rows + TILE_M * 4;
+        come = memory.full + 8 * (MAX_STAGES + buffer - 2), read = memory.empty + 8 * (MAX_STAGES + buffer - 2);
+    }
+};
 
+// SCALES 2: where those of four steps of a tile are: of each row, among eight, and of each block of columns. `order`:
+// where the first step's are in a row, and from one step's to the next one's, bytes.
+struct ScaleSlot {
+    u32 rows, columns, order, come, read;
+
+    __device__ __forceinline__ ScaleSlot(const SharedMemory& memory, int slot) {
+        rows = memory.scales + slot * SLOT_BYTES, columns = rows + TILE_M * 32, order = columns + 32;
+        come = memory.full + 8 * (MAX_STAGES - SLOTS + slot), read = memory.empty + 8 * (MAX_STAGES - SLOTS + slot);
+    }
+};
+
+// ---------------------------------------------------------------- the warp that brings them
+
+#if SCALES
+// What the warp waits for, as the left operand's Feeder: both operands' scales come before what they scale.
+struct ScaleWaits {
     const Parameters& p;
     const SharedMemory& memory;
     const int lane = threadIdx.x & 31;
-    const u32 four = memory.scales + p.stages * SCALE_BYTES + lane * 16;   // of its rows, four steps; and as many that come next
-    int turn = 0;
-    RingPlace ring = {0, 1};
-    int waited = -1;           // see Feeder
+    int waited = -1;
     int addends_waited = -1;
     u32 waits = 0;
     bool begun = false;
-    // of a tile
-    const float *left, *column;   // its first row's; those of its columns, as the lane reads them
-    int left_pitch, rows, right_last;
 
-    __device__ __forceinline__ ScaleFeeder(const Parameters& p, const SharedMemory& memory) : p(p), memory(memory) {}
+    __device__ __forceinline__ ScaleWaits(const Parameters& p, const SharedMemory& memory) : p(p), memory(memory) {}
 
     __device__ __forceinline__ void wait() {
         if (!begun) wait_launch_before();
@@ -45,93 +59,127 @@ struct ScaleFeeder {
             while (load_acquire_shared(memory.seen) < waits) __nanosleep(32);
         __syncwarp();
     }
+    __device__ __forceinline__ bool begin_tile(const Quad& wait_for) {   // whether its pieces of K may wait, too
+        if (wait_for.w > 0 && wait_for.z != waited) ++waits, waited = wait_for.z;
+        if (p.infos[wait_for.x].read_only == 3) return false;
+        wait();
+        return true;
+    }
+    __device__ __forceinline__ void end_tile(int index) {
+        if constexpr (ADDENDS) {
+            const Pair flags = load_pair(&p.tile_addends[index].wait_first);
+            if (flags.y > 0 && flags.x != addends_waited) ++waits, addends_waited = flags.x;
+        }
+    }
+};
+#endif
 
-    // Four steps of the lane's rows; behind the tile's last row that one again.
-    __device__ __forceinline__ void copy(int group, int buffer) const {
+#if SCALES == 2
+// A warp that brings the scales of four steps of 128 at a time, ahead of their use.
+// NOTE when a stage is given back, consumers add up what they have multiplied: a warp that wakes up at each step takes its
+// cycles from those of its part of the multiprocessor
+struct ScaleFeeder : ScaleWaits {
+    RingPlace ring = {0, 1};   // of slots
+    // of a tile
+    const float *left, *column;   // its first row's; those of its columns, as the lane reads them
+    int left_pitch, rows, right_last;
+    // of a piece of K: its next step, in each operand, up or down, and how many are left
+    int piece, left_k, right_k, on, remain;
+
+    __device__ __forceinline__ ScaleFeeder(const Parameters& p, const SharedMemory& memory) : ScaleWaits(p, memory) {}
+
+    __device__ __forceinline__ void begin_piece(bool waiting) {
+        const Quad depth = load_quad(p.table.depths + piece);
+        if (waiting && p.depth_waits && load_pair(p.depth_waits + piece).y > 0) ++waits, wait();
+        left_k = depth.x / TILE_K, right_k = depth.y / TILE_K, remain = depth.z, on = depth.w < 0 ? -1 : 1;
+        ++piece;
+    }
+
+    __device__ __forceinline__ const float* of_row(int r) const {   // behind the tile's last row that one again
+        return left + (long long)max(0, min(lane + 32 * r, rows - 1)) * left_pitch;
+    }
+
+    // The next `steps` of a tile, to the next slot.
+    __device__ __forceinline__ void fill_slot(int steps, bool waiting) {
+        const ScaleSlot slot(memory, ring.stage);
+        if (remain == 0) begin_piece(waiting);
+        barrier_wait(slot.read, ring.parity);
+        int of_column = 0, first = 0, step = 1;
+        if (steps <= remain) {   // 16 bytes of a row at once, twice if need be
+            const int last = left_k + on * (steps - 1), low = min(left_k, last) & ~3, high = max(left_k, last) & ~3;
+#pragma unroll 1
+            for (int four = low; four <= high; four += 4)
 #pragma unroll 2
-        for (int r = 0; r < ROWS; ++r) {
-            const int row = max(0, min(lane + 32 * r, rows - 1));
-            copy_async(four + (buffer * ROWS + r) * 512, left + (long long)row * left_pitch + 4 * group);
+                for (int r = 0; r < TILE_M / 32; ++r)
+                    copy_async(slot.rows + (lane + 32 * r) * 32 + (four - low) * 4, of_row(r) + four);
+            commit_copies();
+            of_column = right_k + on * (lane & 3);
+            first = left_k - low, step = on;
+            left_k += on * steps, right_k += on * steps, remain -= steps;
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < steps; ++i) {
+                if (remain == 0) begin_piece(waiting);
+#pragma unroll 1
+                for (int r = 0; r < TILE_M / 32; ++r)
+                    store_shared(slot.rows + (lane + 32 * r) * 32 + 4 * i, load_scale(of_row(r) + left_k));
+                if ((lane & 3) == i) of_column = right_k;
+                left_k += on, right_k += on, --remain;
+            }
         }
-        commit_copies();
-    }
-
-    __device__ __forceinline__ void fill_stage(int left_k, float right, int right_k) {
-        float of_column[SPANNED];
-#pragma unroll
-        for (int c = 0; c < SPANNED; ++c) of_column[c] = __shfl_sync(~0u, right, 4 * c + right_k % 4);
-        float scale[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) load_shared(four + (turn * ROWS + r) * 512 + left_k % 4 * 4, scale[r]);
-        barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
-        const u32 to = memory.scales + ring.stage * SCALE_BYTES + lane * 4 * SPANNED;
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            if constexpr (SPANNED == 2)
-                store_shared(to + 32 * r * 8, scale[r] * of_column[0], scale[r] * of_column[SPANNED - 1]);
-            else
-                store_shared(to + 32 * r * 4, scale[r] * of_column[0]);
-        }
+        if (lane < 4 * SPANNED) store_shared(slot.columns + 4 * lane, load_scale(column + max(0, min(of_column, right_last))));
+        if (lane == 0) store_shared(slot.order, __uint_as_float(4 * first), __uint_as_float(4 * step));
+        wait_copies();
         __syncwarp();
-        if (lane == 0) barrier_arrive_here(memory.full + 8 * ring.stage);
-        ring.advance(p.stages);
-    }
-
-    // `blocks` steps from these on, up or down.
-    __device__ __forceinline__ void feed_piece(int left_k, int right_k, int on, int blocks) {
-        int held_left = -1, held_right = -1, ahead = -1;   // which four are held, and which come next
-        float right = 0.0f;
-        for (; blocks > 0; --blocks, left_k += on, right_k += on) {
-            if (right_k / 4 != held_right) {
-                held_right = right_k / 4;
-                right = load_scale(column + min(4 * held_right + (lane & 3), right_last));
-            }
-            if (left_k / 4 != held_left) {
-                held_left = left_k / 4;
-                if (ahead != held_left) copy(held_left, turn ^ 1);
-                turn ^= 1;
-                ahead = held_left + on;
-                wait_copies();
-                if (on > 0 ? left_k % 4 + blocks > 4 : left_k % 4 + 1 < blocks) copy(ahead, turn ^ 1);
-            }
-            fill_stage(left_k, right, right_k);
-        }
+        if (lane == 0) barrier_arrive_here(slot.come);
+        ring.advance(SLOTS);
     }
 
     __device__ __forceinline__ void feed_tile(int index) {
         const Tile* t = p.table.tiles + index;
         const Quad place = load_quad(t), size = load_quad(&t->rows), wait_for = load_quad(&t->operands);
         const OperandScales& s = scales_of(p, wait_for.x);
-        const bool read_only = p.infos[wait_for.x].read_only == 3;
-        if (wait_for.w > 0 && wait_for.z != waited) ++waits, waited = wait_for.z;
-        if (!read_only) wait();
+        const bool waiting = begin_tile(wait_for);
         left = s.left + place.x * s.left_pitch, left_pitch = (int)s.left_pitch, rows = size.x;
         // lanes 0 to 3 and 4 to 7 read those of a block of columns each
         const long long block = min(place.y / 128 + (lane >> 2 & 1), (place.y + size.y - 1) / 128);
         column = s.right + block * s.right_pitch, right_last = (int)s.right_pitch - 1;
-        int piece = size.z;
-        for (int b = 0; b < size.w; ++piece) {
-            const Quad depth = load_quad(p.table.depths + piece);
-            if (p.depth_waits && !read_only && load_pair(p.depth_waits + piece).y > 0) ++waits, wait();
-            const int blocks = min(depth.z, size.w - b);
-            feed_piece(depth.x / TILE_K, depth.y / TILE_K, depth.w < 0 ? -1 : 1, blocks);
-            b += blocks;
-        }
-        if constexpr (ADDENDS) {   // their stages have no scales
-            const Pair flags = load_pair(&p.tile_addends[index].wait_first);
-            if (flags.y > 0 && flags.x != addends_waited) ++waits, addends_waited = flags.x;
-            for (int left = load_quad(p.tile_addends + index).y * ADDEND_STEPS; left > 0; --left) {
-                barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
-                if (lane == 0) barrier_arrive_here(memory.full + 8 * ring.stage);
-                ring.advance(p.stages);
-            }
-        }
+        piece = size.z, remain = 0;
+        for (int b = 0; b < size.w; b += 4) fill_slot(min(4, size.w - b), waiting);
+        end_tile(index);
     }
 };
 
 __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {
     ScaleFeeder feeder(p, memory);
     for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) feeder.feed_tile(index);
+}
+#elif SCALES == 1
+// A warp that brings the scales of each tile's rows and columns, for two tiles at a time.
+__device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {
+    ScaleWaits waits(p, memory);
+    int number = 0;
+    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x, ++number) {
+        const Tile* t = p.table.tiles + index;
+        const Quad place = load_quad(t), size = load_quad(&t->rows), wait_for = load_quad(&t->operands);
+        const OperandScales& s = scales_of(p, wait_for.x);
+        if (waits.begin_tile(wait_for) && p.depth_waits) {
+            int steps = size.w;   // pieces of K may wait for more
+            for (int piece = size.z; steps > 0; ++piece) {
+                if (load_pair(p.depth_waits + piece).y > 0) ++waits.waits;
+                steps -= load_quad(p.table.depths + piece).z;
+            }
+        }
+        const TileScales to(memory, number);
+        barrier_wait(to.read, to.parity ^ 1);
+        for (int r = waits.lane; r < TILE_M; r += 32)
+            store_shared(to.rows + 4 * r, load_scale(s.left + place.x + max(0, min(r, size.x - 1))));
+        for (int c = waits.lane; c < TILE_N; c += 32)
+            store_shared(to.columns + 4 * c, load_scale(s.right + place.y + max(0, min(c, size.y - 1))));
+        __syncwarp();
+        if (waits.lane == 0) barrier_arrive_here(to.come);
+        waits.end_tile(index);
+    }
 }
 #else
 __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {}
@@ -143,13 +191,16 @@ __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMem
 struct RowScales {
     float upper[SPANNED], lower[SPANNED];
 
-    __device__ __forceinline__ void load(u32 from, int row) {
-        if constexpr (SPANNED == 2) {
-            load_shared(from + row * 8, upper[0], upper[SPANNED - 1]);
-            load_shared(from + (row + 8) * 8, lower[0], lower[SPANNED - 1]);
-        } else {
-            load_shared(from + row * 4, upper[0]);
-            load_shared(from + (row + 8) * 4, lower[0]);
+    // `row` of the tile; `step`: number of the four; `at`: where this is in a row.
+    __device__ __forceinline__ void load(const ScaleSlot& slot, int row, int step, u32 at) {
+        const u32 from = slot.rows + row * 32 + at;
+        float above, below, column;
+        load_shared(from, above);
+        load_shared(from + 8 * 32, below);
+#pragma unroll
+        for (int c = 0; c < SPANNED; ++c) {
+            load_shared(slot.columns + 16 * c + 4 * step, column);
+            upper[c] = above * column, lower[c] = below * column;
         }
     }
 };
@@ -181,31 +232,30 @@ __device__ __forceinline__ void hold(float (&step)[ACC]) {
 
 // ---------------------------------------------------------------- scales of rows
 
-// They are applied to a group's sums of a tile.
-__device__ __forceinline__ void scale_sums(const Parameters& p, const Tile& t, float (&d)[BLOCKS_M][ACC], int group) {
+// They are applied to a group's sums of the tile that is `number` of the block's.
+__device__ __forceinline__ void scale_sums(const SharedMemory& memory, int number, float (&d)[BLOCKS_M][ACC], int group) {
 #if SCALES == 1
-    const OperandScales& s = scales_of(p, t.operands);
-    const int lane = threadIdx.x & 31, column = (lane & 3) * 2;
-    const int first = group * 64 * BLOCKS_M + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    const TileScales from(memory, number);
+    const int lane = threadIdx.x & 31, row = group * 64 * BLOCKS_M + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    barrier_wait(from.come, from.parity);
     float of_row[BLOCKS_M][2];
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = t.left_row + max(0, min(first + 64 * m + 8 * h, t.rows - 1));
-            of_row[m][h] = load_scale(s.left + row);
-        }
+        for (int h = 0; h < 2; ++h) load_shared(from.rows + 4 * (row + 64 * m + 8 * h), of_row[m][h]);
 #pragma unroll
     for (int j = 0; j < ACC / 4; ++j) {
-        float2 v = {0.0f, 0.0f};
-        if (8 * j < t.cols) v = __ldcg((const float2*)(s.right + t.right_col + 8 * j + column));
+        float x, y;
+        load_shared(from.columns + 32 * j + (lane & 3) * 8, x, y);
 #pragma unroll
         for (int m = 0; m < BLOCKS_M; ++m) {
-            d[m][4 * j] *= of_row[m][0] * v.x;
-            d[m][4 * j + 1] *= of_row[m][0] * v.y;
-            d[m][4 * j + 2] *= of_row[m][1] * v.x;
-            d[m][4 * j + 3] *= of_row[m][1] * v.y;
+            d[m][4 * j] *= of_row[m][0] * x;
+            d[m][4 * j + 1] *= of_row[m][0] * y;
+            d[m][4 * j + 2] *= of_row[m][1] * x;
+            d[m][4 * j + 3] *= of_row[m][1] * y;
         }
     }
+    __syncwarp();
+    if (lane == 0) barrier_arrive_here(from.read);
 #endif
 }
