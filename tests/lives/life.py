@@ -130,7 +130,8 @@ def drawn(driver: DriverName, group: bool, campaign: int, number: int) -> Life:
         processes * (2 if processes == 2 and chance.random() < 0.15 else 1) if group else chance.choice((2, 2, 3, 4))
     )
     library = driver != "host" and chance.random() < 0.2
-    pool = [n for n in cases.SCHEDULES if not library or _calls(n)]
+    # NOTE results are compared bit for bit, and those of rounded inputs are not exact
+    pool = [n for n in cases.ONE_TYPE if not library or _calls(n)]
     workspace = chance.random() < 0.4
     seats = tuple(chance.sample(pool, chance.choices((1, 2, 3), (1, 3, 2) if workspace else (6, 3, 1))[0]))
     if workspace and not library:
@@ -237,7 +238,7 @@ def _event(chance: Random, driver: DriverName, kind: Kind, ops: Sequence[Op], pr
 def late(driver: DriverName) -> Iterator[Life]:
     """Process 0 gives its run up before process 1 calls its own: each schedule, in 2 and 3 processes, in both modes."""
     for processes in (2, 3):
-        for name in cases.SCHEDULES:
+        for name in cases.ONE_TYPE:
             for manner in MODES if driver != "host" else ("fifo", "adversarial"):
                 ops = (Op("open", 0), Op("run", 0, manner), Op("run", 0, manner, 1), Op("close", 0))
                 event = Event("late", 2, 1, 0, 4.0)

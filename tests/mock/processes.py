@@ -20,11 +20,21 @@ from multiprocessing.connection import wait as ready
 from pathlib import Path
 from typing import Any
 
+from ficco_rt.compiler import build, plan_of
 from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+from tests import cases
 from tests.mock import standin
 from tests.mock.standin import Face
 from tests.mock.worker import Worker
 from tests.pipes import between
+
+
+def claimed(name: str) -> Plan:
+    """What two processes' outputs are compared with: a plan of the schedule as they run it."""
+    sizes = cases.sizes(name, 2, True) | cases.few_chunks(name)
+    return plan_of(build(cases.schedule(name), 2, sizes), profile("h200-switch", 2))
 
 
 def kernels() -> str:

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from ficco_rt.compiler import build
 from ficco_rt.exec.inputs import fresh_inputs
 from ficco_rt.exec.verify import compare
 from tests import cases
-from tests.mock.processes import Processes
+from tests.mock.processes import Processes, claimed
 
 DRAWN = [
     (face, name, number)
     for face, names in (("cuda", cases.few(cases.SCHEDULES, 6, 1)), ("hip", cases.few(cases.SCHEDULES, 3, 2)))
     for number, name in enumerate(names)
 ]
-STALE = cases.sizes("gemm_ar/streamed", 2, True) | cases.few_chunks("gemm_ar/streamed")
 SEEDS = 20 if cases.ALL else 4
 MODERN = "version 70100000"  # of HIP: all memory goes as file descriptors, which imports take by value
 
@@ -30,12 +28,12 @@ def _right(name: str, answers: list[Any]) -> None:
     for answer in answers:
         assert not isinstance(answer, str), answer
         assert answer[1] == ""
-    graph = build(cases.schedule(name), 2, cases.sizes(name, 2, True) | cases.few_chunks(name))
+    plan = claimed(name)
     for seed, parts in enumerate(zip(*(found for found, _ in answers), strict=True)):
         got = {key: array for part in parts for key, array in part.items()}
-        names = [t.name for t in graph.tensors if t.kind == "output"]
+        names = [t.name for t in plan.tensors if t.kind == "output"]
         outputs = {name: [got[name, rank] for rank in range(2)] for name in names}
-        result = compare(graph, fresh_inputs(graph, seed, "exact"), outputs, "exact")
+        result = compare(plan, fresh_inputs(plan, seed, "exact"), outputs, "exact")
         assert result.ok, (seed, result.worst)
 
 
@@ -156,11 +154,11 @@ def test_memory_that_is_made_anew_at_its_address(both: Processes, kind: str, set
     for answer in answers:
         assert not isinstance(answer, str), answer
         assert answer[1] == ""
-    built = build(cases.schedule("gemm_ar/streamed"), 2, STALE)
-    inputs = fresh_inputs(built, 3, "exact")
+    plan = claimed("gemm_ar/streamed")
+    inputs = fresh_inputs(plan, 3, "exact")
     for turn in range(3):
         outputs = {"C": [answers[rank][0][turn]["C", rank] for rank in range(2)]}
-        assert compare(built, inputs, outputs, "exact").ok, turn
+        assert compare(plan, inputs, outputs, "exact").ok, turn
     for answer in both.ask("stale", kind, (1,), 1.0, settings=settings, once=True):
         assert answer.startswith(("DeviceError: ", "LeftError: ")), answer
 
@@ -298,10 +296,10 @@ def _tensors(answers: list[Any]) -> None:
         assert not isinstance(answer, str), answer
         assert answer[1] == ""
     name = "gemm_ar/streamed"  # whose outputs other ranks write
-    graph = build(cases.schedule(name), 2, cases.sizes(name, 2, True) | cases.few_chunks(name))
+    plan = claimed(name)
     got = {key: array for found, _ in answers for key, array in found.items()}
     outputs = {"C": [got["C", rank] for rank in range(2)]}
-    result = compare(graph, fresh_inputs(graph, 3, "exact"), outputs, "exact")
+    result = compare(plan, fresh_inputs(plan, 3, "exact"), outputs, "exact")
     assert result.ok, result.worst
 
 

@@ -24,7 +24,7 @@ from ficco_rt.exec.verify import compare, verified_run
 from ficco_rt.exec.workspace import Workspace
 from ficco_rt.plan.ir import Plan
 from tests import cases
-from tests.mock.processes import Processes
+from tests.mock.processes import Processes, claimed
 from tests.mock.standin import StandIn
 from tests.mock.test_callers import Callers, Tensors
 from tests.mock.test_callers_graphs import Captures
@@ -124,10 +124,10 @@ def _right(names: tuple[str, ...], answers: list[Any]) -> None:
         assert answer[1] == ""
     for seed, turns in enumerate(zip(*(found for found, _ in answers), strict=True)):
         for name, parts in zip(names, zip(*turns, strict=True), strict=True):
-            graph = build(cases.schedule(name), 2, cases.sizes(name, 2, True) | cases.few_chunks(name))
+            plan = claimed(name)
             got = {key: array for part in parts for key, array in part.items()}
-            outputs = {t.name: [got[t.name, r] for r in range(2)] for t in graph.tensors if t.kind == "output"}
-            result = compare(graph, fresh_inputs(graph, seed, "exact"), outputs, "exact")
+            outputs = {t.name: [got[t.name, r] for r in range(2)] for t in plan.tensors if t.kind == "output"}
+            result = compare(plan, fresh_inputs(plan, seed, "exact"), outputs, "exact")
             assert result.ok, (name, seed, result.worst)
 
 
@@ -147,11 +147,11 @@ def test_workspaces_in_opposite_orders(cuda_pair: Processes) -> None:
 def test_what_another_executor_has_poisoned(cuda_pair: Processes) -> None:
     """Scratch is that of all: a run of any executor waits until all processes have poisoned it."""
     names = ("ag_gemm/oneshot", "ag_gemm/streamed")
-    graph = build(cases.schedule(names[1]), 2, cases.sizes(names[1], 2, True) | cases.few_chunks(names[1]))
+    plan = claimed(names[1])
     answers = cuda_pair.ask("poisoned", names)
     got = {key: array for found, _ in answers for key, array in found.items()}
-    outputs = {t.name: [got[t.name, r] for r in range(2)] for t in graph.tensors if t.kind == "output"}
-    result = compare(graph, fresh_inputs(graph, 0, "exact"), outputs, "exact")
+    outputs = {t.name: [got[t.name, r] for r in range(2)] for t in plan.tensors if t.kind == "output"}
+    result = compare(plan, fresh_inputs(plan, 0, "exact"), outputs, "exact")
     assert result.ok, result.worst
     assert [left for _, left in answers] == ["", ""]
 

@@ -118,7 +118,8 @@ def test_the_price_of_a_single_run_is_near_what_was_measured() -> None:
     assert off[len(off) // 2] < 0.02
     assert off[-1] < 0.05
     # 5000 × 1000 × 3000 is off by 6 %, for the price of ours is 11 % too high
-    ratios = sorted(abs(a / b / (row[3] / row[4]) - 1) for (a, b), row in zip(times, SINGLE, strict=True))
+    # NOTE the last row's was the time of other tiles than ours has since, `104x256_c1_swapped`
+    ratios = sorted(abs(a / b / (row[3] / row[4]) - 1) for (a, b), row in zip(times[:-1], SINGLE[:-1], strict=True))
     assert ratios[-2] < 0.03
     assert ratios[-1] < 0.08
 
