@@ -61,6 +61,11 @@ class VendorLibrary(family.Family[LibraryGemm]):
         made = matmuls_of(found)
         return made if isinstance(made, str) else None
 
+    def refuses(self, request: family.GemmRequest, arch: str) -> str | None:
+        """Why the library does not make the works on GPUs of an architecture; None: it does."""
+        product = _product(request.works, request.streamed)
+        return self.fits(request) or (None if isinstance(product, str) else _unknown_scales(product, arch))
+
     def choose(self, request: family.GemmRequest, limits: Limits) -> family.Chosen | str:
         asked = {"residency": request.residency, "smem": request.smem}
         if request.sms is not None and request.sms < limits.sms and compute_capability(limits.arch) is None:
@@ -72,10 +77,7 @@ class VendorLibrary(family.Family[LibraryGemm]):
                 return reason
         if said:
             return f"{said} cannot be had of the vendor's kernels; leave it out, or leave out kernel = vendor"
-        reason = self.fits(request)
-        if reason is None:
-            product = _product(request.works, request.streamed)
-            reason = None if isinstance(product, str) else _unknown_scales(product, limits.arch)
+        reason = self.refuses(request, limits.arch)
         if reason is not None:
             return f"kernel = vendor does not do this: {reason}"
         return family.Chosen(self.name, GEMM, (*_TILE, tiles.DEPTH), 1, 0, None, None)
@@ -273,9 +275,12 @@ def _unknown_scales(product: WorkOf[Gemm], arch: str) -> str | None:
     if not TYPES[left.dtype].quantised or isinstance(scaling, str):
         return None
     if capability is None:
-        return f"operands are {left.dtype}, which nobody has tried with hipBLASLt; leave out kernel = vendor"
+        return f"operands are {left.dtype}, which nobody has tried with hipBLASLt; take bf16 or fp16 operands"
     if scaling not in (None, ("tensor", "tensor")) and capability != 90:
-        return f"operands are scaled {' and '.join(scaling)}, which cuBLASLt takes on sm_90 alone"
+        return (
+            f"operands are scaled {' and '.join(scaling)}, which cuBLASLt takes on sm_90 alone; scale both by "
+            "tensor, or take a Hopper GPU"
+        )
     return None if capability >= 89 else f"operands are {left.dtype}, which cuBLASLt takes since sm_89"
 
 

@@ -204,7 +204,7 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
     plain = f"a plain kernel ({chosen.kernel})" if chosen.family == "naive" else chosen.kernel
     if not ours:
         reason = f"no GEMM of ours is made for the tensor cores of {limits.arch}"
-        refused_too = VENDOR.fits(request)
+        refused_too = VENDOR.refuses(request, limits.arch)
         if refused_too is not None:
             obstacle, _, change = refused_too.partition("; ")
             reason = f"{reason}, and the vendor's library does not do this: {obstacle}"

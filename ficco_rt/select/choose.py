@@ -65,7 +65,7 @@ class Choice:
 
     @cached_property
     def options(self) -> tuple[Candidate, ...]:
-        """The choice and the runners-up, best first."""
+        """The choice and the runners-up, best first. Raises UsageError: by rules, the choice cannot be compiled."""
         return self.found()
 
     @property

@@ -162,13 +162,16 @@ def ranked(asked: Question) -> Ranking:
 
 def beside(asked: Question, best: Candidate, few: int) -> tuple[Candidate, ...]:
     """A candidate that needs no model, and a few others, from the fastest on; where a run is too much to be modelled at
-    once, the candidate alone, without a time."""
+    once, the candidate alone, without a time. Raises UsageError: the candidate cannot be compiled."""
     if _work(asked, best) > WORK:
         return (best,)
     candidates = (best, *(c for c in asked.candidates() if c != best))
-    found = _kept(asked, f"{few} beside {best.label}", lambda: rank(asked, candidates, 1 + few)).ranked
-    first = next((o for o in found if o == best), best)
-    return (first, *(o for o in found if o != best))
+    found = _kept(asked, f"{few} beside {best.label}", lambda: rank(asked, candidates, 1 + few))
+    for candidate, reason in found.refused:
+        if candidate == best:
+            raise UsageError(f"{best.label} cannot be chosen for these sizes: {reason}")
+    first = next((o for o in found.ranked if o == best), best)
+    return (first, *(o for o in found.ranked if o != best))
 
 
 def _work(asked: Question, candidate: Candidate) -> int:

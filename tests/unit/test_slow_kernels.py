@@ -106,6 +106,33 @@ def test_where_the_library_is_hindered_the_help_says_what_to_change(line: str, o
     assert told.help == f"{change}: the vendor's library then takes such products"
 
 
+SCALED = """schedule one
+input  A[4096, 4096] : fp8_e4m3 scaled 1x128
+input  B[4096, 4096] : fp8_e4m3 scaled 128x128
+output C[4096, 4096] : bf16
+computes C = A * B.T
+queue compute { engine = sm }
+stage mm on compute { gemm C = A * B.T }
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "obstacle", "help_"),
+    [
+        (of("b200-switch"), "operands are scaled 1x128 and 128x128, which cuBLASLt takes on sm_90 alone",
+         "scale both by tensor, or take a Hopper GPU: the vendor's library then takes such products"),
+        (of("h200-switch", "sm_89"), "operands are scaled 1x128 and 128x128, which cuBLASLt takes on sm_90 alone",
+         "scale both by tensor, or take a Hopper GPU: the vendor's library then takes such products"),
+        (of("mi300x-mesh", "gfx908"), "operands are fp8_e4m3, which nobody has tried with hipBLASLt",
+         "take bf16 or fp16 operands: the vendor's library then takes such products"),
+    ],
+)  # fmt: skip
+def test_nobody_is_sent_to_a_library_that_takes_no_such_scales(machine: Machine, obstacle: str, help_: str) -> None:
+    (told,) = lint(build(ficco_dsl.parse(SCALED, "one.ficco"), 1, {}), machine)
+    assert told.message.endswith(f"the vendor's library does not do this: {obstacle} ({machine.device.name})")
+    assert told.help == help_
+
+
 def test_the_kernel_that_is_made_for_the_device_is_told_of_by_nobody() -> None:
     for machine in (of("h200-switch"), of("mi300x-mesh"), of("h200-switch", "sm_80"), of("h200-switch", "sm_86")):
         assert compiled(machine)[1] == ()

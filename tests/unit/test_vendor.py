@@ -128,13 +128,15 @@ def scaled(gemm: str = "gemm C = X * Y.T", machine: str = "h200-switch", **param
         ("gemm C = X * Y.T gemm C += X * Y.T", "h200-switch", {},
          "it rounds a sum to bf16 before it adds a matrix; add by a reduce, or to an fp32 tensor"),
         ("gemm C = X * Y.T", "b200-switch", {},
-         "operands are scaled 1x128 and 128x128, which cuBLASLt takes on sm_90 alone"),
+         "operands are scaled 1x128 and 128x128, which cuBLASLt takes on sm_90 alone; "
+         "scale both by tensor, or take a Hopper GPU"),
         ("gemm C = X * Y.T", "b200-switch", {"A": "fp8_e4m3 scaled row", "B": "fp8_e4m3 scaled row"},
-         "operands are scaled row and row, which cuBLASLt takes on sm_90 alone"),
+         "operands are scaled row and row, which cuBLASLt takes on sm_90 alone; "
+         "scale both by tensor, or take a Hopper GPU"),
         ("gemm C = X * Y.T", "a100-switch", {"A": "fp8_e4m3", "B": "fp8_e4m3"},
          "operands are fp8_e4m3, which cuBLASLt takes since sm_89"),
         ("gemm C = X * Y.T", "mi300x-mesh", {},
-         "operands are fp8_e4m3, which nobody has tried with hipBLASLt; leave out kernel = vendor"),
+         "operands are fp8_e4m3, which nobody has tried with hipBLASLt; take bf16 or fp16 operands"),
     ],
 )  # fmt: skip
 def test_scaled_products_that_the_library_does_not_make_are_refused_with_the_reason(
