@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.errors import ScheduleError
+from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select import heuristics
@@ -108,3 +108,14 @@ def test_what_is_too_much_to_be_modelled_at_once_is_chosen_without_a_time() -> N
     assert (made.schedule, made.predicted, made.mode) == ("ag_gemm/hierarchical", None, "graph")
     assert made.why[-1] == "a graph: a run has so many commands that on streams the host would be late"
     assert not made.runners_up
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [({"fast": 1}, "fast = 1 is for products of fp8"), ({"T": "fp8_e5m2"}, "one at least is fp8_e4m3")],
+)
+def test_rules_choose_nothing_that_cannot_be_compiled(given: dict[str, object], reason: str) -> None:
+    sizes: dict[str, object] = {"M": 512, "N": 512, "K": 512, **given}
+    made = choose("ag_gemm", 2, profile("h200-switch", 2), "rules", sizes=sizes)
+    with pytest.raises(UsageError, match=f"ag_gemm/oneshot cannot be chosen for these sizes: .*{reason}"):
+        assert made.options

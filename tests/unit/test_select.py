@@ -298,17 +298,6 @@ def test_a_file_of_ones_own_is_a_candidate_and_is_proven(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [({"fast": 1}, "fast = 1 is for products of fp8"), ({"T": "fp8_e5m2"}, "one at least is fp8_e4m3")],
-)
-def test_rules_choose_nothing_that_cannot_be_compiled(given: dict[str, object], reason: str) -> None:
-    sizes: dict[str, object] = {"M": 512, "N": 512, "K": 512, **given}
-    made = choose("ag_gemm", 2, profile("h200-switch", 2), "rules", sizes=sizes)
-    with pytest.raises(UsageError, match=f"ag_gemm/oneshot cannot be chosen for these sizes: .*{reason}"):
-        assert made.options
-
-
 def test_rules_take_less_than_a_millisecond() -> None:
     choose("ag_gemm", 8, sizes=LAYER)
     best = min(_seconds(lambda: choose("ag_gemm", 8, sizes=LAYER)) for _ in range(20))
