@@ -129,11 +129,11 @@ def decode(ranks: int, each: int, steps: int) -> bool:
 
 def kernels(layer: Layer, stream: int) -> None:
     """Captures the kernels and copies of a layer's operation on one stream. Those that wait for flags come last."""
-    executor = layer.operation.executor(ROWS)
-    bound = executor._bindings.known(_key(layer))
+    prepared = layer.operation._prepared[_key(layer)]
+    bound = prepared.bound()
     assert bound is not None
     binding: Any = bound.binding
-    driver: Any = executor.driver
+    driver: Any = prepared.executor.driver
     plan, binder = binding.plans.of("embedded"), driver._binder
     actions = [action for action in plan.body if isinstance(action, LaunchKernel | CopyMemory)]
     actions.sort(key=lambda a: isinstance(a, LaunchKernel) and any(w.waits for w in plan.launches[a.launch].works))

@@ -80,10 +80,10 @@ def main(each: int, number: int) -> bool:
         with torch.cuda.graph(graph, stream=streams[0]):
             outputs = [one.ours() for one in captured]
         for _ in range(REPLAYS):
-            for one in captured:
-                for tensor in one.inputs():
-                    tensor.copy_(torch.randint(-1, 2, tensor.shape, device="cuda"))
             with torch.cuda.stream(streams[0]):
+                for one in captured:
+                    for tensor in one.inputs():
+                        tensor.copy_(torch.randint(-1, 2, tensor.shape, device="cuda"))
                 graph.replay()
             torch.cuda.synchronize()
             for result, one in zip(outputs, captured, strict=True):
