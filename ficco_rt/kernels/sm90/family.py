@@ -16,15 +16,34 @@ from ..gemm_launch import ALIGNMENT, MatrixGemm, gemm_of
 from ..leaving import NO_ROOM, footprint, shapes
 from ..occupancy import Limits, window
 from ..pace import Pace
+from ..signature import Signature
 from ..tile_table import count
 from ..works import Work, only
-from .choice import band, choose, split_k_of, wait_groups, whole_lines
+from .choice import Choice, band, choose, split_k_of, wait_groups, whole_lines
 from .cost import PROMOTION, WaitGroup, pace
 from .tables import PackedLaunch, build, refusal
 from .variants import ARCH, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
 
 _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
-_chosen = lru_cache(maxsize=4096)(choose)
+
+
+@lru_cache(maxsize=256)
+def _takers(odd: bool, signature: Signature) -> tuple[Variant, ...]:
+    """The variants for such a product; with `odd` those of any height or width, too."""
+    return tuple(v for v in ((*VARIANTS, *ODD) if odd else VARIANTS) if v.takes(signature))
+
+
+@lru_cache(maxsize=4096)
+def _chosen(
+    rows: Sequence[int], columns: Sequence[int], k: int, sms: int, smem: int, late: Sequence[WaitGroup], addends: int,
+    throttled: bool, odd: bool, lines: tuple[bool, bool], signature: Signature,
+) -> Choice:  # fmt: skip
+    """NOTE a plan has hundreds of launches: hashing all variants for each of them takes as long as all else."""
+    variants = _takers(odd, signature)
+    return choose(
+        rows, columns, k, sms, signature.right_transposed, smem, late, addends, throttled, variants, lines,
+        signature.scaling,
+    )  # fmt: skip
 
 
 def _merged(works: Sequence[Work], private: frozenset[int]) -> tuple[MatrixGemm, tuple[tuple[int, ...], ...]] | str:
@@ -68,18 +87,15 @@ class Sm90(Family[Variant]):
         if isinstance(left, str):
             return left
         gemm, _ = found
-        signature, most, least, variants = gemm.signature, left.most - _ROUNDED, left.least, VARIANTS
+        signature, most, least = gemm.signature, left.most - _ROUNDED, left.least
         transposed, scaling, item = signature.right_transposed, signature.scaling, signature.item
         throttled = _throttled(request, gemm)
         plain = not (request.streamed or throttled or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
-        if plain and not any(w.accumulate for w in gemm.works):
-            variants = (*VARIANTS, *ODD)
-        if request.leave:
-            room = self._leaving(gemm, request, limits)
-            if room is None:
-                return NO_ROOM
-            variants, least, most = room
-        variants = tuple(v for v in variants if v.takes(signature))
+        odd = plain and not any(w.accumulate for w in gemm.works)
+        room = self._leaving(gemm, request, limits) if request.leave else (_takers(odd, signature), least, most)
+        if room is None:
+            return NO_ROOM
+        variants, least, most = room
         if all(v.stages(most, transposed, scaling) < 2 for v in variants):
             return f"no variant fits {left.most} bytes of shared memory"
         late: tuple[WaitGroup, ...] = ()
@@ -87,20 +103,13 @@ class Sm90(Family[Variant]):
             late = wait_groups(gemm.works, gemm.depth, request.arrival, item)
         sms = request.sms or limits.sms
         lines, depth = whole_lines(gemm.works, item), gemm.depth * item // 2
-        made = _chosen(
-            gemm.rows,
-            gemm.columns,
-            depth,
-            sms,
-            transposed,
-            most,
-            late,
-            gemm.addends,
-            throttled,
-            variants,
-            lines,
-            scaling,
-        )
+        rows, columns, addends = gemm.rows, gemm.columns, gemm.addends
+        if request.leave:
+            made = choose(
+                rows, columns, depth, sms, transposed, most, late, addends, throttled, variants, lines, scaling
+            )
+        else:
+            made = _chosen(rows, columns, depth, sms, most, late, addends, throttled, odd, lines, signature)
         v, stages = made.variant, made.stages
         smem = request.smem if request.smem is not None else max(v.smem(stages, transposed, scaling), least)
         return Chosen(self.name, v.name, (*v.tile, signature.step), stages, smem, request.residency, request.sms)
