@@ -160,8 +160,8 @@ def choose(
                     * cost.alone(v, last.rows, columns, k, sms, addends, together, cost.LINES, right_transposed)[0]
                 )
                 estimate = max(estimate, start + span, last.last + after)
-        if v.odd:
-            alone, estimate = alone / cost.ODD, estimate / cost.ODD
+        handicap = cost.handicap(v, rows, columns, k, sms) if together else 1.0
+        alone, estimate = alone * handicap, estimate * handicap
         stages = v.stages(smem, right_transposed, scaling)
         if plain:
             stages = cost.stages(v, rows, columns, parts_of_tail, sms, stages)
