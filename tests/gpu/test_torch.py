@@ -1,6 +1,7 @@
 """`ficco_rt.torch.install()` on GPUs: random calls, captures and host time (`symm_mem`), in two processes that have a
-GPU each or share one; and others' own tests of what calls the operators, from checkouts that FICCO_PYTORCH (of the
-version that is installed) and FICCO_TORCHTITAN name."""
+GPU each or share one; and others' own tests, from checkouts: of what calls the operators (FICCO_PYTORCH names one of
+the version that is installed, FICCO_TORCHTITAN), and of fp8 by blocks with ficco in place of vLLM's kernels
+(FICCO_VLLM)."""
 
 from __future__ import annotations
 
@@ -43,6 +44,13 @@ def test_others_own(part: str) -> None:
     if not checkout:
         pytest.skip(f"{variable} names no checkout")
     apart(theirs, checkout, file, which, limit=600)
+
+
+def test_vllms_own(gpus: int) -> None:
+    checkout = os.environ.get("FICCO_VLLM")
+    if not checkout:
+        pytest.skip("FICCO_VLLM names no checkout")
+    apart(launched, "vllm", 1 if gpus > 1 else 2, {"checkout": str(Path(checkout).resolve())}, limit=600)
 
 
 def theirs(checkout: str, file: str, which: str) -> bool:

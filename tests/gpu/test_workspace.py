@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_decode_steps_of_two_processes(gpus: int, long: int) -> None:
     apart(launched, "decode", 1 if gpus > 1 else 2, {"steps": steps}, limit=LIMIT * long)
 
 
-def launched(module: str, each: int, more: dict[str, int]) -> bool:
+def launched(module: str, each: int, more: Mapping[str, object]) -> bool:
     asked = json.dumps({"ranks": 2, "each": each, **more})
     command = [
         sys.executable,
