@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import ficco_dsl
@@ -33,7 +34,10 @@ from .plan.prove import prove as prove_plan
 def load(name_or_path: str | Path) -> Schedule:
     """Read and parse a schedule: a path, or a name in the library such as `ag_gemm/serial`."""
     path = shipped.find(str(name_or_path))
-    return ficco_dsl.parse_bytes(atomic.read_bytes(path), shipped.shown(path))
+    return parsed(atomic.read_bytes(path), shipped.shown(path))
+
+
+parsed = lru_cache(maxsize=256)(ficco_dsl.parse_bytes)  # a process compiles a text for many sizes
 
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:

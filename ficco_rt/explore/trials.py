@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from itertools import product
 
-import ficco_dsl
 from ficco_dsl.nodes import Schedule
 
+from ..compiler import parsed
 from ..errors import UsageError
 from ..files import atomic, shipped
 from ..files.arguments import near
@@ -31,7 +30,8 @@ class Trial:
 
     def parsed(self) -> Schedule:
         """The syntax tree of the text. Raises ScheduleError: the text is no schedule."""
-        return _parsed(self.text, self.schedule)
+        name = self.schedule
+        return parsed(self.text, name if name.endswith(shipped.SUFFIX) else f"schedules/{name}{shipped.SUFFIX}")
 
     def on(self, machine: Machine) -> Trial:
         """The trial with the machine's number of GPUs a node, if the schedule has such a param and the sweep leaves it
@@ -40,12 +40,6 @@ class Trial:
         if not self.trusted or "node" not in open_:
             return self
         return replace(self, params=(*self.params, ("node", min(machine.node, machine.ranks))))
-
-
-@lru_cache(maxsize=256)
-def _parsed(text: bytes, name: str) -> Schedule:
-    path = name if name.endswith(shipped.SUFFIX) else f"schedules/{name}{shipped.SUFFIX}"
-    return ficco_dsl.parse_bytes(text, path)
 
 
 def baseline(operation: str) -> Trial:

@@ -96,6 +96,7 @@ def test_nothing_but_values_is_read_or_written(kept: Store, tmp_path: Path, monk
 def test_the_oldest_entries_go(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     size = entry(kept).stat().st_size
     monkeypatch.setattr(store, "MOST", 4 * size)
+    monkeypatch.setattr(store, "EVERY", 1)
     for number in range(6):
         kept.put(number, VALUE)
         for path in kept.folder.glob("*.entry"):
