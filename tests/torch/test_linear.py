@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import cases
-from tests.torch.processes import together
+from tests.torch.processes import launched, together
 from tests.unit import pages
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
@@ -38,7 +38,7 @@ EXAMPLES = (
 @pytest.mark.parametrize("command", EXAMPLES if cases.ALL else EXAMPLES[:2])
 def test_examples(command: str) -> None:
     script, *arguments = command.split()
-    said = _torchrun(ROOT / "examples" / script, *arguments)
+    said = launched(ROOT / "examples" / script, *arguments)
     assert ("all rows right" if "serving" in script else "ficco ") in said
 
 
