@@ -3,6 +3,7 @@ imported PyTorch and what the tests need, which takes seconds."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import runpy
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 LIMIT = 150.0  # seconds
+PRELOADED = ["tests.torch.parts", "tests.torch.linear_cases", "torch._dynamo", "torch.testing._internal.optests"]
 
 
 def together(size: int, function: str, *arguments: object) -> None:
@@ -38,7 +40,7 @@ def launched(script: Path, *arguments: str) -> str:
 
 def _started(size: int, what: Callable[..., None], *arguments: object) -> None:
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tests.torch.parts", "tests.torch.linear_cases"])
+    context.set_forkserver_preload(PRELOADED)
     ends, processes = [], []
     try:
         for rank in range(size):
@@ -71,6 +73,7 @@ def _told(end: Connection, until: float) -> str:
 
 
 def _process(end: Connection, what: Callable[..., None], *arguments: object) -> None:
+    gc.freeze()  # what is there need not be looked at
     try:
         what(*arguments)
     except BaseException:  # noqa: BLE001 - it is told there
