@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from tools.bench.measure import (
 )
 from tools.bench.ours import ways
 from tools.bench.peers import multicast
-from tools.bench.scenarios import DECODE_ROWS, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
+from tools.bench.scenarios import DECODE_ROWS, DEFAULT_FILE, OPERATIONS, SCALES, Scenario, chosen, decode, load
 from tools.bench.stats import Spread, geomean, slowest, spread, tolerance, work
 from tools.bench.variants import CHOICES, MODES, SENT, variants
 from tools.bench.workers import Crew, Turn
@@ -101,7 +102,11 @@ def test_tall_products_are_made_of_less_than_is_usually_sent(ranks: int) -> None
         ),
         (
             '{"ag_gemm": [{"name": "a", "M": 8, "N": 8, "K": 8, "k": 8}]}',
-            "FILE: ag_gemm[0] (a): 'k' is not known; a scenario has name, M, N, K and transb",
+            "FILE: ag_gemm[0] (a): 'k' is not known; a scenario has name, M, N, K, transb, scales",
+        ),
+        (
+            '{"ag_gemm": [{"name": "a", "M": 8, "N": 8, "K": 8, "scales": "8x8"}]}',
+            'FILE: ag_gemm[0] (a): scales are 1x128 or row; it is "8x8"',
         ),
         (
             '{"ag_gemm": [{"name": "a", "M": 8, "N": 8, "K": 8}, {"name": "a", "M": 8, "N": 8, "K": 8}]}',
@@ -128,6 +133,10 @@ def test_choosing_scenarios() -> None:
         chosen([Scenario("ag_gemm", "a", 10, 6, 3)], [], 4)
     with pytest.raises(UsageError, match=r"^rs a: K = 3: not a multiple of 4 GPUs$"):
         chosen([Scenario("gemm_rs", "a", 8, 6, 3)], [], 4)
+    with pytest.raises(
+        UsageError, match=r"^rs a fp8 row: N = 64 and K = 256 on a GPU: with scales N is a multiple of 128"
+    ):
+        chosen([Scenario("gemm_rs", "a", 8, 64, 1024, 1, "row")], [], 4)
 
 
 def test_decode_sizes() -> None:
@@ -142,6 +151,21 @@ def test_shapes_of_a_rank_are_those_of_the_shipped_schedules() -> None:
         plan = ficco_rt.compile(f"{operation}/serial", 4, **scenario.sizes)
         given = {t.name: set(t.shapes) for t in plan.tensors if t.kind != "scratch"}
         assert given == {name: {shape} for name, shape in scenario.shapes(4).items()}
+
+
+def test_layouts_of_scaled_operands_are_those_of_the_shipped_schedules() -> None:
+    for operation, scales in product(OPERATIONS, SCALES):
+        scenario = Scenario(operation, "x", 64, 512, 2048, 1, scales)
+        plan = ficco_rt.compile(f"{operation}/serial", 4, **scenario.sizes)
+        given = {t.name: prod(t.shapes[0]) for t in plan.tensors if t.kind != "scratch"}
+        layouts = scenario.layouts(4)
+        assert {name: prod(layouts[name][0]) for name in "ABC"} == {name: given[name] for name in "ABC"}
+        for name in "AB":
+            shape, blocks = layouts[name]
+            assert blocks is not None
+            assert given[f"{name}.scales"] == prod(shape) // prod(blocks)
+    one = work(Scenario("ag_gemm", "x", 8192, 10240, 8192, 1, "1x128"), 2)
+    assert one.bytes_sent == 4096 * (8192 + 4 * 64)
 
 
 # ---- figures

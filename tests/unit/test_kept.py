@@ -70,7 +70,7 @@ def test_a_row_is_a_line() -> None:
 def test_what_is_the_same_measurement() -> None:
     assert ROW.label == "streamed chunks=4 deep=1:1 graph"
     assert ROW.key == (*ROW.place, "ag_gemm/streamed", '{"chunks": 4, "deep": [1, 1]}', "graph")
-    assert ROW.place == ("ag_gemm", 64, 32, 128, 0, 4, True, 1)
+    assert ROW.place == ("ag_gemm", 64, 32, 128, 0, "", 4, True, 1)
     assert Measurement(AG, 4, False, "limit gemm", (), "calls").label == "limit gemm calls"
 
 

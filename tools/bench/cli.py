@@ -21,7 +21,7 @@ from . import crews, kept, report
 from .crews import KINDS, Join
 from .gpus import ended, find_gpus
 from .measure import PROCESSES, Row, Settings, measure
-from .scenarios import DECODE_FEW, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
+from .scenarios import DECODE_FEW, DEFAULT_FILE, OPERATIONS, SCALES, Scenario, chosen, decode, load
 from .variants import CHOSEN, MODES, Variant, variants
 
 QUICK_ROWS = ("qkv70b_2k", "qkv8b_16k", "o8b_16k", "decode_64")  # of `--processes --quick`
@@ -34,6 +34,7 @@ takes part where it is installed.
     python -m tools.bench                                  # the 14 rows of tools/bench/scenarios.json
     python -m tools.bench --decode                         # M = 16 … 2048
     python -m tools.bench --only qkv70b --quick            # a first look
+    python -m tools.bench --scales 1x128                   # fp8 with scales of blocks
     python -m tools.bench --ranks 8                        # on two GPUs: what a rank of eight takes
     python -m tools.bench --processes                      # a process a GPU beside one process: 14 rows and decode
     torchrun --nproc-per-node 2 -m tools.bench --processes # the same in the processes of a launcher (mpirun, srun)
@@ -52,6 +53,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--decode", action="store_true", help="sizes of a few tokens, instead of a file")
     add("--only", action="append", default=[], metavar="TEXT", help="scenarios whose name contains TEXT; repeatable")
     add("--transb", action="store_true", help="weights stored transposed, as nn.Linear stores them")
+    add(
+        "--scales",
+        choices=tuple(SCALES),
+        help="fp8_e4m3 with such scales, 1x128 beside 128x128; weights as by --transb",
+    )
     add("--gpus", type=_from(2), metavar="N", help="GPUs, one a rank (default: all)")
     add("--ranks", type=_from(2), metavar="R", help="on two GPUs, what a rank of R takes; ours and the limit")
     add("--processes", action="store_true", help="ours also in a process a GPU, as it is chosen for the sizes")
@@ -109,8 +115,9 @@ def bench(options: argparse.Namespace, join: Join | None = None) -> int:
     scenarios, notes = _scenarios(options)
     gpus = find_gpus(options.gpus)
     ranks = _ranks(options.ranks, gpus)
-    if options.transb:
-        scenarios = tuple(replace(scenario, transb=1) for scenario in scenarios)
+    if options.transb or options.scales:
+        changed = {"transb": 1} | ({"scales": options.scales} if options.scales else {})
+        scenarios = tuple(replace(scenario, **changed) for scenario in scenarios)
     picked = chosen(scenarios, options.only, ranks)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -18,7 +18,7 @@ from ficco_rt.plan.ir import Plan
 from ficco_rt.process.group import Group
 
 from .clock import Clock
-from .data import off
+from .data import empty, off
 from .measure import first_line
 from .scenarios import Scenario
 from .variants import MODES, Variant
@@ -74,11 +74,9 @@ class Executors:
     def begin(self, scenario: Scenario) -> dict[str, str | None]:
         """Tensors of a scenario, instead of those before; contestants that need no executor."""
         self.keep(())
-        torch = self._torch
         self._scenario = scenario
         self._tensors = {
-            name: [torch.empty(shape, dtype=torch.bfloat16, device=d) for d in self._devices]
-            for name, shape in scenario.shapes(self._ranks).items()
+            name: [empty(layout, d) for d in self._devices] for name, layout in scenario.layouts(self._ranks).items()
         }
         return {}
 

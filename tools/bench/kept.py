@@ -9,8 +9,9 @@
 Times are microseconds, of a single run and of a run back to back; where only the median is known, it stands alone.
 `schedule` is a shipped schedule, a peer (`nccl`, `asynctp`, `nccl-ce`, `cublasmp`), `limit gemm` or `limit copies`.
 `mode` is `graph`, `streams` (a peer's or a limit's: `calls`) or null, where the source does not tell it. `transb` is 1
-where the weight was stored transposed. `on_two`: two GPUs stood for the ranks. `processes`: how many ran ours, if more
-than one did. `screening`: measured once, before the rounds of the fastest. `failed` says why there is no time.
+where the weight was stored transposed; `scales`: those of fp8. `on_two`: two GPUs stood for the ranks. `processes`: how
+many ran ours, if more than one did. `screening`: measured once, before the rounds of the fastest. `failed` says why
+there is no time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ficco_rt.errors import UsageError
 from ficco_rt.files.atomic import read_text, write_atomic
 
 from .measure import OURS, PROCESSES, TWIN, Entry, Row, Settings
-from .scenarios import OPERATIONS, Scenario
+from .scenarios import OPERATIONS, SCALES, Scenario
 from .stats import Spread
 from .variants import MODES, Variant
 
@@ -82,7 +83,7 @@ class Measurement:
     def place(self) -> tuple[object, ...]:
         """What is compared with one another: the operation, its sizes, and what it ran on."""
         s = self.scenario
-        return (s.operation, s.m, s.n, s.k, s.transb, self.ranks, self.on_two, self.processes)
+        return (s.operation, s.m, s.n, s.k, s.transb, s.scales, self.ranks, self.on_two, self.processes)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -168,6 +169,8 @@ def _record(row: Measurement) -> dict[str, object]:
     }  # fmt: skip
     if s.transb:
         found["transb"] = s.transb
+    if s.scales:
+        found["scales"] = s.scales
     for name, figure in (("single", row.single), ("loop", row.loop)):
         if figure is not None:
             known = {k: _rounded(v) for k, v in asdict(figure).items() if v is not None}
@@ -233,9 +236,11 @@ def _row(row: object, where: str) -> Measurement:
     mode, params = row.get("mode"), _of(row, "params", dict, where)
     if mode not in (None, *MODES, *PEER_MODES):
         raise UsageError(f"{where}: mode is one of {', '.join(MODES)}, calls, null; it is {json.dumps(mode)}")
-    failed, error = row.get("failed"), row.get("rel_err")
+    failed, error, scales = row.get("failed"), row.get("rel_err"), row.get("scales", "")
+    if scales not in ("", *SCALES):
+        raise UsageError(f"{where}: scales are {' or '.join(SCALES)}; it is {json.dumps(scales)}")
     return Measurement(
-        scenario=Scenario(operation, _of(row, "name", str, where), m, n, k, int(row.get("transb") == 1)),
+        scenario=Scenario(operation, _of(row, "name", str, where), m, n, k, int(row.get("transb") == 1), scales),
         ranks=ranks,
         on_two=_of(row, "on_two", bool, where),
         schedule=_of(row, "schedule", str, where),

@@ -83,12 +83,12 @@ class Member(Executors):
         return {TWIN + key: answer[key] for key in keys}
 
     def data(self, seed: int) -> None:
-        scenario, shapes = self._scenario, self._scenario.shapes(self._ranks)
+        scenario, layouts = self._scenario, self._scenario.layouts(self._ranks)
         (device,) = self._devices
         for name in OPERANDS:
             fill(self._tensors[name][0], name, self._rank, scenario.k, seed)
-        a, b = (partial(operand(shapes, scenario.k, seed, device), name) for name in OPERANDS)
-        asked = scenario.collective, shapes["C"], self._ranks, self._rank
+        a, b = (partial(operand(layouts, scenario.k, seed, device), name) for name in OPERANDS)
+        asked = scenario.collective, layouts["C"][0], self._ranks, self._rank
         self._reference = [reference(*asked, a, b, device, scenario.transb)]
         self._wait()
 

@@ -18,13 +18,16 @@ from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 
 from .clock import Clock, meeting
-from .data import OPERANDS, fill, off, reference
+from .data import OPERANDS, empty, fill, off, plain, reference
 from .executors import Contestant, Executors, ask_for_connections
 from .measure import COPIES, GEMM
 from .on_two import on_two
+from .scaled import Product, products
 from .scenarios import Scenario
 from .selected import picked
 from .variants import CHOSEN, Variant, variants
+
+TRIALS = 10  # runs of one of several libraries, to find the fastest
 
 
 class Ours(Executors):
@@ -41,6 +44,7 @@ class Ours(Executors):
         self._of_two = gpus < ranks
         self._places = (0, ranks // 2) if self._of_two else tuple(range(ranks))  # the rank of each GPU
         self._own: dict[str, list[Any]] = {}  # the yardsticks'
+        self._products: list[Product] = []  # of scaled operands, on each GPU
         for a in devices:  # peer access, for the yardstick's copies
             for b in devices:
                 torch.zeros(1, device=a).to(b)
@@ -63,7 +67,7 @@ class Ours(Executors):
 
     def keep(self, keys: Sequence[str]) -> None:
         if not keys:
-            self._own = {}
+            self._own, self._products = {}, []
         super().keep(keys)
 
     # ---- data
@@ -75,7 +79,7 @@ class Ours(Executors):
         self._wait()
         if self._of_two:
             return
-        a, b = (self._tensors[name].__getitem__ for name in OPERANDS)
+        a, b = (partial(lambda name, rank: plain(self._tensors[name][rank]), name) for name in OPERANDS)
         collective, shape = self._scenario.collective, self._scenario.shapes(self._ranks)["C"]
         self._reference = [
             reference(collective, shape, self._ranks, rank, a, b, device, self._scenario.transb)
@@ -97,19 +101,29 @@ class Ours(Executors):
 
     def _yardsticks(self, scenario: Scenario) -> None:
         """The own tensors: `left` and `out` of the whole GEMM, `land`, where the peers' pieces come in."""
-        torch = self._torch
-        m, n, k = scenario.m, scenario.n, scenario.k
+        m, n, gathers = scenario.m, scenario.n, scenario.gathers
+        (_, k), blocks = scenario.layouts(self._ranks)["A"]
 
-        def each(rows: int, columns: int) -> list[Any]:
-            return [torch.zeros(rows, columns, dtype=torch.bfloat16, device=d) for d in self._devices]
+        def each(columns: int, blocks: tuple[int, int] | None = None) -> list[Any]:
+            made = [empty(((m, columns), blocks), d) for d in self._devices]
+            for tensor in made:
+                for part in _parts(tensor):
+                    part.zero_()
+            return made
 
-        gathers = scenario.gathers
         self._own = (
-            {"land": each(m, k), "out": self._tensors["C"]} if gathers else {"land": each(m, n), "out": each(m, n)}
+            {"land": each(k, blocks), "out": self._tensors["C"]} if gathers else {"land": each(n), "out": each(n)}
         )
         self._own["left"] = self._own["land"] if gathers else self._tensors["A"]
         if scenario.collective == "all_reduce":
-            self._own["back"] = each(m, n)
+            self._own["back"] = each(n)
+        if scenario.scales:
+            each_gpu = zip(self._own["left"], self._tensors["B"], self._own["out"], strict=True)
+            made = [products(*of) for of in each_gpu]
+            self._products = min(
+                ([of[name] for of in made] for name in made[0]),
+                key=lambda of: max(self._clock.time(lambda: self._multiply(of), TRIALS, self._wait)),
+            )
         self._pushes = [self._pushes_of(gpu) for gpu in range(len(self._devices))]
         self._contestants[GEMM] = Contestant(self._gemm, self._wait)
         self._contestants[COPIES] = Contestant(self._copies, self._wait)
@@ -118,20 +132,28 @@ class Ours(Executors):
         """(destination, source, bytes) of what the GPU's rank sends to rank + 1, rank + 2, …"""
         own, ranks = self._own, self._ranks
         gathers = self._scenario.gathers
-        source = self._tensors["A"][gpu] if gathers else own["out"][gpu]
-        pieces = [source] * ranks if gathers else source.chunk(ranks)
         way = ways(gpu, self._places, ranks)
-        pairs = [(own["land"][to].chunk(ranks)[place], pieces[peer]) for peer, to, place in way]
-        if "back" in own:
-            mine = source.chunk(ranks)[self._places[gpu]]
-            pairs += [(own["back"][to].chunk(ranks)[place], mine) for _, to, place in way]
+        pairs: list[tuple[Any, Any]] = []
+        for i, source in enumerate(_parts(self._tensors["A"][gpu] if gathers else own["out"][gpu])):
+            pieces = [source] * ranks if gathers else source.chunk(ranks)
+            pairs += [(_parts(own["land"][to])[i].chunk(ranks)[place], pieces[peer]) for peer, to, place in way]
+            if "back" in own:
+                mine = source.chunk(ranks)[self._places[gpu]]
+                pairs += [(own["back"][to].chunk(ranks)[place], mine) for _, to, place in way]
         return [(to.data_ptr(), source.data_ptr(), source.nbytes) for to, source in pairs]
 
     def _gemm(self) -> None:
         own = self._own
+        if self._scenario.scales:
+            return self._multiply(self._products)
         for i, stream in enumerate(self._streams):
             with self._torch.cuda.stream(stream):
                 self._torch.mm(own["left"][i], self._scenario.weight(self._tensors["B"][i]), out=own["out"][i])
+
+    def _multiply(self, of: Sequence[Product]) -> None:
+        for stream, product in zip(self._streams, of, strict=True):
+            with self._torch.cuda.stream(stream):
+                product.run()
 
     def _copies(self) -> None:
         from cuda.bindings import driver
@@ -143,19 +165,25 @@ class Ours(Executors):
                     if code:
                         raise DeviceError(f"cuMemcpyDtoDAsync of {size} bytes from {device}: {code.name}")
 
+    def _prepare(self) -> None:
+        """Left scales in the order that the library wants."""
+        for product in self._products:
+            product.prepare()
+
     def _check_yardstick(self, key: str) -> float:
         """Both in the order of the operation: then the copies have brought what the GEMM needs, or made."""
         torch, own = self._torch, self._own
-        for name in ("land", "out"):
-            for tensor in own[name]:
-                tensor.fill_(float("nan"))
+        for tensor in own["land"] + own["out"]:
+            for part in _parts(tensor):
+                part.fill_(float("nan"))
         self._wait()
         gathers = self._scenario.gathers
         if gathers:
             for rank, land in enumerate(own["land"]):
-                land.chunk(self._ranks)[rank].copy_(self._tensors["A"][rank])
+                for part, mine in zip(_parts(land), _parts(self._tensors["A"][rank]), strict=True):
+                    part.chunk(self._ranks)[rank].copy_(mine)
             self._wait()
-        for step in (self._copies, self._gemm) if gathers else (self._gemm, self._copies):
+        for step in (self._copies, self._prepare, self._gemm) if gathers else (self._prepare, self._gemm, self._copies):
             step()
             self._wait()
         worst = 0.0
@@ -168,6 +196,11 @@ class Ours(Executors):
                     wanted = wanted.chunk(self._ranks)[rank]
             worst = max(worst, off(result, wanted))
         return worst
+
+
+def _parts(tensor: Any) -> Sequence[Any]:
+    """A tensor, or a pair's values and scales."""
+    return tensor if isinstance(tensor, tuple) else (tensor,)
 
 
 def ways(gpu: int, places: Sequence[int], ranks: int) -> list[tuple[int, int, int]]:

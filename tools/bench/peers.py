@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from .clock import Clock
-from .data import OPERANDS, fill, off, operand, reference
+from .data import OPERANDS, empty, fill, off, operand, reference
 from .measure import first_line
+from .scaled import products
 from .scenarios import Scenario
 from .workers import Turn
 
 PEERS = ("nccl", "asynctp", "nccl-ce")
 CE_LOG = "Init CE"  # what NCCL writes when its copy-engine path is first taken
+BF16 = "measured on bf16 alone"
 WARM = 3  # eager runs before a capture
 TRIALS = 10  # runs of one of several ways, to find the fastest
 SWITCHES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -60,6 +62,7 @@ class Peer:
     all scenarios: NCCL's copy-engine path needs memory of its own, registered once."""
 
     kinds: tuple[str, ...] = PEERS
+    scaled: tuple[str, ...] = ("nccl", "asynctp")  # those of the kinds that take scaled fp8
     errors: tuple[type[Exception], ...] = (AttributeError, TypeError, RuntimeError)  # of a kind that cannot be measured
 
     def __init__(
@@ -137,10 +140,9 @@ class Peer:
 
     def load(self, scenario: Scenario) -> dict[str, str | None]:
         self.keep(())
-        torch = self._torch
         self._scenario = scenario
-        for name, shape in scenario.shapes(self._ranks).items():
-            self._tensors[name] = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
+        for name, layout in scenario.layouts(self._ranks).items():
+            self._tensors[name] = empty(layout, self._device)
         for name in OPERANDS:
             fill(self._tensors[name], name, self._rank, scenario.k, 0)
         self._tensors["B"] = scenario.weight(self._tensors["B"])
@@ -148,7 +150,7 @@ class Peer:
         for kind in (kind for kind in self.kinds if kind not in self._skip):
             key = f"{kind} graph"
             try:
-                made = self._made(kind)
+                made = BF16 if scenario.scales and kind not in self.scaled else self._made(kind)
                 if not isinstance(made, str):
                     for _ in range(WARM):
                         made.run()
@@ -224,48 +226,81 @@ class Peer:
         self._dist.all_reduce(found, self._dist.ReduceOp.MAX)
         return float(found.item())
 
-    def _nccl(self) -> Contestant:
+    def _nccl(self) -> Contestant | str:
+        """The product is cuBLAS's; of scaled operands that of the fastest library."""
         torch, dist, t = self._torch, self._dist, self._tensors
         a, b, c = t["A"], t["B"], t["C"]
         scenario = self._scenario
+        whole, product = a, c
         if scenario.gathers:
-            middle = a.new_empty(self._scenario.m, self._scenario.k)
-
-            def run() -> None:
-                dist.all_gather_into_tensor(middle, a)
-                torch.mm(middle, b, out=c)
+            (_, k), blocks = scenario.layouts(self._ranks)["A"]
+            whole = empty(((scenario.m, k), blocks), self._device)
         elif scenario.collective == "reduce_scatter":
-            middle = a.new_empty(self._scenario.m, self._scenario.n)
+            product = c.new_empty(scenario.m, scenario.n)
 
-            def run() -> None:
-                torch.mm(a, b, out=middle)
-                dist.reduce_scatter_tensor(c, middle)
-        else:
-            middle = c
+        def gather() -> None:
+            if not isinstance(a, tuple):
+                dist.all_gather_into_tensor(whole, a)
+                return
+            with dist._coalescing_manager(device=self._device):
+                for to, part in zip(whole, a, strict=True):
+                    dist.all_gather_into_tensor(to.view(torch.uint8), part.view(torch.uint8))
 
-            def run() -> None:
-                torch.mm(a, b, out=c)
-                dist.all_reduce(c)
+        calls: dict[str, tuple[Callable[[], object], ...]] = {"cuBLAS": (partial(torch.mm, whole, b, out=product),)}
+        if scenario.scales:
+            calls = {name: tuple(made) for name, made in products(whole, b, product).items()}
+        before = (gather,) if scenario.gathers else ()
+        behind = {
+            "all_gather": (),
+            "reduce_scatter": (partial(dist.reduce_scatter_tensor, c, product),),
+            "all_reduce": (partial(dist.all_reduce, c),),
+        }[scenario.collective]
+
+        def run(name: str) -> None:
+            for call in (*before, *calls[name], *behind):
+                call()
+
+        failed: list[str] = []
+        runs: dict[str, Callable[[], None]] = {name: partial(run, name) for name in calls}
+        best = self._fastest(runs, failed) if len(runs) > 1 else next(iter(runs))
+        if best is None:
+            return "; ".join(failed)
 
         def poison() -> None:
-            middle.fill_(float("nan"))
-            c.fill_(float("nan"))
+            for tensor in (*(whole if isinstance(whole, tuple) and whole is not a else ()), product, c):
+                tensor.fill_(float("nan"))
+            if whole is not a and not isinstance(whole, tuple):
+                whole.fill_(float("nan"))
 
-        return Contestant(run, lambda: c, poison)
+        return Contestant(runs[best], lambda: c, poison)
 
     def _asynctp(self) -> Contestant | str:
-        torch, t = self._torch, self._tensors
-        shape = self._scenario.shapes(self._ranks)["C"]
+        torch, t, scenario = self._torch, self._tensors, self._scenario
+        shape = scenario.shapes(self._ranks)["C"]
         made: list[Any] = []
-        if self._scenario.gathers:
+        if scenario.scales == "1x128":
+            return "PyTorch gathers no scales of blocks"
+        if scenario.gathers:
 
             def run() -> None:
-                gather = torch.ops.symm_mem.fused_all_gather_matmul
-                made[:] = gather(t["A"], [t["B"]], 0, self._group, return_A=False)[1]
-        elif self._scenario.collective == "reduce_scatter":
+                if not scenario.scales:
+                    gather = torch.ops.symm_mem.fused_all_gather_matmul
+                    made[:] = gather(t["A"], [t["B"]], 0, self._group, return_A=False)[1]
+                    return
+                (a, by), (b, weights) = t["A"], t["B"]
+                gather = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+                options = [None], [None], [torch.bfloat16], [False]
+                made[:] = gather(a, [b.t()], by, [weights.t()], 0, self._group, *options)[1]
+        elif scenario.collective == "reduce_scatter":
 
             def run() -> None:
-                made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(t["A"], t["B"], "sum", 0, self._group)]
+                if not scenario.scales:
+                    made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(t["A"], t["B"], "sum", 0, self._group)]
+                    return
+                (a, by), (b, weights) = t["A"], t["B"]
+                scatter, whole = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter, (scenario.m, scenario.n)
+                options = "sum", 0, 0, self._group, whole, None, None, torch.bfloat16, False
+                made[:] = [scatter(a, b.t(), by, weights.t(), *options)]
         else:
             return "PyTorch has no fused operation"
 
@@ -307,14 +342,18 @@ class Peer:
     # ---- data
 
     def data(self, seed: int) -> None:
-        scenario, shapes = self._scenario, self._scenario.shapes(self._ranks)
-        of = operand(shapes, scenario.k, seed, self._device)
-        self._tensors["A"].copy_(of("A", self._rank))
-        self._tensors["B"].copy_(scenario.weight(of("B", self._rank)))
+        scenario, layouts = self._scenario, self._scenario.layouts(self._ranks)
+        of = operand(layouts, scenario.k, seed, self._device)
+        for name in OPERANDS:
+            if isinstance(self._tensors[name], tuple):
+                fill(self._tensors[name], name, self._rank, scenario.k, seed)
+            else:
+                given = of(name, self._rank)
+                self._tensors[name].copy_(given if name == "A" else scenario.weight(given))
         if self._registered is not None:
             self._registered.copy_(self._tensors["A"])
         a, b = (partial(of, name) for name in OPERANDS)
-        asked = scenario.collective, shapes["C"], self._ranks, self._rank
+        asked = scenario.collective, layouts["C"][0], self._ranks, self._rank
         self._reference = reference(*asked, a, b, self._device, scenario.transb)
         self._wait()
 

@@ -13,21 +13,25 @@ from ficco_rt.files.atomic import read_text
 from ficco_rt.graph.ir import CollectiveKind
 from ficco_rt.select.operations import OPERATIONS as DECLARED
 
+from .data import Layout
+
 OPERATIONS = tuple(name for name, operation in DECLARED.items() if operation.short is not None)
 DEFAULT_FILE = Path(__file__).with_name("scenarios.json")
 DECODE_ROWS = (16, 64, 128, 256, 512, 1024, 2048)
 DECODE_FEW = (16, 64, 128, 256)  # rows that processes of a GPU each are measured on, with all operations
 DECODE_N, DECODE_K = 10240, 8192
+SCALES = {"1x128": "128x128", "row": "row"}  # of A, and of B beside it
+DEEP = 512  # what K of a rank is a multiple of in fp8: rows of scales of blocks are then multiples of 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One row of the table; sizes over all ranks, bf16.
+    """One row of the table; sizes over all ranks; bf16, or fp8_e4m3 A and B with `scales`, and a bf16 C.
 
     ag_gemm: C = all_gather(A, rows) · B, A[M/ranks, K], B[K, N/ranks], C[M, N/ranks].
     gemm_rs: C = reduce_scatter(A · B, rows), A[M, K/ranks], B[K/ranks, N], C[M/ranks, N].
     gemm_ar: C = all_reduce(A · B), A and B as for gemm_rs, C[M, N].
-    transb = 1: B is stored transposed, as nn.Linear stores weights.
+    transb = 1: B is stored transposed, as nn.Linear stores weights, and as fp8 is.
     """
 
     operation: str
@@ -36,15 +40,20 @@ class Scenario:
     n: int
     k: int
     transb: int = 0
+    scales: str = ""
 
     @property
     def label(self) -> str:
-        return f"{DECLARED[self.operation].short} {self.name}{' transb' if self.transb else ''}"
+        stored = f" fp8 {self.scales}" if self.scales else " transb" if self.transb else ""
+        return f"{DECLARED[self.operation].short} {self.name}{stored}"
 
     @property
     def sizes(self) -> dict[str, object]:
         """What `choose` and `compile_schedule` take; the usual layout is left out, as in what is measured."""
         found: dict[str, object] = {"M": self.m, "N": self.n, "K": self.k, "T": "bf16"}
+        if self.scales:
+            weight = f"fp8_e4m3 scaled {SCALES[self.scales]}"
+            found |= {"T": f"fp8_e4m3 scaled {self.scales}", "Weight": weight, "Sum": "bf16"}
         return found | {"transb": 1} if self.transb else found
 
     @property
@@ -66,15 +75,26 @@ class Scenario:
         rows = m // ranks if self.collective == "reduce_scatter" else m
         return {"A": (m, k // ranks), "B": stored, "C": (rows, n)}
 
+    def layouts(self, ranks: int) -> dict[str, Layout]:
+        """A, B and C as they are stored on one rank."""
+        blocks = {"1x128": ((1, 128), (128, 128)), "row": ((1, self.shapes(ranks)["A"][1]),) * 2}
+        found = dict(zip("AB", blocks.get(self.scales, ()), strict=False))
+        return {name: (shape, found.get(name)) for name, shape in self.shapes(ranks).items()}
+
     def weight(self, b: Any) -> Any:
-        """B as PyTorch multiplies by it."""
-        return b.t() if self.transb else b
+        """B as PyTorch multiplies by it; with its scales it is left as it is."""
+        return b.t() if self.transb and not self.scales else b
 
     def misfit(self, ranks: int) -> str | None:
         """Why it cannot be cut evenly for `ranks` GPUs (the peers need that), or None."""
         cut = {"M": self.m, "N": self.n} if self.gathers else {"M": self.m, "K": self.k}
         bad = [f"{name} = {size}" for name, size in cut.items() if size % ranks]
-        return f"{' and '.join(bad)}: not a multiple of {ranks} GPUs" if bad else None
+        if bad:
+            return f"{' and '.join(bad)}: not a multiple of {ranks} GPUs"
+        n, k = (self.n // ranks, self.k) if self.gathers else (self.n, self.k // ranks)
+        if self.scales and (n % 128 or k % DEEP):
+            return f"N = {n} and K = {k} on a GPU: with scales N is a multiple of 128, and K of {DEEP}"
+        return None
 
 
 def decode(
@@ -88,8 +108,8 @@ def load(path: Path | str) -> tuple[tuple[Scenario, ...], tuple[str, ...]]:
     """The scenarios of a file, and notes on what of it is left out.
 
     The file: {"ag_gemm": [{"name": "x", "M": 8192, "N": 10240, "K": 8192}, …], "gemm_rs": […], "gemm_ar": […]}.
-    A scenario may have "transb": 1. "about" and "models" are for readers, as a scenario's "model" and "split" are
-    (`families`); lists of other operations are left out with a note. Raises UsageError.
+    A scenario may have "transb": 1, or "scales": "1x128" or "row". "about" and "models" are for readers, as its "model"
+    and "split" are (`families`); lists of other operations are left out with a note. Raises UsageError.
     """
     text = read_text(path)
     try:
@@ -124,9 +144,9 @@ def _scenario(operation: str, row: object, where: str) -> Scenario:
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise UsageError(f"{where}: 'name' is missing or no text")
-    unknown = sorted(set(row) - {"name", "M", "N", "K", "transb", "model", "split"})
+    unknown = sorted(set(row) - {"name", "M", "N", "K", "transb", "scales", "model", "split"})
     if unknown:
-        raise UsageError(f"{where} ({name}): '{unknown[0]}' is not known; a scenario has name, M, N, K and transb")
+        raise UsageError(f"{where} ({name}): '{unknown[0]}' is not known; a scenario has name, M, N, K, transb, scales")
     if row.get("transb", 0) not in (0, 1):
         raise UsageError(f"{where} ({name}): transb is 0 or 1; it is {json.dumps(row['transb'])}")
     sizes = []
@@ -136,7 +156,10 @@ def _scenario(operation: str, row: object, where: str) -> Scenario:
             raise UsageError(f"{where} ({name}): {key} must be a whole number from 1; it is {json.dumps(size)}")
         sizes.append(size)
     m, n, k = sizes
-    return Scenario(operation, name, m, n, k, row.get("transb", 0))
+    scales = row.get("scales", "")
+    if scales not in ("", *SCALES):
+        raise UsageError(f"{where} ({name}): scales are {' or '.join(SCALES)}; it is {json.dumps(scales)}")
+    return Scenario(operation, name, m, n, k, 1 if scales else row.get("transb", 0), scales)
 
 
 def chosen(scenarios: Sequence[Scenario], only: Sequence[str], ranks: int) -> tuple[Scenario, ...]:

@@ -71,9 +71,12 @@ def work(scenario: Scenario, ranks: int) -> Work:
     reduce-scatter and an all-gather of the product.
     """
     m, n, k = scenario.m, scenario.n, scenario.k
-    row = k if scenario.gathers else n
+    row = ITEM * (k if scenario.gathers else n)
+    if scenario.gathers and scenario.scales:
+        (_, k), blocks = scenario.layouts(ranks)["A"]
+        row = k + 4 * k // blocks[1] if blocks else row
     times = 2 if scenario.collective == "all_reduce" else 1
-    return Work(2 * m * n * k // ranks, times * (ranks - 1) * (m // ranks) * row * ITEM)
+    return Work(2 * m * n * scenario.k // ranks, times * (ranks - 1) * (m // ranks) * row)
 
 
 def tolerance(ranks: int, pieces: int, terms: int) -> float:
