@@ -19,8 +19,10 @@ import ficco_rt
 from ficco_rt import compiler
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.files import shipped
+from ficco_rt.machine import profiles
 from tests.unit.bench_side import Toy
 from tools.bench import cli, crews, gpus, kept, report
+from tools.bench.executors import Executors
 from tools.bench.measure import (
     COPIES,
     GEMM,
@@ -33,8 +35,8 @@ from tools.bench.measure import (
     measure,
     shuffled,
 )
-from tools.bench.ours import ways
-from tools.bench.peers import multicast
+from tools.bench.ours import Ours, ways
+from tools.bench.peers import SWITCHES, multicast
 from tools.bench.scenarios import DECODE_ROWS, DEFAULT_FILE, OPERATIONS, SCALES, Scenario, chosen, decode, load
 from tools.bench.stats import Spread, geomean, slowest, spread, tolerance, work
 from tools.bench.variants import CHOICES, MODES, SENT, variants
@@ -509,10 +511,29 @@ def test_a_worker_that_does_not_come_up_is_told() -> None:
         toys.ready(300)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_gemm_alone_multiplies_what_an_all_gather_brings(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is checked before it is timed, and where two GPUs stand for more: not zeros."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    side = Ours.__new__(Ours)
+    Executors.__init__(side, ranks, [torch.device("cpu")] * 2, profiles.chosen("h200-switch", ranks))
+    side._of_two, side._places, side._own = ranks > 2, (0, ranks // 2), {}
+    monkeypatch.setattr(side, "_wait", lambda: None)
+    side.begin(AG)
+    side.data(3)
+    left = side._own["left"][1]
+    assert left.shape == (AG.m, AG.k)
+    assert left.count_nonzero() > 0.9 * left.numel()
+    for piece, a in zip(left.chunk(ranks)[:2], side._tensors["A"], strict=True):
+        assert piece.equal(a)
+
+
 def test_multicast_is_told_from_the_switches() -> None:
-    off = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    assert multicast(off) == "off (NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1)"
-    assert multicast(off | {"NCCL_NVLS_ENABLE": "1"}).startswith("on where the machine has it (NCCL_NVLS_ENABLE=1")
+    off = "off (NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1, NVSHMEM_DISABLE_NVLS=1)"
+    assert multicast(SWITCHES) == off
+    assert multicast(SWITCHES | {"NCCL_NVLS_ENABLE": "1"}).startswith("on where the machine has it (NCCL_NVLS_ENABLE=1")
 
 
 # ---- the command line

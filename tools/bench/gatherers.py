@@ -1,8 +1,9 @@
 """QuACK's and FlashInfer's all-gather + GEMM as peers, each in processes of its own: FlashInfer wants the symmetric
 memory of PyTorch on NVSHMEM, async TP on CUDA.
 
-Sources: `quack/distributed/all_gather_gemm.py` of QuACK 0.6.4, `flashinfer/comm/all_gather_matmul` of FlashInfer
-0.6.18.
+Sources: `quack/distributed/all_gather_gemm.py` and `quack/gemm_config.py` of QuACK 0.6.5,
+`flashinfer/comm/all_gather_matmul` of FlashInfer 0.7.4. Neither has a GEMM + reduce-scatter, or on Hopper one for
+all-reduce.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ PACKAGES: dict[str, tuple[str, tuple[int, ...]]] = {
     "quack": ("quack-kernels", (0, 6, 4)),
     "flashinfer": ("flashinfer-python", (0, 6, 18)),
 }
-TILES = ((128, 256, 2, 1), (128, 192, 2, 1), (128, 128, 2, 1), (256, 128, 1, 1))  # rows, columns, cluster: QuACK's
+# Rows, columns, cluster, pingpong: of QuACK's configurations for Hopper
+TILES = (
+    (128, 256, 2, 1, False), (256, 128, 2, 1, False), (256, 192, 1, 2, False), (128, 192, 2, 1, True),
+    (128, 128, 1, 2, True),
+)  # fmt: skip
+BLOCK = 128  # FlashInfer's tiles, in each direction
 
 
 def missing(kind: str) -> str | None:
@@ -46,7 +52,15 @@ class Gatherer(Peer):
 
         self._symmetric: Any = symmetric
         if kind == "flashinfer":
+            from flashinfer.comm import all_gather_matmul
+
+            self._product = all_gather_matmul
             symmetric.set_backend("NVSHMEM")
+        else:
+            from quack.distributed import AllGatherRunner
+            from quack.gemm import gemm
+
+            self._gather, self._product = AllGatherRunner, gemm
         self._runner: Any = None  # QuACK's, of a shape
 
     def about(self) -> dict[str, str]:
@@ -60,35 +74,36 @@ class Gatherer(Peer):
         return self._quack() if kind == "quack" else self._flashinfer()
 
     def _quack(self) -> Contestant | str:
-        """The fastest of some tiles."""
-        from quack.distributed import AllGatherRunner
-        from quack.gemm import gemm
-
+        """The fastest of the tiles that divide a shard."""
         t = self._tensors
         a, b, c = t["A"], t["B"].t(), t["C"]
-        self._runner = runner = AllGatherRunner(*a.shape, a.dtype, device=self._device)
+        fitting = [tile for tile in TILES if a.shape[0] % (tile[0] * tile[2]) == 0]
+        if not fitting:
+            return f"a shard of {a.shape[0]} rows is no multiple of its tiles"
+        self._runner = runner = self._gather(*a.shape, a.dtype, device=self._device)
 
-        def run(tile: tuple[int, int, int, int]) -> None:
+        def run(rows: int, columns: int, tall: int, wide: int, pingpong: bool) -> None:
             with runner.gather(a) as (whole, gathered):
-                gemm(whole, b, c, None, None, *tile, ag_args=gathered)
+                self._product(whole, b, c, None, None, rows, columns, tall, wide, pingpong=pingpong, ag_args=gathered)
 
         failed: list[str] = []
-        runs: dict[str, Callable[[], None]] = {str(tile): partial(run, tile) for tile in TILES}
+        runs: dict[str, Callable[[], None]] = {str(tile): partial(run, *tile) for tile in fitting}
         best = self._fastest(runs, failed)
         if best is None:
             return "; ".join(failed)
         return Contestant(runs[best], lambda: c, lambda: c.fill_(float("nan")))
 
-    def _flashinfer(self) -> Contestant:
-        from flashinfer.comm import all_gather_matmul
-
+    def _flashinfer(self) -> Contestant | str:
         t, group = self._tensors, self._dist.group.WORLD
+        sizes = (*t["A"].shape, t["C"].shape[1])
+        if any(size % BLOCK for size in sizes):
+            return f"a shard's rows, K and columns, {sizes}, are not multiples of {BLOCK}, its tiles"
         self._registered = shard = self._symmetric.empty(*t["A"].shape, dtype=t["A"].dtype, device=self._device)
         shard.copy_(t["A"])
         made: list[Any] = []
 
         def run() -> None:
-            made[:] = [all_gather_matmul(shard, t["B"], group)]
+            made[:] = [self._product(shard, t["B"], group)]
 
         def poison() -> None:
             made.clear()

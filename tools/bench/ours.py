@@ -76,6 +76,11 @@ class Ours(Executors):
         for name in OPERANDS:
             for rank, tensor in enumerate(self._tensors[name]):
                 fill(tensor, name, rank, self._scenario.k, seed)
+        # NOTE not zeros: a GEMM of them takes less power, so it is an eighth faster
+        for whole in self._own.get("left", ()) if self._scenario.gathers else ():
+            for rank, piece in enumerate(zip(*(part.chunk(self._ranks) for part in _parts(whole)), strict=True)):
+                fill(piece if len(piece) > 1 else piece[0], "A", rank, self._scenario.k, seed)
+        self._prepare()
         self._wait()
         if self._of_two:
             return
@@ -107,8 +112,7 @@ class Ours(Executors):
         def each(columns: int, blocks: tuple[int, int] | None = None) -> list[Any]:
             made = [empty(((m, columns), blocks), d) for d in self._devices]
             for tensor in made:
-                for part in _parts(tensor):
-                    part.zero_()
+                fill(tensor, "A", 0, k, 0)
             return made
 
         self._own = (
@@ -120,6 +124,8 @@ class Ours(Executors):
         if scenario.scales:
             each_gpu = zip(self._own["left"], self._tensors["B"], self._own["out"], strict=True)
             made = [products(*of) for of in each_gpu]
+            for product in (product for of in made for product in of.values()):
+                product.prepare()
             self._products = min(
                 ([of[name] for of in made] for name in made[0]),
                 key=lambda of: max(self._clock.time(lambda: self._multiply(of), TRIALS, self._wait)),

@@ -24,13 +24,13 @@ CE_LOG = "Init CE"  # what NCCL writes when its copy-engine path is first taken
 BF16 = "measured on bf16 alone"
 WARM = 3  # eager runs before a capture
 TRIALS = 10  # runs of one of several ways, to find the fastest
-SWITCHES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+SWITCHES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
 def multicast(environment: dict[str, str]) -> str:
     """What the peers may use, from the switches in force: the caller's, or ours, which turn it off."""
     told = ", ".join(f"{name}={environment[name]}" for name in SWITCHES)
-    off = environment["NCCL_NVLS_ENABLE"] == "0" and environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+    off = all(environment[name] == value for name, value in SWITCHES.items())
     return f"{'off' if off else 'on where the machine has it'} ({told})"
 
 
