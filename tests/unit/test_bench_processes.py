@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import socket
-import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from threading import Thread
@@ -585,43 +585,63 @@ def test_a_library_that_is_not_there_or_is_too_old_is_told(monkeypatch: pytest.M
 
 
 class Gathered:
-    """QuACK's runner in one process: what a call of it gathers is the shard."""
+    """QuACK's runner in one process, called as the package's: what a call of it gathers is the shard."""
 
     fences = 0
 
-    def __init__(self, rows: int, columns: int, dtype: object, device: object) -> None:
-        self.shape = rows, columns
+    def __init__(self, shard_m: int, k: int, dtype: object, group: object = None, device: object = None) -> None:
+        self.shape = shard_m, k
 
     @contextmanager
-    def gather(self, shard: np.ndarray[Any, Any]) -> Iterator[tuple[np.ndarray[Any, Any], str]]:
-        assert shard.shape == self.shape
-        yield shard, "arguments"
+    def gather(self, a_shard: np.ndarray[Any, Any]) -> Iterator[tuple[np.ndarray[Any, Any], str]]:
+        assert a_shard.shape == self.shape
+        yield a_shard, "arguments"
 
-    def quiesce(self) -> None:
+    def quiesce(self, last_parity: int | None = None, replay_stream: object = None) -> None:
         Gathered.fences += 1
 
 
+def gemm(
+    A: Any, B: Any, D: Any, C: None, tile_count_semaphore: None, tile_M: int, tile_N: int, cluster_M: int,
+    cluster_N: int, cluster_K: int = 1, tile_K: int | None = None, pingpong: bool = False, *,
+    ag_args: str | None = None,
+) -> None:  # fmt: skip
+    assert ag_args == "arguments"
+    assert A.shape[0] % (tile_M * cluster_M) == 0, "AG+GEMM: a tile would span two shards"
+    if (tile_M, tile_N) == (256, 128):
+        raise RuntimeError("no such tile")
+    assert (C, tile_count_semaphore) == (None, None)
+    D[...] = A @ B.T
+
+
+def all_gather_matmul(inp: Any, w: Any, group: str, *, backend: str = "auto", verbose: bool = False) -> Any:
+    assert group == "world"
+    return inp @ w
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fake"),
+    [
+        ("quack.distributed", "AllGatherRunner", Gathered.__init__),
+        ("quack.distributed", "AllGatherRunner.gather", Gathered.gather),
+        ("quack.distributed", "AllGatherRunner.quiesce", Gathered.quiesce),
+        ("quack.gemm", "gemm", gemm),
+        ("flashinfer.comm", "all_gather_matmul", all_gather_matmul),
+    ],
+)
+def test_gatherers_are_called_as_their_packages_want_it(module: str, name: str, fake: Callable[..., Any]) -> None:
+    """Where a package is installed: its parameters are those of the fake, in their places."""
+    real: Any = pytest.importorskip(module, exc_type=ImportError)
+    for part in name.split("."):
+        real = getattr(real, part)
+    theirs = signature(real.__init__ if isinstance(real, type) else real).parameters
+    for place, mine in enumerate(signature(fake).parameters.values()):
+        assert mine.name in theirs
+        assert mine.default == theirs[mine.name].default
+        assert mine.kind is mine.KEYWORD_ONLY or list(theirs)[place] == mine.name
+
+
 def test_gatherers_are_asked_for_our_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gemm(a: Any, b: Any, c: Any, *rest: object, ag_args: str) -> None:
-        assert rest[:2] == (None, None)
-        assert ag_args == "arguments"
-        if rest[2:] == (256, 128, 1, 1):
-            raise AssertionError("a shard is no multiple of the tile")
-        c[...] = a @ b.T
-
-    def all_gather_matmul(shard: Any, b: Any, group: str) -> Any:
-        assert group == "world"
-        return shard @ b
-
-    for name, module in {
-        "quack": SimpleNamespace(),
-        "quack.distributed": SimpleNamespace(AllGatherRunner=Gathered),
-        "quack.gemm": SimpleNamespace(gemm=gemm),
-        "flashinfer": SimpleNamespace(),
-        "flashinfer.comm": SimpleNamespace(all_gather_matmul=all_gather_matmul),
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-
     class Array(np.ndarray[Any, Any]):
         def t(self) -> Any:
             return self.T
@@ -629,12 +649,13 @@ def test_gatherers_are_asked_for_our_product(monkeypatch: pytest.MonkeyPatch) ->
         def copy_(self, other: Any) -> None:
             self[...] = other
 
-    scenario, draw = Scenario("ag_gemm", "x", 4, 6, 8), np.random.default_rng(1)
+    scenario, draw = Scenario("ag_gemm", "x", 256, 128, 128), np.random.default_rng(1)
     arrays = {name: draw.integers(-4, 4, shape).astype(float) for name, shape in scenario.shapes(1).items()}
     tensors = {name: array.view(Array) for name, array in arrays.items()}
-    for kind in gatherers.PACKAGES:
+    for kind, product_of in (("quack", gemm), ("flashinfer", all_gather_matmul)):
         side = gatherers.Gatherer.__new__(gatherers.Gatherer)
         side.kinds, side._scenario, side._tensors, side._device, side._runner = (kind,), scenario, tensors, None, None
+        side._gather, side._product = Gathered, product_of
         side._dist = SimpleNamespace(group=SimpleNamespace(WORLD="world"))
         side._symmetric = SimpleNamespace(empty=lambda *shape, dtype, device: np.empty(shape, dtype).view(Array))
         monkeypatch.setattr(side, "_time", lambda run: run() or 1.0)
@@ -647,4 +668,12 @@ def test_gatherers_are_asked_for_our_product(monkeypatch: pytest.MonkeyPatch) ->
         side._fence()
         side._scenario = Scenario("gemm_rs", "x", 4, 6, 8)
         assert side._made(kind) == "it has no such operation"
+        side._scenario, side._tensors = scenario, tensors | {"A": tensors["A"][:72]}
+        assert (
+            side._made(kind)
+            == {
+                "quack": "a shard of 72 rows is no multiple of its tiles",
+                "flashinfer": "a shard's rows, K and columns, (72, 128, 128), are not multiples of 128, its tiles",
+            }[kind]
+        )
     assert Gathered.fences == 1
