@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 REPLAYS, TIMES = 20, 3  # the first runs of a call are not yet known to `torch.groups`
-ROUNDS, BURST, BUSY = 10, 64, 5e-3  # seconds of other work of the host before a burst
+ROUNDS, BURST, BUSY = 60, 64, 5e-3  # seconds of other work of the host before a burst
 MOST = 35.0  # µs of the host, of a call of sizes and addresses that are known, among others that nobody waits for
 
 
