@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..graph.ir import Body
+from ..graph.ir import Body, Gemm
+from ..machine.durations import vendor_gemm
 from ..machine.model import Device
-from ..types import TYPES
+from ..types import TYPES, Dtype
 from .block_fit import Footprint
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
@@ -19,11 +20,13 @@ from .pace import Pace
 from .sm80.family import SM80
 from .sm90.family import SM90
 from .user import USER
+from .vendor_cost import LONGEST, beside_ours
 from .vendor_gemm import VENDOR
 from .works import Work
 
 FAMILIES: tuple[Family[Any], ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for
 NAMED: tuple[Family[Any], ...] = (*FAMILIES, VENDOR)  # whose kernels plans name for products
+_MEASURED = ("bf16", "bf16"), ("fp16", "fp16")  # types whose estimates were compared with the library's
 _BY_KERNEL: dict[str, Family[Any]] = {v.name: f for f in NAMED for v in f.variants} | {k.name: NAIVE for k in KERNELS}
 _BY_NAME: dict[str, Family[Any]] = {f.name: f for f in (*NAMED, USER)}
 
@@ -75,6 +78,27 @@ def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
 def tuned(arch: str) -> bool:
     """Whether a GEMM of ours is made for the architecture. NVIDIA's later ones run Ampere's, far below their rate."""
     return any(family.made_for(arch) for family in FAMILIES)
+
+
+def beside_library(products: Sequence[tuple[Gemm, Dtype, Dtype]], device: Device) -> tuple[float, float] | None:
+    """Microseconds, estimated, that our kernels and the vendor's library take for products alone, one after another.
+    Each is given with the types of its operands and of its output. None: there are none, one is not plain or too long,
+    or the estimates were not compared on such a device."""
+    known = vendor_gemm(device)
+    if known is None or not SM90.serves(device.arch) or not products:
+        return None
+    ours = library = 0.0
+    for gemm, dtype, out in products:
+        added = gemm.accumulate or gemm.addends or gemm.function or gemm.scales
+        whole = all(len(region.boxes) == 1 for region in (gemm.out, gemm.left, gemm.right))
+        if added or not whole or gemm.left_transposed or gemm.stored_afar or (dtype, out) not in _MEASURED:
+            return None
+        if gemm.flops > LONGEST:
+            return None
+        (m, n), k = gemm.out.shape, gemm.depth
+        ours += SM90.alone(m, n, k, gemm.right_transposed, device, dtype)
+        library += beside_ours(m, n, k, device, dtype, known)
+    return ours, library
 
 
 def configure(request: LaunchRequest, limits: Limits, *, vendor: bool = False) -> tuple[KernelConfig, ...]:

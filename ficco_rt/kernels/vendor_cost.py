@@ -9,7 +9,7 @@ So the estimate is that of the best of a few tiles, in both orientations. Three 
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil, exp, inf, log10
 
 from ..machine.durations import VendorGemm, gemm_rate
 from ..machine.model import Device
@@ -34,6 +34,12 @@ _BESIDE = 0.1  # of the steps' time or the memory's, whichever is shorter: what 
 # Bytes of L2 a µs, for all multiprocessors and for one; of what a block loads, a third comes by its cluster.
 _LOADS, _PORT, _SHARED = 1.15e7, 7.0e4, 2 / 3
 
+# Beside the estimate of our kernel, both alone in graphs of such launches: µs between calls, and the logarithm of what
+# the ratio of both exceeds that of the times by, at 10⁹ operations and for each ten times as many. Fitted on an H200 to
+# 249 plain products of up to LONGEST operations, of random sizes and of layers (docs/results/kernels.md).
+_BETWEEN, _OVER = 2.5, (0.050, -0.028)
+LONGEST = 3e11  # of longer ones both are within 2 %, and ours leave copies more of L2
+
 
 def call_time(
     m: int, n: int, k: int, sms: int, device: Device, dtype: str, gemm: VendorGemm,
@@ -50,6 +56,12 @@ def call_time(
     ends = gemm.ends + _BIAS * bias + _FUNCTION * function
     read = out * m * n / device.memory_rate if residual else 0.0  # which nothing hides
     return read + more + converted * _CONVERTED + _call_time(m, n, k, sms, rate, item, moved, ends)
+
+
+def beside_ours(m: int, n: int, k: int, device: Device, dtype: str, gemm: VendorGemm) -> float:
+    """Microseconds of an [m, k] · [k, n] product, to be compared with the estimate of our kernel."""
+    time = call_time(m, n, k, device.sms, device, dtype, gemm) + _BETWEEN
+    return time * exp(-_OVER[0] - _OVER[1] * log10(2e-9 * m * n * k))
 
 
 @lru_cache(maxsize=4096)

@@ -21,6 +21,7 @@ from .candidates import (
     Candidate,
     bound_sizes,
     by_rules,
+    by_vendor,
     leaving,
     own,
     shipped_operation,
@@ -39,6 +40,7 @@ DRAW = 0.02  # of the time: the virtual clock's median error (docs/internals/mod
 AHEAD = (
     0.05  # of the time: what the vendor's GEMM must gain on kernels of ours that were measured; its price may be off
 )
+LIBRARY = "docs/results/kernels.md, 'Ours or the library's': 286 products on an H200"
 COMMAND = 2.75  # µs of the host for a command of a run on streams (docs/results/bench.md, "Figures": 2.5 to 3)
 
 
@@ -228,8 +230,22 @@ def _by_rules(asked: Question) -> Choice:
         why.append(f"{apart}: on {asked.machine.name} take --by model, or by='model'")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
-    sources = [*heuristics.cited(f, (rule, *values)), *_compared(asked)]
+    best, library = _by_library(asked, best)
+    why += library
+    sources = [*heuristics.cited(f, (rule, *values)), *([LIBRARY] if library else ()), *_compared(asked)]
     return _answer(asked, "rules", best, lambda: ranking.beside(asked, best, NEXT), why, sources)
+
+
+def _by_library(asked: Question, best: Candidate) -> tuple[Candidate, list[str]]:
+    """The candidate, with its products by the vendor's library if that is estimated to be faster; and why."""
+    found = ranking.alone(asked, best)
+    if found is None or found[0] <= found[1]:
+        return best, []
+    ours, library = found
+    return by_vendor(best), [
+        f"kernel = vendor: nothing is streamed, and a rank's products alone are estimated to take {library:.4g} µs by "
+        f"the vendor's library, {ours:.4g} by our kernels"
+    ]
 
 
 def _ruled(asked: Question) -> Candidate | None:
@@ -265,7 +281,11 @@ def _by_model(asked: Question) -> Choice:
             why.append(f"the rules say the same schedule {reason}")
         else:
             why.append(f"the rules say {wanted} {reason}")
-    why += [beside] if beside else []
+    taken, library = _by_library(asked, best)
+    if library:
+        priced = replace(taken, predicted=best.predicted, commands=best.commands)
+        best, beside = next((o for o in found.ranked if o == taken), priced), ""
+    why += [*library, *([beside] if beside else [])]
     why += [f"{c.label} cannot be chosen: {refused}" for c, refused in found.refused]
     sources = [asked.machine.source]
     if beside or _vendored(asked, best):

@@ -17,7 +17,8 @@ from ..errors import ScheduleError, UsageError
 from ..exec.operation import require_operation
 from ..files import atomic, shipped
 from ..files.records import Reader, json_text
-from ..kernels.families import tuned
+from ..graph.ir import Gemm
+from ..kernels.families import beside_library, tuned
 from ..kernels.tiles import DEPTH
 from ..machine.durations import vendor_gemm, was_measured
 from ..machine.model import Machine
@@ -198,6 +199,22 @@ def _offered(asked: Question) -> bool:
     device = asked.machine.device
     known = vendor_gemm(device) is not None or not was_measured(device.arch)
     return asked.vendor and known and tuned(device.arch)
+
+
+def alone(asked: Question, candidate: Candidate) -> tuple[float, float] | None:
+    """Microseconds, estimated, of a rank's products by our kernels and by the vendor's library, where a candidate
+    streams none and may have either; None otherwise."""
+    usual = asked.own is None and asked.ranks_per_gpu == 1 and not asked.leave
+    if not (usual and _offered(asked)) or candidate.vendored or streams_products(candidate.schedule):
+        return None
+    try:
+        graph = compiler.build(text_of(candidate.schedule), asked.ranks, {**asked.sizes, **dict(candidate.params)})
+    except (ScheduleError, UsageError):  # which whoever compiles it says
+        return None
+    dtypes = {tensor.name: tensor.dtype for tensor in graph.tensors}
+    gemms = (op.body for op in graph.ops if isinstance(op.body, Gemm) and op.body.left.rank == 0)
+    products = [(g, dtypes[g.left.tensor], dtypes[g.out.tensor]) for g in gemms]
+    return beside_library(products, asked.machine.device)
 
 
 def _with_vendor(asked: Question, found: Ranking) -> Ranking:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ...graph.ir import Body, Gemm
 from ...machine.model import Device
-from ...types import ACCUMULATOR, TYPES
+from ...types import ACCUMULATOR, TYPES, Dtype
 from .. import tiles
 from ..block_fit import Footprint, resident
 from ..family import Chosen, Encode, Family, GemmRequest, KernelConfig, LaunchRequest, Tables, tables_of
@@ -20,7 +20,7 @@ from ..signature import Signature
 from ..tile_table import count
 from ..works import Work, only
 from .choice import Choice, band, choose, split_k_of, wait_groups, whole_lines
-from .cost import PROMOTION, WaitGroup, pace
+from .cost import LINES, PROMOTION, WaitGroup, alone, pace
 from .tables import PackedLaunch, build, refusal
 from .variants import ARCH, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
 
@@ -193,6 +193,13 @@ class Sm90(Family[Variant]):
         promoted = TYPES[dtype].bytes == 1 and "_fast_" not in config.entry
         promotion = PROMOTION[int("_1x128_" in config.entry)] if promoted else 1.0
         return pace(self.variant(config.kernel), config.wave, config.tiles, config.stages, device, dtype, promotion)
+
+    def alone(self, m: int, n: int, k: int, right_transposed: bool, device: Device, dtype: Dtype) -> float:
+        """Microseconds, estimated, of a plain [m, k] · [k, n] product in a graph of such launches."""
+        most = Limits.of(device).smem_per_block - _ROUNDED
+        signature = Signature(dtype, dtype, False, right_transposed)
+        made = _chosen((m,), (n,), k, device.sms, most, (), 0, False, True, LINES, signature)
+        return alone(made.variant, (m,), (n,), k, device.sms, 0, True, LINES, right_transposed)[0]
 
     def movable(self, bodies: Iterable[Body]) -> bool:
         return True
