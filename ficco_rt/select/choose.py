@@ -243,7 +243,7 @@ def _by_library(asked: Question, best: Candidate) -> tuple[Candidate, list[str]]
         return best, []
     ours, library = found
     return by_vendor(best), [
-        f"kernel = vendor: nothing is streamed, and a rank's products alone are estimated to take {library:.4g} µs by "
+        f"kernel = vendor: nothing runs beside a rank's products, which are estimated to take {library:.4g} µs by "
         f"the vendor's library, {ours:.4g} by our kernels"
     ]
 

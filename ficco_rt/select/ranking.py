@@ -202,10 +202,10 @@ def _offered(asked: Question) -> bool:
 
 
 def alone(asked: Question, candidate: Candidate) -> tuple[float, float] | None:
-    """Microseconds, estimated, of a rank's products by our kernels and by the vendor's library, where a candidate
-    streams none and may have either; None otherwise."""
+    """Microseconds, estimated, of a rank's products by our kernels and by the vendor's library, where they run alone
+    and a candidate may have either; None otherwise. NOTE beside copies nobody has compared them."""
     usual = asked.own is None and asked.ranks_per_gpu == 1 and not asked.leave
-    if not (usual and _offered(asked)) or candidate.vendored or streams_products(candidate.schedule):
+    if not (usual and _offered(asked)) or candidate.vendored or candidate.schedule != asked.baseline:
         return None
     try:
         graph = compiler.build(text_of(candidate.schedule), asked.ranks, {**asked.sizes, **dict(candidate.params)})

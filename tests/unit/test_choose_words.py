@@ -76,10 +76,31 @@ def test_a_choice_for_more_gpus_than_were_measured_says_so(by: By) -> None:
         assert not any("compared with measurements" in source for source in few.sources)
 
 
+def test_the_library_makes_products_that_run_alone_where_it_is_estimated_to_be_faster() -> None:
+    sizes: dict[str, object] = {"M": 128, "N": 10240, "K": 2048}
+    made = choose("ag_gemm", 1, "h200-switch", "rules", sizes=sizes)
+    assert made.vendored
+    assert made.params["kernel"] == "vendor"
+    assert "kernel = vendor: nothing runs beside a rank's products, which are estimated to take 1" in made.why[1]
+    assert made.why[1].endswith(" by our kernels")
+    assert "docs/results/kernels.md" in made.sources[1]
+    assert made.plan.ranks == 1
+    assert choose("ag_gemm", 1, "h200-switch", "model", sizes=sizes).vendored
+    for more in ({"vendor": False}, {"leave": 8}, {"ranks_per_gpu": 2}):
+        assert not choose("ag_gemm", 1, "h200-switch", "rules", sizes=sizes, **more).vendored  # type: ignore[arg-type]
+    for other in (
+        {"M": 4, "N": 8704, "K": 6464},  # ours is faster
+        {"M": 8192, "N": 8192, "K": 8192},  # both are as fast
+        {**sizes, "bias": 1},  # not compared
+        {**sizes, "T": "fp8_e4m3"},
+    ):
+        assert not choose("ag_gemm", 1, "h200-switch", "rules", sizes=other).vendored
+
+
 def test_measurements_are_cited_where_they_were_made_alone() -> None:
     sizes = {"counts": [[512, 512], [512, 512]], "N": 4096, "K": 4096}
     said = "choices of ag_gemm and gemm_rs were compared with measurements on two H200, none of a2a_gemm"
-    assert choose("a2a_gemm", 2, sizes=sizes).sources == (said,)
+    assert choose("a2a_gemm", 2, sizes=sizes, vendor=False).sources == (said,)
     layer = {"M": 4096, "N": 4096, "K": 4096}
     assert choose("ag_gemm", 2, sizes=layer).sources[0].startswith("docs/results/choice.md: `streamed` is within 2 %")
     assert choose("ag_gemm", 2, "h100-switch", sizes=layer).by == "model"

@@ -442,6 +442,12 @@ def test_blocks_foresee_first_tiles_that_lie_side_by_side() -> None:
     assert foreseen(work, name="sm90_gemm_128x64_c1", splits=2) == (0, 0, 0, 0, 128, 1, 40, 1, 2)
 
 
+def test_long_products_have_clusters_of_two() -> None:
+    for m, n, k in ((8192, 14336, 4096), (4096, 28672, 8192), (8192, 16384, 4096), (8192, 5120, 8192)):
+        made = choice.choose([m], [n], k, 132, False, variants=(*variants.VARIANTS, *variants.ODD))
+        assert made.variant.name == "sm90_gemm_128x256_c2"
+
+
 def test_clusters_foresee_first_tiles() -> None:
     (work,) = in_pieces(5000, n=1000, k=3000)
     for v in variants.ODD:

@@ -1,6 +1,7 @@
 """Our GEMM beside cuBLAS (PyTorch's), in one run: correctness first, then interleaved timing.
 
     python -m tools.gemm_bench                  # check, then the table over tools/gemm_bench/shapes.json, both layouts
+    python -m tools.gemm_bench --unseen 40      # the table over so many random sizes of --seed
     python -m tools.gemm_bench --explore        # every variant and split on every shape: what `choose` should say
     python -m tools.gemm_bench --odd            # few rows and sizes that fill no wave: widths, splits, stages; a table
     python -m tools.gemm_bench --odd --quick    # of these, the shapes and tiles that decide
@@ -44,7 +45,7 @@ from .fp8 import bench as bench_fp8
 from .fp8 import check as check_fp8
 from .late import late
 from .odd import former, odd, told
-from .product import LAYOUTS
+from .product import LAYOUTS, unseen
 from .sums import sums
 from .table import bench
 from .unaligned import unaligned
@@ -63,6 +64,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
     parser.add_argument("--group", choices=("large", "decode", "gradients"))
+    parser.add_argument("--unseen", type=int, default=0, help="the table of so many random sizes: M from 1 to 8192")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
     parser.add_argument("--most", type=int, default=700, help="the greatest M, N and K of a random case, from 128")
@@ -165,6 +167,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.check_only or bad:
         return 4 if bad else 0
     shapes = {g: args.shapes[g] if args.group in (None, g) else [] for g in ("large", "decode", "gradients")}
+    if args.unseen:
+        shapes = {group: [] for group in shapes} | {"unseen": unseen(args.unseen, args.seed)}
     if args.pieces:
         m, n, k = args.size
         return 4 if in_pieces(m, n, k, args.pieces, args.every, args.rounds, args.variants, args.beside) else 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,9 +16,13 @@ from ficco_rt.kernels.by_address import Way, fastest
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import choice as sm90
+from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.kernels.sm90.variants import ODD, VARIANTS
 from ficco_rt.kernels.sm90.variants import Variant as Hopper
 from ficco_rt.kernels.tile_table import SplitK
+from ficco_rt.kernels.vendor_cost import LONGEST, beside_ours
+from ficco_rt.machine.durations import vendor_gemm
+from ficco_rt.machine.profiles import stored
 
 from .device import SMEM, arch, shared, sms
 from .launch import Launch, build
@@ -70,6 +77,25 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
     found = fastest(SM80, ways, (m,), (n,), k, sms(), arch())
     assert found is not None
     return Choice(found.variant, SM80.estimate(found, [m], [n], k, sms(), arch())[1], found.residency)
+
+
+def by_library(m: int, n: int, k: int, right_t: bool) -> bool:
+    """Whether `choose` would take the vendor's library for such a product alone, on an H200."""
+    device = stored("h200-switch").device
+    known = vendor_gemm(device)
+    assert known is not None
+    ours = SM90.alone(m, n, k, right_t, device, "bf16")
+    return 2 * m * n * k <= LONGEST and beside_ours(m, n, k, device, "bf16", known) < ours
+
+
+def unseen(count: int, seed: int) -> list[dict[str, Any]]:
+    """Random sizes: M log-uniform from 1 to 8192, N and K multiples of 64 up to 16384."""
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        m = max(1, round(math.exp(rng.uniform(0, math.log(8192)))))
+        n, k = 64 * rng.randint(1, 256), 64 * rng.randint(1, 256)
+        found.append({"name": f"{m}x{n}x{k}", "m": m, "n": n, "k": k})
+    return found
 
 
 def plain(
