@@ -121,11 +121,16 @@ THINNED = {
 }
 
 
-def left_out(path: Path, test: str, variant: str, given: Iterable[str], chosen: bool) -> bool:
-    """Whether a run leaves out a variant of a test: one of all tests, whose arguments are `given`, and in which nothing
+def is_thinned(given: Iterable[str], chosen: bool) -> bool:
+    """Whether a run takes some of what costs much: one of all tests, whose arguments are `given`, and in which nothing
     is `chosen` by a word."""
     whole = all(Path(one).resolve() in (HERE, HERE.parent) for one in given)
-    if chosen or not whole or os.environ.get("FICCO_ALL") or not path.is_relative_to(HERE):
+    return whole and not chosen and not os.environ.get("FICCO_ALL")
+
+
+def left_out(path: Path, test: str, variant: str, given: Iterable[str], chosen: bool) -> bool:
+    """Whether a run leaves out a variant of a test."""
+    if not is_thinned(given, chosen) or not path.is_relative_to(HERE):
         return False
     every = THINNED.get(f"{path.relative_to(HERE).as_posix()}::{test}", 1)
     return crc32(variant.encode()) % every != 0

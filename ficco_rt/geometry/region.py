@@ -263,8 +263,8 @@ class BoxMap(Generic[V]):
 
     def _update(self, start: tuple[int, ...], stop: tuple[int, ...], dim: int, change: Callable[[V], V]) -> int:
         bands = len(self.starts)
-        first = self._split(start[dim])
-        last = self._split(stop[dim])
+        first = self._split(start[dim]) if start[dim] else 0
+        last = self._split(stop[dim]) if stop[dim] < self.extent else len(self.starts)
         cells = self.cells
         cost = last - first
         if self.leaf:
@@ -278,7 +278,7 @@ class BoxMap(Generic[V]):
         # join equal neighbours, from the band after the last to the first, so that indices stay valid
         for i in range(min(last, len(cells) - 1), max(first, 1) - 1, -1):
             cost += 0 if self.leaf else len(cells[i].starts) // 8  # type: ignore[union-attr]
-            if self._same(cells[i - 1], cells[i]):
+            if cells[i - 1] is cells[i] if self.leaf else self._same(cells[i - 1], cells[i]):
                 del cells[i], self.starts[i]
         return cost
 

@@ -19,6 +19,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain
 
+from ficco_rt.driver.gpu import binding
+from tests.cases import checked_in_few
 from tests.lives.life import KINDS, PARTS, Life, drawn, named
 from tests.lives.server import Server, Verdict
 
@@ -34,9 +36,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="one life, by its name")
     parser.add_argument("--seed", type=int, default=1, help="another campaign")
     parser.add_argument("--jobs", type=int, default=1, help="processors to use")
+    parser.add_argument("--few-checks", action="store_true", help="check some device plans alone")
     parser.add_argument("--driver", default="cuda", choices=["cuda", "hip", "host"])
     options = parser.parse_args()
     begun = time.monotonic()
+    if options.few_checks:
+        vars(binding)["checked"] = checked_in_few
     server = Server(options.driver, options.jobs, bool(options.only))
     found: list[Verdict] = []
     for verdict in server.run(_lives(options)):

@@ -11,6 +11,7 @@ import pytest
 
 from tests import cases
 from tests.lives.life import KINDS, PARTS, drawn, named
+from tests.quick import is_thinned
 
 MORE = 30 if cases.ALL else 1
 TAKEN = {
@@ -21,8 +22,9 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("driver", sorted(TAKEN))
-def test_lives_end_right_or_with_an_error(driver: str) -> None:
+def test_lives_end_right_or_with_an_error(driver: str, request: pytest.FixtureRequest) -> None:
     words = [sys.executable, "-m", "tests.lives", "--driver", driver, "--seed", "5", *map(str, TAKEN[driver])]
+    words += ["--few-checks"] if is_thinned(request.config.args, bool(request.config.option.keyword)) else []
     done = subprocess.run(
         words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     )

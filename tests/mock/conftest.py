@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from ficco_rt.driver.gpu import gpus
+from ficco_rt.driver.gpu import binding, gpus
 from ficco_rt.driver.gpu.workspace import GpuWorkspace
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.select import tune
+from tests.cases import checked_in_few
 from tests.mock import standin
 from tests.mock.processes import Processes, kernels
+from tests.quick import is_thinned
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,12 @@ def _no_library_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GEMM of ours is made for the usual devices here, and another test may have brought the library."""
     monkeypatch.setattr(GpuWorkspace, "_vendors_turn", lambda driver: False)
     monkeypatch.setattr(tune, "has_gemms", lambda name: False)
+
+
+@pytest.fixture(autouse=True)
+def _few_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_thinned(request.config.args, bool(request.config.option.keyword)):
+        monkeypatch.setattr(binding, "checked", checked_in_few)
 
 
 @pytest.fixture
