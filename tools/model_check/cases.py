@@ -157,7 +157,8 @@ def _modelled(machine: str, question: Question) -> Answer | str:
     variant, ranks = question.variant, question.ranks
     target = scaled(machine, ranks)
     try:
-        plan = compiler.compile_schedule(variant.schedule, ranks, variant.arguments(question.scenario), target)
+        graph = compiler.build(compiler.load(variant.schedule), ranks, variant.arguments(question.scenario))
+        plan = compiler.plan_of(graph, target, trusted=True)
     except (ScheduleError, UsageError) as error:
         return str(error).splitlines()[0]
     return Answer(ficco_rt.simulate(plan, target).duration, plan.params, made_by.kernels(plan, target))
