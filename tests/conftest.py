@@ -54,8 +54,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    given, chosen = config.args, bool(config.option.keyword)
-    out = [i for i in items if quick.left_out(i.path, getattr(i, "originalname", i.name), i.name, given, chosen)]
+    if not quick.is_thinned(config.args, bool(config.option.keyword)):
+        return
+    out = [i for i in items if quick.left_out(i.path, getattr(i, "originalname", i.name), i.name)]
     if out:
         config.hook.pytest_deselected(items=out)
         gone = set(out)

@@ -41,15 +41,16 @@ def test_no_other_file_is_imported_for_it() -> None:
 
 
 def test_a_run_of_all_tests_thins_costly_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FICCO_ALL", raising=False)
     for name, every in quick.THINNED.items():
         file, _, test = name.partition("::")
         path, variants = ROOT / "tests" / file, [f"{test}[{i}]" for i in range(60)]
         assert re.search(rf"^def {test}\(", path.read_text(encoding="utf-8"), re.MULTILINE), name
-        out = [quick.left_out(path, test, variant, [str(ROOT / "tests")], False) for variant in variants]
+        out = [quick.left_out(path, test, variant) for variant in variants]
         assert 0.3 * 60 / every < out.count(False) < 2 * 60 / every, name
-        for given, chosen in (([str(path)], False), ([str(ROOT)], True)):
-            assert not any(quick.left_out(path, test, variant, given, chosen) for variant in variants), name
-        monkeypatch.setenv("FICCO_ALL", "1")
-        assert not any(quick.left_out(path, test, variant, [str(ROOT)], False) for variant in variants), name
-        monkeypatch.delenv("FICCO_ALL")
+    assert not quick.left_out(Path(__file__), "test_a_run_of_all_tests_thins_costly_ones", "1")
+    monkeypatch.delenv("FICCO_ALL", raising=False)
+    assert quick.is_thinned([str(ROOT / "tests")], False)
+    assert not quick.is_thinned([str(ROOT)], True)
+    assert not quick.is_thinned([__file__], False)
+    monkeypatch.setenv("FICCO_ALL", "1")
+    assert not quick.is_thinned([str(ROOT)], False)
