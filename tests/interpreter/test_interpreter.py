@@ -17,7 +17,7 @@ from tests.interpreter.mutants import Mutant
 from tests.unit.device_plan_damage import Damage, changed, dropped, launched, taken_first, waited_too_early, without
 
 ORDERS = 8  # of an undamaged job; `python -m tests.interpreter --undamaged 1000` takes more
-MUTANTS, SEQUENCES, SEED = 120, 200, 2
+MUTANTS, SEQUENCES, SEED = 80, 130, 2
 SEEN = "reads wrong numbers|outside of a run|its caller does|, and it is up|of another run|stays up|does not end"
 
 STREAMED, LOCAL, EMBEDDED, ENTRIES, TWO_SETS = JOBS[0], JOBS[1], JOBS[6], JOBS[15], JOBS[11]

@@ -8,6 +8,7 @@ gone) is a changed program. An instruction that this module does not know is an 
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -338,7 +339,8 @@ class Kernel:
         return fault.decode() if code == 2 else "the launch comes to a stop" if code else ""
 
 
+CPU = "x86_64_v2" if platform.machine() == "x86_64" else "baseline"  # whose vectors have a maximum without signs
 FLAGS = (
-    "-std=c++20", "-O2", "-mcpu=baseline", "-U_FORTIFY_SOURCE", "-fno-sanitize=all", "-fno-exceptions", "-fno-rtti",
+    "-std=c++20", "-O2", f"-mcpu={CPU}", "-U_FORTIFY_SOURCE", "-fno-sanitize=all", "-fno-exceptions", "-fno-rtti",
     "-nostdinc++", "-nostdlib++", "-w",
 )  # fmt: skip
