@@ -152,7 +152,7 @@ def shown(value: Any) -> str:
 
 def is_text(value: str) -> bool:
     """Whether a text holds only printable characters, and none that a terminal takes as a command."""
-    return not any(unicodedata.category(c) in ("Cc", "Cs") for c in value)
+    return value.isprintable() or not any(unicodedata.category(c) in ("Cc", "Cs") for c in value)
 
 
 # ---------------------------------------------------------------- rules, once all values are of their kinds
