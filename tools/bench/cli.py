@@ -28,8 +28,8 @@ QUICK_ROWS = ("qkv70b_2k", "qkv8b_16k", "o8b_16k", "decode_64")  # of `--process
 
 DESCRIPTION = """\
 The shipped schedules beside NCCL then cuBLAS, PyTorch's async TP, NCCL's copy-engine collectives, and the limit: the
-longer of the whole cuBLAS GEMM alone and staggered copies alone. One run, all GPUs, contestants in turns. cuBLASMp
-takes part where it is installed.
+longer of the whole cuBLAS GEMM alone and staggered copies alone. One run, all GPUs, contestants in turns. cuBLASMp,
+QuACK and FlashInfer take part where they are installed.
 
     python -m tools.bench                                  # the 14 rows of tools/bench/scenarios.json
     python -m tools.bench --decode                         # M = 16 … 2048
