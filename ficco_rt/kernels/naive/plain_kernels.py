@@ -23,7 +23,7 @@ Tile: TypeAlias = tuple[int, int]
 TILE, DEPTH = 128, 32
 THREADS, COPY_THREADS = 256, 512
 SUM_TILE = 2 * THREADS  # accesses a tile
-PART, BLOCK_TILE = 16, 32  # of a quantize: elements of an access, blocks of 128 a tile, twice as many of 16 bits
+PART, BLOCK_TILE = 8, 32  # of a quantize: elements of an access of the result, blocks of 128 a tile, twice as many of 16 bits
 COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, the most before its flags go up
 
 # The structs of `src/works.h`
@@ -308,8 +308,9 @@ class NaiveQuantize(NaiveKernel[Quantize]):
                 packed.terms += TERM.pack(packed.place(at), pitch, TYPES[view.dtype].number, 0)
             (out, out_pitch), (scales, scale_pitch) = part.sides[:2]
             aligned = columns % PART == 0 and all(
-                at % 16 == 0 and pitch * TYPES[view.dtype].bytes % 16 == 0
+                n % min(16, PART * TYPES[view.dtype].bytes) == 0
                 for view, (at, pitch) in zip((views[0], *terms), (part.sides[0], *part.sides[2:]), strict=True)
+                for n in (at, pitch * TYPES[view.dtype].bytes)
             )
             alike = all(view.dtype == terms[0].dtype for view in terms)
             packed.works += QUANTIZE.pack(

@@ -1,9 +1,9 @@
 // out · scales = the sum of terms: the kernel of naive.cu, whose types and tables it uses.
 //
-// Bit for bit what vLLM's kernels store (graph/ops/quantize.py has the numpy twin). A thread takes 16 elements of a row at
-// once; eight threads make 128 elements with one scale, a block of threads a row. What is one tensor, in accesses of 16
-// bytes, is loaded for EACH such parts at once, and stays as it is stored until they are stored; anything else is made part
-// by part, a row twice.
+// Bit for bit what vLLM's kernels store (graph/ops/quantize.py has the numpy twin). A part is 8 elements of a row; eight
+// threads with two parts each make 128 elements with one scale, a block of threads a row. A thread loads PARTS parts of a
+// tensor, or of a function's argument and factor, at once, in accesses of 16 bytes, and keeps what they hold until it is
+// stored; a row that is longer is read twice, and anything else is loaded term by term.
 
 #pragma once
 
@@ -17,13 +17,13 @@ __device__ __forceinline__ float exchanged(float x, int bits) {
 __device__ __forceinline__ float exchanged(float x, int bits) { return __shfl_xor_sync(0xffffffffu, x, bits); }
 #endif
 
-constexpr int PART = 16, SHARE = THREADS * PART, EACH = sizeof(In) == 2 ? 2 : 1;
-constexpr int WITH = 128 / PART, AT_ONCE = THREADS / WITH;  // threads of 128 elements; such groups of a block
-struct Part { Vector of[sizeof(In)]; };  // as they are stored
+constexpr int PART = 8, EACH = sizeof(In) == 2 ? 2 : 1, PARTS = 2 * EACH, SHARE = THREADS * PART;
+constexpr int WITH = 128 / (2 * PART), AT_ONCE = THREADS / WITH;  // threads of 128 elements; such groups of a block
+constexpr int TERMS = FACTOR ? 2 : 1, ACCESSES = sizeof(In) / 2;  // of 16 bytes, of a part
 constexpr float LARGEST = OUT == 3 ? 448.0f : 57344.0f;
 static_assert(OUT == 3 || OUT == 4, "naive.cu quantizes to fp8");
 
-// Adds 16 elements from `at` on of a term of type NUMBER
+// Adds the elements of a part from `at` on of a term of type NUMBER
 template <int NUMBER> __device__ __forceinline__ void add_part(u64 address, i64 at, float *sum, bool last) {
     struct alignas(16) Elements { typename Type<NUMBER>::Bits of[PART]; };
     const Elements term = *(const Elements *)((const typename Type<NUMBER>::Bits *)address + at);
@@ -39,8 +39,8 @@ template <int NUMBER = 2> __device__ __forceinline__ void add_part(int type, u64
     add_part<NUMBER>(address, at, sum, last);
 }
 
-// The values from `column` on of a row; zeros behind its end.
-__device__ __forceinline__ void values(const Table &t, const Quantize &w, int row, int column, float *x) {
+// A part of a sum, term by term
+__device__ __forceinline__ void add_terms(const Table &t, const Quantize &w, int row, int column, float *x) {
     const Term *terms = (const Term *)t.terms + w.first_term;
 #pragma unroll
     for (int i = 0; i < PART; i++) x[i] = -0.0f;  // whose sum with -0 is -0
@@ -49,8 +49,7 @@ __device__ __forceinline__ void values(const Table &t, const Quantize &w, int ro
         const u64 from = resolve(t, terms[s].place);
         const i64 at = row * terms[s].pitch + column;
         const bool last = s == w.terms - 1;
-        if (w.vector > 1) add_part<IN>(from, at, x, last);
-        else if (w.vector < 0) add_part(terms[s].type, from, at, x, last);
+        if (w.vector != 1) add_part(terms[s].type, from, at, x, last);
         else
 #pragma unroll
             for (int i = 0; i < PART; i++)
@@ -64,30 +63,68 @@ __device__ __forceinline__ void values(const Table &t, const Quantize &w, int ro
         for (int i = 0; i < PART; i++) x[i] = apply(x[i]);
 }
 
-__device__ __forceinline__ void widen(const Part &part, float *x) {
+__device__ __forceinline__ void widen(const Vector *of, float *x) {
     constexpr int PACKED = 4 / sizeof(In);
 #pragma unroll
-    for (int v = 0; v < (int)sizeof(In); v++) {
-        const u32 words[4] = {part.of[v].x, part.of[v].y, part.of[v].z, part.of[v].w};
+    for (int v = 0; v < ACCESSES; v++) {
+        const u32 words[4] = {of[v].x, of[v].y, of[v].z, of[v].w};
 #pragma unroll
         for (int i = 0; i < 4 * PACKED; i++)
             x[4 * PACKED * v + i] = Type<IN>::widen((In)(words[i / PACKED] >> i % PACKED * 8 * sizeof(In)));
     }
 }
 
-__device__ __forceinline__ float largest(const float *x, float size) {
+// The values of a thread's parts; zeros behind the end of a row. `row(p)` and `column(p)` are where part p begins.
+template <class Row, class Column>
+__device__ __forceinline__ void values(const Table &t, const Quantize &w, Row row, Column column, float *x) {
+    if (w.terms != TERMS || w.vector <= 1) {
 #pragma unroll
-    for (int i = 0; i < PART; i++) size = fmaxf(size, fabsf(x[i]));
+        for (int p = 0; p < PARTS; p++) add_terms(t, w, row(p), column(p), x + p * PART);
+        return;
+    }
+    const Term *terms = (const Term *)t.terms + w.first_term;
+    Vector loaded[TERMS][PARTS][ACCESSES];
+#pragma unroll
+    for (int s = 0; s < TERMS; s++) {
+        const In *from = (const In *)resolve(t, terms[s].place);
+        const i64 pitch = terms[s].pitch;
+#pragma unroll
+        for (int p = 0; p < PARTS; p++)
+#pragma unroll
+            for (int v = 0; v < ACCESSES; v++) {
+                loaded[s][p][v] = {};
+                if (row(p) < w.rows && column(p) < w.columns)
+                    loaded[s][p][v] = ((const Vector *)(from + row(p) * pitch + column(p)))[v];
+            }
+    }
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        widen(loaded[0][p], x + p * PART);
+#pragma unroll
+        for (int i = 0; i < PART; i++) x[p * PART + i] = apply(x[p * PART + i]);
+    }
+    if (FACTOR)
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            float factor[PART];
+            widen(loaded[TERMS - 1][p], factor);
+#pragma unroll
+            for (int i = 0; i < PART; i++) x[p * PART + i] *= factor[i];
+        }
+}
+
+__device__ __forceinline__ float largest(const float *x, int count, float size) {
+#pragma unroll
+    for (int i = 0; i < count; i++) size = fmaxf(size, fabsf(x[i]));
     return size;
 }
 
 // x / y, rounded once, of a y that is neither subnormal nor infinite, and its reciprocal, rounded once: one correction by
 // what is left makes the quotient right (Markstein, "Computation of elementary functions on the IBM RISC System/6000",
-// 1990), unless what is left is subnormal, and the quotient far too small for fp8.
+// 1990), unless what is left is subnormal, and the quotient far too small for fp8. Signs as they are: -0 stays -0.
 __device__ __forceinline__ float quotient(float x, float y, float reciprocal) {
     const float q = x * reciprocal;
-    const u32 size = __float_as_uint(fmaf(fmaf(-q, y, x), reciprocal, q)) & 0x7fffffffu;
-    return __uint_as_float(size | (__float_as_uint(x) & 0x80000000u));  // a zero's sign would be lost
+    return fmaf(-fmaf(q, y, -x), reciprocal, q);
 }
 __device__ __forceinline__ float reciprocal_of(float y) {
     const float near = one_over(y);
@@ -125,19 +162,27 @@ __device__ __forceinline__ u32 pair(float low, float high) {
 #endif
 }
 
-// Stores elements divided by a scale, or times the reciprocal of one that is given
-__device__ __forceinline__ void store(const Table &t, const Quantize &w, int row, int column, Scale by, float *x) {
+// Stores a part divided by a scale, or times the reciprocal of one that is given
+__device__ __forceinline__ void store(const Table &t, const Quantize &w, int row, int column, Scale by, const float *x) {
     if (row >= w.rows || column >= w.columns) return;
-    const bool times = w.given || by.scale > FINITE;  // by which all is 0, or NaN
+    const float scale = by.reciprocal > 0 ? by.scale : 1.0f;  // what is divided by infinity is 0, or NaN
+    float q[PART];
 #pragma unroll
-    for (int i = 0; i < PART; i++) {
-        const float q = times ? x[i] * by.reciprocal : quotient(x[i], by.scale, by.reciprocal);
-        // NOTE what becomes of NaN: fminf and fmaxf take the other number
-        x[i] = w.across && !w.given ? fminf(fmaxf(q, -LARGEST), LARGEST) : fmaxf(fminf(q, LARGEST), -LARGEST);
+    for (int i = 0; i < PART; i++)
+        q[i] = w.given ? fmaxf(fminf(x[i] * by.reciprocal, LARGEST), -LARGEST) : quotient(x[i], scale, by.reciprocal);
+    u32 words[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        words[i] = pair(q[4 * i], q[4 * i + 1]) | pair(q[4 * i + 2], q[4 * i + 3]) << 16;
+        // NaN, which `pair` makes one of two, becomes the least number in a block, the largest in a row
+        constexpr u32 LEAST_OF_NAN = OUT == 3 ? 0x01010101u : 0x02020202u;
+        if (((words[i] & 0x7f7f7f7fu) + LEAST_OF_NAN) & 0x80808080u)
+#pragma unroll
+            for (int b = 0; b < 4; b++) {
+                const u32 instead = (OUT == 3 ? 0x7eu : 0x7bu) | (w.across ? 0x80u : 0u);
+                if (q[4 * i + b] != q[4 * i + b]) words[i] = (words[i] & ~(0xffu << 8 * b)) | instead << 8 * b;
+            }
     }
-    u32 words[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) words[i] = pair(x[4 * i], x[4 * i + 1]) | pair(x[4 * i + 2], x[4 * i + 3]) << 16;
     Out *out = (Out *)resolve(t, w.out) + row * w.out_pitch + column;
     if (w.vector == 1) {
 #pragma unroll
@@ -145,19 +190,19 @@ __device__ __forceinline__ void store(const Table &t, const Quantize &w, int row
             if (column + i < w.columns) out[i] = (Out)(words[i / 4] >> i % 4 * 8);
         return;
     }
-    const Vector v = {words[0], words[1], words[2], words[3]};
-    *(Vector *)out = v;
+    *(u64 *)out = (u64)words[1] << 32 | words[0];
 }
 
-// A part of 128 elements with one scale. All threads of a warp come here.
-__device__ __forceinline__ void finish(const Table &t, const Quantize &w, int row, int column, Scale given, float *x) {
-    float size = largest(x, 0);
+// Two parts, of 128 elements with one scale. All threads of a warp come here.
+__device__ __forceinline__ void finish(const Table &t, const Quantize &w, int row, int column, Scale given, const float *x) {
+    float size = largest(x, 2 * PART, 0);
 #pragma unroll
     for (int bits = WITH / 2; bits; bits /= 2) size = fmaxf(size, exchanged(size, bits));
     const Scale by = w.given ? given : scale_of(w, size);
-    store(t, w, row, column, by, x);
+#pragma unroll
+    for (int p = 0; p < 2; p++) store(t, w, row, column + p * 64, by, x + p * PART);
     if (row >= w.rows) return;
-    const int lane = threadIdx.x % WITH, group = (column - lane * PART) / 128, groups = (w.columns + 127) / 128;
+    const int lane = threadIdx.x % WITH, group = column / 128, groups = (w.columns + 127) / 128;
     float *line = (float *)resolve(t, w.scales) + row * w.scale_pitch;
     if (lane == 0) line[group] = by.scale;
     if (group == groups - 1 && groups + lane < w.scale_columns) line[groups + lane] = 0;
@@ -180,76 +225,44 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
     begin(t);
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
         const Quantize &w = ((const Quantize *)t.works)[find((const Quantize *)t.works, t.count, tile)];
-        const Term *term = (const Term *)t.terms + w.first_term;
         IF_MARKS(const u64 came = device_time();)
         wait_for(t, w.sync, first_awaited(t, w.sync));
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         Scale given = {w.given ? *(const float *)resolve(t, w.by) : 1, 1};
         if (w.given) given.reciprocal = 1.0f / given.scale;
-        const bool plain = !FUNCTION && w.terms == 1 && w.vector > 1;
-        const In *from = (const In *)resolve(t, term->place);
-        const i64 pitch = term->pitch;
-        Part parts[EACH];
-        float x[PART];
+        float x[PARTS * PART];
         if (w.across) {
             const int groups = (w.columns + 127) / 128;
             const i64 first = (i64)(tile - w.first_tile) * EACH * AT_ONCE + threadIdx.x / WITH;
-            const auto row = [&](int e) {
+            int row[EACH], column[EACH];
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
                 const i64 i = first + e * AT_ONCE;
-                return (i64)w.rows * groups <= 0x7fffffff ? (int)((u32)i / (u32)groups) : (int)(i / groups);
-            };
-            const auto column = [&](int e) {
-                return (int)(first + e * AT_ONCE - (i64)row(e) * groups) * 128 + (int)threadIdx.x % WITH * PART;
-            };
-            if (plain) {
+                row[e] = (i64)w.rows * groups <= 0x7fffffff ? (int)((u32)i / (u32)groups) : (int)(i / groups);
+                column[e] = (int)(i - (i64)row[e] * groups) * 128 + (int)threadIdx.x % WITH * PART;
+            }
+            values(t, w, [&](int p) { return row[p / 2]; }, [&](int p) { return column[p / 2] + p % 2 * 64; }, x);
 #pragma unroll
-                for (int e = 0; e < EACH; e++) {
-                    parts[e] = {};
-                    if (row(e) < w.rows && column(e) < w.columns) parts[e] = *(const Part *)(from + row(e) * pitch + column(e));
-                }
-#pragma unroll
-                for (int e = 0; e < EACH; e++) {
-                    widen(parts[e], x);
-                    finish(t, w, row(e), column(e), given, x);
-                }
-            } else
-#pragma unroll 1
-                for (int e = 0; e < EACH; e++) {
-                    values(t, w, row(e), column(e), x);
-                    finish(t, w, row(e), column(e), given, x);
-                }
+            for (int e = 0; e < EACH; e++) finish(t, w, row[e], column[e], given, x + 2 * e * PART);
         } else if (const int row = tile - w.first_tile; row < w.rows) {
-            const int own = threadIdx.x * PART;
-            const bool kept = plain && w.columns <= EACH * SHARE;
+            constexpr int AT_A_TIME = PARTS * SHARE;
+            const int last = (w.columns - 1) / AT_A_TIME * AT_A_TIME;
+            int first = w.given ? last : 0;  // of the columns that x holds
+            const auto of = [&](int) { return row; };
+            const auto column = [&](int p) { return first + (p * THREADS + (int)threadIdx.x) * PART; };
             float size = 0;
-            if (kept) {
-#pragma unroll
-                for (int e = 0; e < EACH; e++) {
-                    parts[e] = {};
-                    if (own + e * SHARE < w.columns) parts[e] = *(const Part *)(from + row * pitch + own + e * SHARE);
-                }
-#pragma unroll
-                for (int e = 0; e < EACH; e++) {
-                    widen(parts[e], x);
-                    size = largest(x, size);
-                }
-            } else if (!w.given)
-                for (int at = own; at < w.columns; at += SHARE) {
-                    values(t, w, row, at, x);
-                    size = largest(x, size);
-                }
+            for (;; first += AT_A_TIME) {
+                values(t, w, of, column, x);
+                size = largest(x, PARTS * PART, size);
+                if (first == last) break;
+            }
             const Scale by = w.given ? given : scale_of(w, of_row(size));
-            if (kept) {
+            for (;; first -= AT_A_TIME) {  // what is held first
+                if (first < last) values(t, w, of, column, x);
 #pragma unroll
-                for (int e = 0; e < EACH; e++) {
-                    widen(parts[e], x);
-                    store(t, w, row, own + e * SHARE, by, x);
-                }
-            } else
-                for (int at = own; at < w.columns; at += SHARE) {
-                    values(t, w, row, at, x);
-                    store(t, w, row, at, by, x);
-                }
+                for (int p = 0; p < PARTS; p++) store(t, w, row, column(p), by, x + p * PART);
+                if (first == 0) break;
+            }
             if (threadIdx.x == 0) ((float *)resolve(t, w.scales))[row * w.scale_pitch] = by.scale;
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
