@@ -157,7 +157,6 @@ VERBS = (
             Part("factor", "a factor of quantize", at=True),
             Part("by", "the scale of quantize"),
         ),
-        streams=False,
         signs=(("EQUAL", "'=' after the result of quantize"), ("LPAR", "sum(...) after '('")),
     ),
     Verb(

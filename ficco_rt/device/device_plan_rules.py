@@ -250,7 +250,7 @@ def launches_fit(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
             yield launch.mistake(f"a share of {launch.sms} of {device.sms} multiprocessors")
         if not launch.spins and any(flag not in c.unraised for work in launch.works for flag in work.waits):
             yield Diagnostic(launch.origin, f"{c.entry} waits for flags, and is not said to hold its share meanwhile")
-        if launch.spins and c.blocks > launch.sms:
+        if launch.spins and c.blocks > launch.sms and any(work.waits for work in launch.works):
             yield launch.mistake(f"{c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors")
 
 

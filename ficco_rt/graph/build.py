@@ -39,7 +39,7 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     program.expand()
     claims, mistakes = build_claims(schedule, sizes.scopes, names, sizes.types, program.pieces_left, sizes.expressions)
     evaluate.refuse(program.mistakes + mistakes)
-    ops = begin_sums(scales.together(program.ops), by_name)
+    ops = begin_sums(scales.together(program.ops, by_name), by_name)
     if claims and all(claim.tf32 for claim in claims):
         ops = tuple(_in_tf32(op, by_name) for op in ops)
     return ir.Graph(

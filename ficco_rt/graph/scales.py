@@ -125,33 +125,50 @@ def spread(scales: npt.NDArray[Any], shape: Sequence[int]) -> npt.NDArray[Any]:
     return scales if scales.shape[-1] == 1 else np.repeat(scales, 128, -1)[..., :across]
 
 
-def together(ops: Sequence[ir.Op]) -> Sequence[ir.Op]:
+def together(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> Sequence[ir.Op]:
     """Ops whose copies of scales are joined: in a phase, a rank copies the scales of all pieces that go from one tensor
-    to another at once, before the first piece, because a copy costs more than its bytes."""
+    to another at once, before the first piece, because a copy costs more than its bytes. Of a tensor that several
+    statements quantize, those of each statement, so that the first piece does not wait for the others; but to a further
+    rank again all that copies to a rank before it have waited for."""
     touched: dict[tuple[object, ...], dict[int, bool]] = {}  # by phase, rank and tensor: ops, and whether they write it
-    groups: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], dict[frozenset[int], list[int]]] = {}  # by what each begins to wait for
+    made: dict[tuple[str, int], BoxMap[int]] = {}  # by tensor and rank: the quantize that wrote an element
+    waited: dict[tuple[object, ...], set[int]] = {}  # by phase, rank and source
+    before: dict[tuple[object, ...], frozenset[int]] = {}  # … when its first copy to this destination comes
     for i, op in enumerate(ops):
         at = op.where.stage, op.where.phase, op.where.rank
         for regions, writes in ((op.reads, False), (op.writes, True)):
             for region in regions:
                 if is_scales(region.tensor):
                     touched.setdefault((*at, region.tensor, region.rank), {})[i] = writes
+        if isinstance(op.body, ir.Quantize):
+            of = op.body.scales
+            held = made.setdefault((of.tensor, of.rank), BoxMap(tensors[of.tensor].shapes[of.rank], -1))
+            for box in of.boxes:
+                held.update(box, lambda _, i=i: i)  # type: ignore[misc]
         if isinstance(op.body, ir.Copy) and is_scales(op.body.src.tensor):
             dst, src = op.body.dst, op.body.src
-            groups.setdefault((*at, dst.tensor, dst.rank, src.tensor, src.rank), []).append(i)
+            found = made.get((src.tensor, src.rank))
+            makers = {maker for box in src.boxes for _, maker in found.items(box)} if found else set()
+            source = waited.setdefault((*at, src.tensor, src.rank), set())
+            key = *at, dst.tensor, dst.rank, src.tensor, src.rank
+            awaited = frozenset(makers - before.setdefault(key, frozenset(source)))
+            source |= makers
+            groups.setdefault(key, {}).setdefault(awaited, []).append(i)
     if not groups:
         return ops
     joined: dict[int, ir.Op | None] = {}
-    for (stage, phase, rank, to, to_rank, of, of_rank), members in groups.items():
-        other = touched[stage, phase, rank, to, to_rank].keys() != set(members)
-        if len(members) < 2 or other or any(touched[stage, phase, rank, of, of_rank].values()):
+    for (stage, phase, rank, to, to_rank, of, of_rank), parts in groups.items():
+        other = touched[stage, phase, rank, to, to_rank].keys() != {i for members in parts.values() for i in members}
+        if other or any(touched[stage, phase, rank, of, of_rank].values()):
             continue
-        found = _joined([body for i in members if isinstance(body := ops[i].body, ir.Copy)])
-        if found is not None:
-            joined |= dict.fromkeys(members)
-            joined[members[0]] = replace(ops[members[0]], body=found)
-    made = (joined.get(i, op) for i, op in enumerate(ops))
-    return [op for op in made if op is not None]
+        for members in parts.values():
+            copy = _joined([body for i in members if isinstance(body := ops[i].body, ir.Copy)])
+            if len(members) > 1 and copy is not None:
+                joined |= dict.fromkeys(members)
+                joined[members[0]] = replace(ops[members[0]], body=copy)
+    left = (joined.get(i, op) for i, op in enumerate(ops))
+    return [op for op in left if op is not None]
 
 
 def _joined(copies: Sequence[ir.Copy]) -> ir.Copy | None:

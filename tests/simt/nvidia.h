@@ -399,6 +399,20 @@ static u32 tf32(float f) {
     return (u & 0x7fffffffu) < 0x7f800000u ? u + 0x1000u & ~0x1fffu : u;
 }
 
+// To the nearest number of fp8, ties to even, at most the largest; NaN is 0x7f
+static u32 fp8(Kind kind, float f) {
+    const int mantissa = kind == E4M3 ? 3 : 2, least = kind == E4M3 ? -6 : -14;
+    const u32 sign = __builtin_signbit(f) ? 0x80u : 0u;
+    if (f != f) return 0x7fu;
+    const float size = __builtin_fminf(__builtin_fabsf(f), kind == E4M3 ? 448.0f : 57344.0f);
+    const int exponent = size < __builtin_ldexpf(1, least) ? least : __builtin_ilogbf(size);
+    const u32 steps = (u32)__builtin_rintf(__builtin_ldexpf(size, mantissa - exponent));  // the first bit is the exponent's
+    return sign | (((u32)(exponent - least) << mantissa) + steps);
+}
+static unsigned short pair_of(Kind kind, float high, float low) {
+    return (unsigned short)(fp8(kind, high) << 8 | fp8(kind, low));
+}
+
 template <class T> static T load_checked(const T* p) {
     check_read(number(), (u64)p, sizeof *p, false, "a thread", fault);
     return *p;
@@ -577,6 +591,9 @@ template <class A, class B> static auto max(A a, B b) { return a > (decltype(a +
 static inline u32 __float_as_uint(float x) { return __builtin_bit_cast(u32, x); }
 static inline float __uint_as_float(u32 x) { return __builtin_bit_cast(float, x); }
 static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+static inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
+static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float __fdividef(float x, float y) { return x / y; }
 static inline int __popc(u32 x) { return __builtin_popcount(x); }
 static inline int __ffs(u32 x) { return __builtin_ffs((int)x); }

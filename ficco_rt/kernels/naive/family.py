@@ -103,7 +103,7 @@ class Naive(Family[NaiveGemm]):
         return tuple(self._configs(request, limits))
 
     def _configs(self, request: LaunchRequest, limits: Limits) -> Iterator[KernelConfig]:
-        first = 0
+        first, waiting = 0, request.streamed and any(work.waits for work in request.works)
         for entry, group in groupby(request.works, _entry):
             works = list(group)
             kernel = kernel_of([works[0].body])
@@ -113,7 +113,7 @@ class Naive(Family[NaiveGemm]):
             fitting = resident(block.threads, block.registers, smem + block.static_smem, limits)
             tile = kernel.cut(works, request.sms)
             tiles = sum(kernel.tiles(w, tile) for w in works)
-            alone = request.streamed or kernel.spread
+            alone = waiting or kernel.spread
             blocks = min(request.sms if alone else at_once(request.sms, fitting, limits), tiles)
             # NOTE where launches in clusters may run too: one block here and one there would leave multiprocessors that
             # no cluster can use, and the last cluster would start when others have ended
