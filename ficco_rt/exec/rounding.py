@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..graph.claim_values import functions
+from ..graph.claim_values import finished
 from ..graph.functions import FUNCTIONS
 from ..graph.ir import Claim
 from ..graph.noise import ACCUMULATED, UNIT, Noises, claimed
@@ -50,7 +50,7 @@ def _allowance(noises: Noises, claim: Claim) -> Allowance:
     elements = sum(target.elements for target in claim.targets)
     error = found.error + (extent(claim.value).terms - 1) * ACCUMULATED * found.value
     spread = deviation(elements)
-    if any(FUNCTIONS[f.function].factor for f in functions(claim.value)):
+    if any(FUNCTIONS[f.function].factor for f in finished(claim.value)):
         spread *= spread / 2  # the product of two normal values has an exponential tail
     narrow = noises.types[claim.targets[0].tensor].unit_roundoff > UNIT  # the result's own store is one
     return Allowance(float(spread * error**0.5), found.lost, found.stores > narrow, noises.fast)

@@ -22,7 +22,7 @@ import numpy as np
 from ..driver.api import Array, OnProgress
 from ..errors import NumbersError
 from ..geometry.region import Box, Region, describe
-from ..graph.claim_values import functions
+from ..graph.claim_values import finished, functions
 from ..graph.functions import OWN
 from ..graph.ir import Claim
 from ..graph.noise import USEFUL, useful
@@ -275,7 +275,8 @@ def _judged(parts: Sequence[Compared], limit: float, most: float) -> Verificatio
 
 def _compared(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs, values: InputValues) -> Compared:
     if functions(claim.value):  # no product with vectors comes through a function
-        return _furthest(claim, _elements(claim, inputs, outputs), _stored(plan) if values == "exact" else 0.0)
+        share = _stored(plan) if values == "exact" and finished(claim.value) else 0.0
+        return _furthest(claim, _elements(claim, inputs, outputs), share)
     if extent(claim.value).operations > DOUBLE_OPERATIONS:
         if values == "exact" and _same_projected(plan, claim, inputs, outputs):
             return Compared(0.0, 0.0, None)

@@ -48,15 +48,36 @@ def functions(value: ClaimValue) -> list[Applied]:
     return [part for part in walk(value) if isinstance(part, Applied)]
 
 
+def finished(value: ClaimValue) -> list[Applied]:
+    """The functions of finished sums; not those whose value is multiplied."""
+    return functions(value) if isinstance(_moved(value), Applied) else []
+
+
 def check_functions(value: ClaimValue) -> None:
-    """Raises Misfit unless functions are applied last, but for what moves their values."""
+    """Raises Misfit unless functions are applied last, but for what moves their values, or to inputs whose value is
+    multiplied."""
+    value = _moved(value)
+    for part in (value,) if isinstance(value, Product) else parts(value):
+        _see_inside(part)
+
+
+def _see_inside(value: ClaimValue) -> None:
+    for part in map(_moved, parts(value)) if isinstance(value, Product) else ():
+        if not isinstance(part, Applied):
+            _see_inside(part)
+        elif any(isinstance(inner, Product | Applied) for argument in part.arguments for inner in walk(argument)):
+            raise Misfit(f"{part.function} of a product or a function is multiplied; the proof follows one of inputs")
+    if isinstance(value, Applied):
+        raise Misfit(f"{value.function} is applied to a finished sum; its value is not added or reduced")
+    for part in () if isinstance(value, Product) else parts(value):
+        _see_inside(part)
+
+
+def _moved(value: ClaimValue) -> ClaimValue:
+    """What collectives move that add nothing."""
     while isinstance(value, Combined) and value.kind in ("all_gather", "all_to_all"):
         value = value.operand
-    for part in parts(value):
-        if found := functions(part):
-            raise Misfit(
-                f"{found[0].function} is applied to a finished sum; its value is not added, multiplied or reduced"
-            )
+    return value
 
 
 def regions_of(claim: Claim) -> Iterator[Region]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..geometry.region import Box, Interval, describe
 from .bags import joined
-from .symbolic import FIXED, SUMMED, Algebra, Element, Sum, Term
+from .symbolic import FIXED, SUMMED, Algebra, Element, FunctionOf, Sum, Term, inputs_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def difference(a: Terms, b: Terms) -> Terms:
 
 def elements(value: Terms) -> set[Element]:
     """The elements of inputs that occur in the terms, factors among them."""
-    factors = {e for term, _ in value.products for e in term}
+    factors = {e for term, _ in value.products for factor in term for e in inputs_in(factor)}
     inner = {e for _, arguments in value.functions for a in arguments for e in elements(a)}
     return factors | inner | {e for e, _ in value.inputs}
 
@@ -88,7 +88,7 @@ def _factors(value: Terms, box: Box) -> Iterator[list[tuple[Element, Box]]]:
     yield from ([(e, _read(e, box, None))] for e, _ in value.inputs)
     for term, intervals in value.products:
         for k in intervals:
-            yield [(e, _read(e, box, k)) for e in term]
+            yield [(e, _read(e, box, k)) for factor in term for e in inputs_in(factor)]
 
 
 def show(value: Terms, box: Box) -> str:
@@ -108,6 +108,10 @@ def show(value: Terms, box: Box) -> str:
 def _source(e: Element, box: Box, k: Interval | None, *, summed_last: bool = False) -> str:
     """Where an element comes from; `.T` if its coordinates do not stand in the usual order. The summed one is the last
     of a left factor, and the first of a right one."""
+    if isinstance(e.tensor, FunctionOf):
+        arguments = e.tensor.inputs(e.coordinates)
+        sums = (" + ".join(_source(i, box, k, summed_last=summed_last) for i in inputs) for inputs in arguments)
+        return f"{e.tensor.function}({', '.join(sums)})"
     given = [sys.maxsize if summed_last and c.axis < 0 else c.axis for c in e.coordinates if c.axis != FIXED]
     turned = "" if given == sorted(given) else ".T"
     return f"{e.tensor}@{e.rank}{turned} {describe(_read(e, box, k))}"

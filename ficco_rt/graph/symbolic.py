@@ -6,7 +6,8 @@ A value describes all elements of a box at once. An element at coordinates x hol
   + Σ products Σ_{k in intervals} L@p[g(x,k)] · R@q[h(x,k)]
   + Σ functions of such sums, which are terms of their own: equal if their arguments are equal
 
-where f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset.
+A function of inputs may be a factor of a product: it stands there as one input with the coordinates of all that it is of.
+Here f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset.
 Coordinates are those of the tensor that holds the value, so cutting a box never changes its value.
 
 All terms of a sum that pick their coordinates alike form one group: the coordinates, and a bag of sources (`bags`),
@@ -19,7 +20,8 @@ Values are interned: equal values are one object within an `Algebra`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from ficco_dsl.diagnostics import ScheduleError, Span
@@ -48,6 +50,35 @@ class Element(NamedTuple):
     coordinates: tuple[Coordinate, ...]
 
 
+class FunctionOf(str):
+    """The name of a function of inputs that is a factor of a product. The factor has the coordinates of all of them,
+    one after another."""
+
+    __slots__ = ("arguments", "function")
+    function: str
+    arguments: tuple[tuple[tuple[str, int, int, int], ...], ...]  # tensor, rank, coordinates, how often it is there
+
+    @classmethod
+    def named(cls, function: str, arguments: Sequence[Sequence[tuple[Element, int]]]) -> FunctionOf:
+        sums = (" + ".join(f"{e.tensor}@{e.rank}" + f", {n} times" * (n > 1) for e, n in of) for of in arguments)
+        made = cls(f"{function}({', '.join(sums)})")
+        made.function = function
+        made.arguments = tuple(tuple((e.tensor, e.rank, len(e.coordinates), n) for e, n in of) for of in arguments)
+        return made
+
+    def inputs(self, coordinates: tuple[Coordinate, ...]) -> list[list[Element]]:
+        """Those of each argument."""
+        left = iter(coordinates)
+        return [[Element(t, r, tuple(islice(left, dims))) for t, r, dims, _ in of] for of in self.arguments]
+
+
+def inputs_in(factor: Element) -> list[Element]:
+    """The inputs of a factor: itself, or what it is a function of."""
+    if isinstance(factor.tensor, FunctionOf):
+        return [e for of in factor.tensor.inputs(factor.coordinates) for e in of]
+    return [factor]
+
+
 class Term(NamedTuple):
     """A pair of factors of a product. The left factor's summed coordinate has offset 0."""
 
@@ -65,18 +96,17 @@ class Rounding(NamedTuple):
 
 
 class Source(NamedTuple):
-    """An element without its coordinates, but with the summed one: (dimension, offset)."""
+    """An element without its coordinates, but with the summed ones: (dimension, offset)."""
 
     tensor: str
     rank: int
-    summed: tuple[int, int] | None
+    summed: tuple[tuple[int, int], ...] = ()  # several of a function of several inputs
 
     def at(self, coordinates: tuple[Coordinate, ...]) -> Element:
         """The element, with all others in their order."""
-        if self.summed is None:
-            return Element(self.tensor, self.rank, coordinates)
-        at, offset = self.summed
-        return Element(self.tensor, self.rank, (*coordinates[:at], Coordinate(SUMMED, offset), *coordinates[at:]))
+        for at, offset in self.summed:
+            coordinates = (*coordinates[:at], Coordinate(SUMMED, offset), *coordinates[at:])
+        return Element(self.tensor, self.rank, coordinates)
 
 
 class Factors(NamedTuple):
@@ -188,7 +218,7 @@ class Algebra:
     def element(self, tensor: str, rank: int, dims: int) -> Sum:
         """An input tensor before anything has happened: every element is itself."""
         index = tuple(Coordinate(d, 0) for d in range(dims))
-        bag = self._bags.one(self._number(Source(tensor, rank, None)), 1)
+        bag = self._bags.one(self._number(Source(tensor, rank)), 1)
         return self._intern(Sum(((index, bag),), (), ()))
 
     def inputs_of(self, value: Sum) -> list[tuple[Element, int]]:
@@ -324,7 +354,8 @@ class Algebra:
         found = self._products.get(key)
         if found is None:
             for side in (left, right):
-                if side.opaque or side.products or side.functions:
+                inner = [a for _, arguments in side.functions for a in arguments]
+                if any(a.opaque or a.products or a.functions for a in (*inner, replace(side, functions=()))):
                     what = side.functions[0][0] if side.functions else "products"
                     found = self.opaque(side.opaque[0] if side.opaque else f"a product of {what}")
                     break
@@ -335,8 +366,8 @@ class Algebra:
 
     def _multiply(self, left: Sum, right: Sum, k: Interval, left_axis: int, right_axis: int) -> Sum:
         products = []
-        factors = self.inputs_of(right)
-        for a, times_a in self.inputs_of(left):
+        factors = self._factors(right)
+        for a, times_a in self._factors(left):
             for b, times_b in factors:
                 self._terms.spend(times_a * times_b, self.origin)
                 # k runs over the left source's own coordinate, so that pieces of one sum can join
@@ -348,6 +379,15 @@ class Algebra:
                 bag = self._bags.one(number, (interval,) * (times_a * times_b))
                 products.append(((*of_left, *of_right), bag))
         return self._make((), products, (), (*left.rounded, *right.rounded))
+
+    def _factors(self, value: Sum) -> list[tuple[Element, int]]:
+        """What a product multiplies: inputs, and functions of inputs, whose ranks are in their names."""
+        found = self.inputs_of(value)
+        for function, arguments in value.functions:
+            of = [self.inputs_of(argument) for argument in arguments]
+            coordinates = tuple(c for inputs in of for e, _ in inputs for c in e.coordinates)
+            found.append((Element(FunctionOf.named(function, of), 0, coordinates), 1))
+        return found
 
     def _make(
         self,
@@ -398,14 +438,13 @@ def _first(rounded: tuple[Rounding, ...]) -> tuple[Rounding, ...]:
 
 def _contracted(e: Element, axis: int, kept: int, shift: int) -> tuple[Source, Index]:
     """A factor: its coordinate `axis` becomes the summed one, its other one becomes coordinate `kept`."""
-    summed = None
-    others = []
+    summed, others = [], []
     for d, c in enumerate(e.coordinates):
         if c.axis == axis:
-            summed = (d, c.offset - shift)
+            summed.append((d, c.offset - shift))
         else:
             others.append(c if c.axis < 0 else Coordinate(kept, c.offset))
-    return Source(e.tensor, e.rank, summed), tuple(others)
+    return Source(e.tensor, e.rank, tuple(summed)), tuple(others)
 
 
 # ---------------------------------------------------------------- values of whole regions
