@@ -217,11 +217,11 @@ def swapped(graph: ir.Graph, rng: random.Random) -> tuple[ir.Op, ...]:
             ops[i] = replace(ops[i], body=replace(body, terms=other.terms))
         case "late":  # the copies of scales first, of what was there before
             mine = [(k, op.body) for k, op in enumerate(ops) if op.where.rank == ops[i].where.rank]
-            first = next(k for k, b in mine if isinstance(b, ir.Copy) and is_scales(b.src.tensor))
+            first = next(k for k, b in mine if isinstance(b, ir.Copy) and b.src == body.scales)
             ops.insert(i, ops.pop(first))
         case "again":  # computed anew, in another way, after the scales were copied
             mine = [(k, op.body) for k, op in enumerate(ops) if op.where.rank == ops[i].where.rank]
-            at = next(k for k, b in mine if isinstance(b, ir.Copy) and not is_scales(b.src.tensor))
+            at = next(k for k, b in mine if isinstance(b, ir.Copy) and b.src == body.out)
             ops.insert(at, replace(ops[at], body=replace(body, pow2=not body.pow2)))
     return tuple(ops)
 

@@ -74,48 +74,42 @@ __device__ __forceinline__ void widen(const Vector *of, float *x) {
     }
 }
 
-// The values of a thread's parts; zeros behind the end of a row. `row(p)` and `column(p)` are where part p begins.
+// The values of a thread's parts of TERMS terms alike; zeros behind the end of a row. `row(p)` and `column(p)` are where part
+// p begins.
 template <class Row, class Column>
 __device__ __forceinline__ void values(const Table &t, const Quantize &w, Row row, Column column, float *x) {
-    if (w.terms != TERMS || w.vector <= 1) {
-#pragma unroll
-        for (int p = 0; p < PARTS; p++) add_terms(t, w, row(p), column(p), x + p * PART);
-        return;
-    }
+    constexpr int TOGETHER = PARTS / TERMS;  // parts, of which all is loaded at once: so many registers there are
     const Term *terms = (const Term *)t.terms + w.first_term;
-    Vector loaded[TERMS][PARTS][ACCESSES];
 #pragma unroll
-    for (int s = 0; s < TERMS; s++) {
-        const In *from = (const In *)resolve(t, terms[s].place);
-        const i64 pitch = terms[s].pitch;
+    for (int first = 0; first < PARTS; first += TOGETHER) {
+        Vector loaded[TERMS][TOGETHER][ACCESSES];
 #pragma unroll
-        for (int p = 0; p < PARTS; p++)
+        for (int s = 0; s < TERMS; s++) {
+            const In *from = (const In *)resolve(t, terms[s].place);
+            const int pitch = (int)terms[s].pitch;
 #pragma unroll
-            for (int v = 0; v < ACCESSES; v++) {
-                loaded[s][p][v] = {};
+            for (int i = 0; i < TOGETHER * ACCESSES; i++) {
+                const int p = first + i / ACCESSES;
+                Vector &v = loaded[s][i / ACCESSES][i % ACCESSES];
+                v = {};
                 if (row(p) < w.rows && column(p) < w.columns)
-                    loaded[s][p][v] = ((const Vector *)(from + row(p) * pitch + column(p)))[v];
+                    v = ((const Vector *)(from + ((i64)row(p) * pitch + column(p))))[i % ACCESSES];
             }
-    }
-#pragma unroll
-    for (int p = 0; p < PARTS; p++) {
-        widen(loaded[0][p], x + p * PART);
-#pragma unroll
-        for (int i = 0; i < PART; i++) x[p * PART + i] = apply(x[p * PART + i]);
-    }
-    if (FACTOR)
-#pragma unroll
-        for (int p = 0; p < PARTS; p++) {
-            float factor[PART];
-            widen(loaded[TERMS - 1][p], factor);
-#pragma unroll
-            for (int i = 0; i < PART; i++) x[p * PART + i] *= factor[i];
         }
+#pragma unroll
+        for (int p = 0; p < TOGETHER; p++) {
+            float *to = x + (first + p) * PART, factor[PART];
+            widen(loaded[0][p], to);
+            if (FACTOR) widen(loaded[TERMS - 1][p], factor);
+#pragma unroll
+            for (int i = 0; i < PART; i++) to[i] = FACTOR ? apply(to[i]) * factor[i] : apply(to[i]);
+        }
+    }
 }
 
-__device__ __forceinline__ float largest(const float *x, int count, float size) {
+template <int COUNT> __device__ __forceinline__ float largest(const float *x, float size) {
 #pragma unroll
-    for (int i = 0; i < count; i++) size = fmaxf(size, fabsf(x[i]));
+    for (int i = 0; i < COUNT; i++) size = fmaxf(size, fabsf(x[i]));
     return size;
 }
 
@@ -132,13 +126,19 @@ __device__ __forceinline__ float reciprocal_of(float y) {
 }
 
 struct Scale { float scale, reciprocal; };
+// What is divided by infinity is 0, or NaN
+__device__ __forceinline__ Scale divisor(Scale by) { return {by.reciprocal > 0 ? by.scale : 1.0f, by.reciprocal}; }
 constexpr float FINITE = 0x1.fffffep127f;  // at most
 
-// That of elements of which this is the largest
-__device__ __forceinline__ Scale scale_of(const Quantize &w, float size) {
+// The one that is given, or that of elements of which this is the largest
+__device__ __forceinline__ Scale scale_of(const Table &t, const Quantize &w, bool of_block, float size) {
+    if (w.given) {
+        const float scale = *(const float *)resolve(t, w.by);
+        return {scale, 1.0f / scale};
+    }
     if (size > FINITE) return {size, 0};
-    float scale = quotient(w.across ? fmaxf(size, 1e-10f) : size, LARGEST, 1.0f / LARGEST);
-    if (!w.across) scale = fmaxf(scale, 1.0f / (LARGEST * 512.0f));
+    float scale = quotient(of_block ? fmaxf(size, 1e-10f) : size, LARGEST, 1.0f / LARGEST);
+    if (!of_block) scale = fmaxf(scale, 1.0f / (LARGEST * 512.0f));
     if (w.pow2) {
         // 2 to the ceiling of log2 in fp32, which rounds what lies little above a power of two down to that power's number
         const u32 bits = __float_as_uint(fmaxf(scale, 1e-10f));
@@ -162,50 +162,54 @@ __device__ __forceinline__ u32 pair(float low, float high) {
 #endif
 }
 
-// Stores a part divided by a scale, or times the reciprocal of one that is given
-__device__ __forceinline__ void store(const Table &t, const Quantize &w, int row, int column, Scale by, const float *x) {
+// A value that is NaN or too large for fp8, or may be
+__device__ __forceinline__ float limited(const Quantize &w, bool of_block, float x, Scale by, float q) {
+    if (w.given) return fmaxf(fminf(x * by.reciprocal, LARGEST), -LARGEST);
+    return q != q ? (of_block ? -LARGEST : LARGEST) : fmaxf(fminf(q, LARGEST), -LARGEST);
+}
+
+// Stores a part divided by a scale, or times the reciprocal of one that is given. PLAIN: in one access
+template <bool PLAIN, bool OF_BLOCK>
+__device__ __forceinline__ void store(const Quantize &w, int row, int column, Scale by, const float *x) {
     if (row >= w.rows || column >= w.columns) return;
-    const float scale = by.reciprocal > 0 ? by.scale : 1.0f;  // what is divided by infinity is 0, or NaN
     float q[PART];
 #pragma unroll
-    for (int i = 0; i < PART; i++)
-        q[i] = w.given ? fmaxf(fminf(x[i] * by.reciprocal, LARGEST), -LARGEST) : quotient(x[i], scale, by.reciprocal);
+    for (int i = 0; i < PART; i++) q[i] = quotient(x[i], by.scale, by.reciprocal);
     u32 words[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        words[i] = pair(q[4 * i], q[4 * i + 1]) | pair(q[4 * i + 2], q[4 * i + 3]) << 16;
-        // NaN, which `pair` makes one of two, becomes the least number in a block, the largest in a row
-        constexpr u32 LEAST_OF_NAN = OUT == 3 ? 0x01010101u : 0x02020202u;
-        if (((words[i] & 0x7f7f7f7fu) + LEAST_OF_NAN) & 0x80808080u)
+    for (int i = 0; i < 2; i++) words[i] = pair(q[4 * i], q[4 * i + 1]) | pair(q[4 * i + 2], q[4 * i + 3]) << 16;
+    // An element whose exponent and mantissa are all ones, of fp8_e5m2 whose exponent is
+    constexpr u32 NONE = 0x7f7f7f7fu, LAST = OUT == 3 ? 0x01010101u : 0x04040404u;
+    if (w.given || (((words[0] & NONE) + LAST) | ((words[1] & NONE) + LAST)) & 0x80808080u) {
 #pragma unroll
-            for (int b = 0; b < 4; b++) {
-                const u32 instead = (OUT == 3 ? 0x7eu : 0x7bu) | (w.across ? 0x80u : 0u);
-                if (q[4 * i + b] != q[4 * i + b]) words[i] = (words[i] & ~(0xffu << 8 * b)) | instead << 8 * b;
-            }
+        for (int i = 0; i < PART; i++) q[i] = limited(w, OF_BLOCK, x[i], by, q[i]);
+#pragma unroll
+        for (int i = 0; i < 2; i++) words[i] = pair(q[4 * i], q[4 * i + 1]) | pair(q[4 * i + 2], q[4 * i + 3]) << 16;
     }
-    Out *out = (Out *)resolve(t, w.out) + row * w.out_pitch + column;
-    if (w.vector == 1) {
-#pragma unroll
-        for (int i = 0; i < PART; i++)
-            if (column + i < w.columns) out[i] = (Out)(words[i / 4] >> i % 4 * 8);
+    Out *out = (Out *)w.out + (row * w.out_pitch + column);
+    if (PLAIN || w.vector != 1) {
+        *(u64 *)out = (u64)words[1] << 32 | words[0];
         return;
     }
-    *(u64 *)out = (u64)words[1] << 32 | words[0];
+#pragma unroll
+    for (int i = 0; i < PART; i++)
+        if (column + i < w.columns) out[i] = (Out)(words[i / 4] >> i % 4 * 8);
 }
 
 // Two parts, of 128 elements with one scale. All threads of a warp come here.
-__device__ __forceinline__ void finish(const Table &t, const Quantize &w, int row, int column, Scale given, const float *x) {
-    float size = largest(x, 2 * PART, 0);
+template <bool PLAIN>
+__device__ __forceinline__ void finish(const Table &t, const Quantize &work, const Quantize &w, int row, int column, const float *x) {
+    float size = largest<2 * PART>(x, 0);
 #pragma unroll
     for (int bits = WITH / 2; bits; bits /= 2) size = fmaxf(size, exchanged(size, bits));
-    const Scale by = w.given ? given : scale_of(w, size);
+    const Scale by = scale_of(t, w, true, size);
 #pragma unroll
-    for (int p = 0; p < 2; p++) store(t, w, row, column + p * 64, by, x + p * PART);
+    for (int p = 0; p < 2; p++) store<PLAIN, true>(w, row, column + p * 64, divisor(by), x + p * PART);
     if (row >= w.rows) return;
     const int lane = threadIdx.x % WITH, group = column / 128, groups = (w.columns + 127) / 128;
-    float *line = (float *)resolve(t, w.scales) + row * w.scale_pitch;
+    float *line = (float *)w.scales + (i64)row * (int)w.scale_pitch;
     if (lane == 0) line[group] = by.scale;
-    if (group == groups - 1 && groups + lane < w.scale_columns) line[groups + lane] = 0;
+    if (group == groups - 1 && groups + lane < work.scale_columns) line[groups + lane] = 0;
 }
 
 // The largest of a row, of what each thread has found
@@ -224,49 +228,81 @@ __device__ __forceinline__ float of_row(float size) {
 __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks)) {
     begin(t);
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
-        const Quantize &w = ((const Quantize *)t.works)[find((const Quantize *)t.works, t.count, tile)];
+        const Quantize &work = ((const Quantize *)t.works)[find((const Quantize *)t.works, t.count, tile)];
         IF_MARKS(const u64 came = device_time();)
-        wait_for(t, w.sync, first_awaited(t, w.sync));
+        wait_for(t, work.sync, first_awaited(t, work.sync));
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
-        Scale given = {w.given ? *(const float *)resolve(t, w.by) : 1, 1};
-        if (w.given) given.reciprocal = 1.0f / given.scale;
-        float x[PARTS * PART];
+        Quantize w = work;  // in registers: what is stored might be the table
+        w.out = resolve(t, w.out), w.scales = resolve(t, w.scales);
+        const bool plain = TERMS * ACCESSES < 4 && w.terms == TERMS && w.vector > 1;
         if (w.across) {
-            const int groups = (w.columns + 127) / 128;
-            const i64 first = (i64)(tile - w.first_tile) * EACH * AT_ONCE + threadIdx.x / WITH;
-            int row[EACH], column[EACH];
+            // NOTE in 32 bits: 2³² groups are more than any device holds
+            const u32 groups = (u32)(w.columns + 127) / 128;
+            const u32 first = (u32)(tile - w.first_tile) * EACH * AT_ONCE + threadIdx.x / WITH;
+            const auto row = [&](int e) { return (int)((first + e * AT_ONCE) / groups); };
+            const auto column = [&](int e, int row) {
+                return (int)(first + e * AT_ONCE - row * groups) * 128 + (int)threadIdx.x % WITH * PART;
+            };
+            if (plain) {
+                int rows[EACH], columns[EACH];
 #pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                const i64 i = first + e * AT_ONCE;
-                row[e] = (i64)w.rows * groups <= 0x7fffffff ? (int)((u32)i / (u32)groups) : (int)(i / groups);
-                column[e] = (int)(i - (i64)row[e] * groups) * 128 + (int)threadIdx.x % WITH * PART;
-            }
-            values(t, w, [&](int p) { return row[p / 2]; }, [&](int p) { return column[p / 2] + p % 2 * 64; }, x);
+                for (int e = 0; e < EACH; e++) rows[e] = row(e), columns[e] = column(e, rows[e]);
+                float x[PARTS * PART];
+                values(t, w, [&](int p) { return rows[p / 2]; }, [&](int p) { return columns[p / 2] + p % 2 * 64; }, x);
 #pragma unroll
-            for (int e = 0; e < EACH; e++) finish(t, w, row[e], column[e], given, x + 2 * e * PART);
+                for (int e = 0; e < EACH; e++) finish<true>(t, work, w, rows[e], columns[e], x + 2 * e * PART);
+            } else
+#pragma unroll 1
+                for (int e = 0; e < EACH; e++) {
+                    const int r = row(e), c = column(e, r);
+                    float x[2 * PART];
+#pragma unroll
+                    for (int p = 0; p < 2; p++) add_terms(t, w, r, c + p * 64, x + p * PART);
+                    finish<false>(t, work, w, r, c, x);
+                }
         } else if (const int row = tile - w.first_tile; row < w.rows) {
-            constexpr int AT_A_TIME = PARTS * SHARE;
-            const int last = (w.columns - 1) / AT_A_TIME * AT_A_TIME;
-            int first = w.given ? last : 0;  // of the columns that x holds
-            const auto of = [&](int) { return row; };
-            const auto column = [&](int p) { return first + (p * THREADS + (int)threadIdx.x) * PART; };
             float size = 0;
-            for (;; first += AT_A_TIME) {
-                values(t, w, of, column, x);
-                size = largest(x, PARTS * PART, size);
-                if (first == last) break;
-            }
-            const Scale by = w.given ? given : scale_of(w, of_row(size));
-            for (;; first -= AT_A_TIME) {  // what is held first
-                if (first < last) values(t, w, of, column, x);
+            Scale by;
+            const int own = threadIdx.x * PART;
+            if (plain) {
+                constexpr int AT_ONCE = PARTS * SHARE;
+                const int last = (w.columns - 1) / AT_ONCE * AT_ONCE;
+                int first = w.given ? last : 0;  // of the columns that x holds
+                const auto column = [&](int p) { return first + own + p * SHARE; };
+                float x[PARTS * PART];
+#pragma unroll 1
+                for (;; first += AT_ONCE) {
+                    values(t, w, [&](int) { return row; }, column, x);
+                    size = largest<PARTS * PART>(x, size);
+                    if (first == last) break;
+                }
+                by = scale_of(t, w, false, of_row(size));
+#pragma unroll 1
+                for (;;) {  // what is held first
 #pragma unroll
-                for (int p = 0; p < PARTS; p++) store(t, w, row, column(p), by, x + p * PART);
-                if (first == 0) break;
+                    for (int p = 0; p < PARTS; p++) store<true, false>(w, row, column(p), divisor(by), x + p * PART);
+                    if (first == 0) break;
+                    first -= AT_ONCE;
+                    values(t, w, [&](int) { return row; }, column, x);
+                }
+            } else {
+                float x[PART];
+#pragma unroll 1
+                for (int at = own; at < w.columns; at += SHARE) {
+                    add_terms(t, w, row, at, x);
+                    size = largest<PART>(x, size);
+                }
+                by = scale_of(t, w, false, of_row(size));
+#pragma unroll 1
+                for (int at = own; at < w.columns; at += SHARE) {
+                    add_terms(t, w, row, at, x);
+                    store<false, false>(w, row, at, divisor(by), x);
+                }
             }
-            if (threadIdx.x == 0) ((float *)resolve(t, w.scales))[row * w.scale_pitch] = by.scale;
+            if (threadIdx.x == 0) ((float *)w.scales)[(i64)row * (int)w.scale_pitch] = by.scale;
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
-        tile_done(t, w.sync, w.work, w.work_tiles, first_flag(t, w.sync));
+        tile_done(t, work.sync, work.work, work.work_tiles, first_flag(t, work.sync));
     }
     end(t, count_end(t));
 }
