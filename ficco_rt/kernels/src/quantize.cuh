@@ -74,8 +74,8 @@ __device__ __forceinline__ void widen(const Vector *of, float *x) {
     }
 }
 
-// The values of a thread's parts of TERMS terms alike; zeros behind the end of a row. `row(p)` and `column(p)` are where part
-// p begins.
+// The values of a thread's parts of TERMS terms alike. `row(p)` and `column(p)` are where part p begins; it is there, as a
+// branch would keep one load from being issued beside the others.
 template <class Row, class Column>
 __device__ __forceinline__ void values(const Table &t, const Quantize &w, Row row, Column column, float *x) {
     constexpr int TOGETHER = PARTS / TERMS;  // parts, of which all is loaded at once: so many registers there are
@@ -86,14 +86,12 @@ __device__ __forceinline__ void values(const Table &t, const Quantize &w, Row ro
 #pragma unroll
         for (int s = 0; s < TERMS; s++) {
             const In *from = (const In *)resolve(t, terms[s].place);
-            const int pitch = (int)terms[s].pitch;
+            const u32 pitch = (u32)terms[s].pitch;
 #pragma unroll
             for (int i = 0; i < TOGETHER * ACCESSES; i++) {
                 const int p = first + i / ACCESSES;
-                Vector &v = loaded[s][i / ACCESSES][i % ACCESSES];
-                v = {};
-                if (row(p) < w.rows && column(p) < w.columns)
-                    v = ((const Vector *)(from + ((i64)row(p) * pitch + column(p))))[i % ACCESSES];
+                const In *part = from + ((u64)pitch * (u32)row(p) + (u32)column(p));
+                loaded[s][i / ACCESSES][i % ACCESSES] = ((const Vector *)part)[i % ACCESSES];
             }
         }
 #pragma unroll
@@ -186,14 +184,12 @@ __device__ __forceinline__ void store(const Quantize &w, int row, int column, Sc
 #pragma unroll
         for (int i = 0; i < 2; i++) words[i] = pair(q[4 * i], q[4 * i + 1]) | pair(q[4 * i + 2], q[4 * i + 3]) << 16;
     }
-    Out *out = (Out *)w.out + (row * w.out_pitch + column);
-    if (PLAIN || w.vector != 1) {
-        *(u64 *)out = (u64)words[1] << 32 | words[0];
-        return;
-    }
+    Out *out = (Out *)w.out + ((u64)(u32)w.out_pitch * (u32)row + (u32)column);
+    if (PLAIN || w.vector != 1) *(u64 *)out = (u64)words[1] << 32 | words[0];
+    else
 #pragma unroll
-    for (int i = 0; i < PART; i++)
-        if (column + i < w.columns) out[i] = (Out)(words[i / 4] >> i % 4 * 8);
+        for (int i = 0; i < PART; i++)
+            if (column + i < w.columns) out[i] = (Out)(words[i / 4] >> i % 4 * 8);
 }
 
 // Two parts, of 128 elements with one scale. All threads of a warp come here.
@@ -235,7 +231,7 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
         Quantize w = work;  // in registers: what is stored might be the table
         w.out = resolve(t, w.out), w.scales = resolve(t, w.scales);
         const bool plain = TERMS * ACCESSES < 4 && w.terms == TERMS && w.vector > 1;
-        if (w.across) {
+        if (w.across && w.rows) {
             // NOTE in 32 bits: 2³² groups are more than any device holds
             const u32 groups = (u32)(w.columns + 127) / 128;
             const u32 first = (u32)(tile - w.first_tile) * EACH * AT_ONCE + threadIdx.x / WITH;
@@ -248,7 +244,11 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
 #pragma unroll
                 for (int e = 0; e < EACH; e++) rows[e] = row(e), columns[e] = column(e, rows[e]);
                 float x[PARTS * PART];
-                values(t, w, [&](int p) { return rows[p / 2]; }, [&](int p) { return columns[p / 2] + p % 2 * 64; }, x);
+                const auto there = [&](int p) {  // behind the end of a row, the first part of the same 128 elements
+                    const int at = columns[p / 2] + p % 2 * 64;
+                    return at < w.columns ? at : at & ~127;
+                };
+                values(t, w, [&](int p) { return rows[p / 2] < w.rows ? rows[p / 2] : 0; }, there, x);
 #pragma unroll
                 for (int e = 0; e < EACH; e++) finish<true>(t, work, w, rows[e], columns[e], x + 2 * e * PART);
             } else
@@ -269,10 +269,11 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
                 const int last = (w.columns - 1) / AT_ONCE * AT_ONCE;
                 int first = w.given ? last : 0;  // of the columns that x holds
                 const auto column = [&](int p) { return first + own + p * SHARE; };
+                const auto there = [&](int p) { return column(p) < w.columns ? column(p) : 0; };
                 float x[PARTS * PART];
 #pragma unroll 1
                 for (;; first += AT_ONCE) {
-                    values(t, w, [&](int) { return row; }, column, x);
+                    values(t, w, [&](int) { return row; }, there, x);
                     size = largest<PARTS * PART>(x, size);
                     if (first == last) break;
                 }
@@ -283,7 +284,7 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
                     for (int p = 0; p < PARTS; p++) store<true, false>(w, row, column(p), divisor(by), x + p * PART);
                     if (first == 0) break;
                     first -= AT_ONCE;
-                    values(t, w, [&](int) { return row; }, column, x);
+                    values(t, w, [&](int) { return row; }, there, x);
                 }
             } else {
                 float x[PART];
