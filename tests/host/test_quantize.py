@@ -16,13 +16,14 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.geometry.region import Axis, Interval
 from ficco_rt.graph import ir
 from ficco_rt.graph.functions import FUNCTIONS
 from ficco_rt.graph.prove import prove
-from ficco_rt.graph.scales import is_scales
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.check import check
+from ficco_rt.plan.ir import CopyAsync, WaitFlag
 from ficco_rt.plan.prove import prove as prove_plan
 from ficco_rt.types import BLOCKS, TYPES, Scaling, numpy_dtype
 from tests import cases
@@ -234,3 +235,65 @@ def test_both_proofs_see_scales_of_other_values() -> None:
         made = restaged(graph, swapped(graph, random.Random(number)))
         with pytest.raises(ScheduleError):
             prove(made)
+
+
+# ---------------------------------------------------------------- streamed stages, and products of functions
+
+
+def test_a_piece_is_copied_while_the_next_one_is_quantized() -> None:
+    """To the first destination with its own scales; to the others all scales go at once."""
+    sizes = {"M": 64, "N": 24, "K": 160, "chunks": 4, "pieces": 2}
+    plan = plan_of(build(cases.schedule("quantized/ag_gemm_streamed"), 4, sizes), profile("h200-switch", 4))
+    made = next(launch for _, launch in plan.launches() if isinstance(launch.works[0].body, ir.Quantize))
+    assert made.streamed
+    assert [work.signals for work in made.works] == [(0,), (1,)]
+    dma = next(s for s in plan.streams if s.rank == 0 and s.queue == "dma")
+    seen = [
+        command.flag
+        if isinstance(command, WaitFlag)
+        else [(t.dst.rank, t.src.tensor, t.src.shape[0]) for t in command.transfers]
+        for command in dma.commands
+        if isinstance(command, WaitFlag | CopyAsync)
+    ]
+    one, two = ([(rank, "Q.scales", 8), (rank, "Q", 4)] for rank in (1, 1))
+    assert seen[:6] == [0, one, [(1, "Q", 4)], 1, two, [(1, "Q", 4)]]
+    assert seen[6] == [(2, "Q.scales", 16), (2, "Q", 4)]
+    assert sum(t[1] == "Q.scales" for found in seen if isinstance(found, list) for t in found) == 4
+
+
+@pytest.mark.parametrize("name", ["quantized/gemm_rs_serial", "quantized/gemm_rs_streamed", "quantized/ag_gemm_streamed"])
+@pytest.mark.parametrize("scaling", ["1x128", "row"])
+def test_eight_ranks(name: str, scaling: str) -> None:
+    sizes = cases.sizes(name, 8, even=True) | {"K": 2048, "T": "bf16", "Weight": f"fp8_e4m3 scaled {scaling}"}
+    sizes |= {"Rounded" if "rs" in name else "Sent": f"fp8_e4m3 scaled {scaling}"}
+    sizes["Weight"] = "fp8_e4m3 scaled 128x128" if scaling == "1x128" else sizes["Weight"]
+    plan = plan_of(build(cases.schedule(name), 8, sizes), profile("h200-switch", 8))
+    assert codec.from_json(codec.to_json(plan)) == plan
+    with Executor(plan) as executor:
+        found = verified_run(executor)
+        assert found.correct, found
+        assert found.integers
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_wrong_gates_show(seed: int) -> None:
+    """In the proof: a rank that takes another function, other rows, or the factor for the argument."""
+    graph = build(cases.schedule("quantized/gemm_rs_serial"), 4, {"M": 64, "N": 48, "K": 1024})
+    at = [i for i, op in enumerate(graph.ops) if isinstance(op.body, ir.Quantize)][seed]
+    body = graph.ops[at].body
+    assert isinstance(body, ir.Quantize)
+    assert body.factor is not None
+    rows = body.terms[0].axes[0]
+    other = replace(body.terms[0], axes=(Axis((Interval(32, 64), Interval(0, 32))), body.terms[0].axes[1]))
+    assert rows.size == 64
+    for wrong in (
+        replace(body, function=None, factor=None),
+        replace(body, function="gelu", factor=None),
+        replace(body, terms=(body.factor,), factor=body.terms[0]),
+        replace(body, terms=(other,)),
+        replace(body, terms=(*body.terms, body.factor)),
+    ):
+        ops = list(graph.ops)
+        ops[at] = replace(ops[at], body=wrong)
+        with pytest.raises(ScheduleError):
+            prove(restaged(graph, tuple(ops)))

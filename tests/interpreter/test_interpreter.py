@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ficco_rt.device.check import check
-from ficco_rt.device.ir import AwaitEvent, Barrier, CopyMemory, LaunchKernel, RecordEvent, ResetSemaphores
+from ficco_rt.device.ir import AwaitEvent, Barrier, CopyMemory, LaunchKernel, RecordEvent, ResetSemaphores, StreamMemOps
 from ficco_rt.errors import PlanError
 from tests.interpreter.campaign import campaign, campaign_together, harm, judged, neighbours, together, undamaged
 from tests.interpreter.hosts import Trial
@@ -20,7 +20,7 @@ ORDERS = 8  # of an undamaged job; `python -m tests.interpreter --undamaged 1000
 MUTANTS, SEQUENCES, SEED = 80, 130, 2
 SEEN = "reads wrong numbers|outside of a run|its caller does|, and it is up|of another run|stays up|does not end"
 
-STREAMED, LOCAL, EMBEDDED, ENTRIES, TWO_SETS = JOBS[0], JOBS[1], JOBS[6], JOBS[15], JOBS[11]
+STREAMED, LOCAL, EMBEDDED, ENTRIES, TWO_SETS, QUANTIZED = (JOBS[i] for i in (0, 1, 6, 15, 11, 22))
 
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
@@ -53,6 +53,7 @@ def test_sums_are_those_of_the_inputs() -> None:
         (STREAMED, dropped(LaunchKernel), SEEN),
         (STREAMED, launched(0, {"resets": ()}), SEEN),
         (STREAMED, launched(0, {"blocks": 0}), "without blocks"),
+        (QUANTIZED, dropped(StreamMemOps), SEEN),  # a copy that does not wait for its piece
         (JOBS[17], without(ResetSemaphores, "epilogue"), SEEN),
         (LOCAL, taken_first, "does not end"),
         (LOCAL, dropped(AwaitEvent), "takes no part in the capture"),
@@ -120,14 +121,14 @@ def test_no_harmful_mutant_is_accepted_in_a_workspace() -> None:
     assert [str(one) for one in made if one.bad] == []
 
 
-def test_copies_of_scales_stay_where_they_are() -> None:
+@pytest.mark.parametrize("job", [next(job for job in JOBS if job.scaled), QUANTIZED], ids=str)
+def test_copies_of_scales_stay_where_they_are(job: Job) -> None:
     """A device plan that drops one, or copies it last of all, is refused; and it does harm."""
-    job = next(job for job in JOBS if job.scaled)
     plan = plans(job)[job.mode]
     damaged = 0
     for i, action in enumerate(plan.body):
         moved = action.moves if isinstance(action, CopyMemory) else ()
-        scales = tuple(move for move in moved if move.src.tensor == "A.scales")
+        scales = tuple(move for move in moved if move.src.tensor in ("A.scales", "Q.scales"))
         if not scales:
             continue
         damaged += 1
@@ -140,4 +141,4 @@ def test_copies_of_scales_stay_where_they_are() -> None:
             found = harm(job, Mutant("body", "damage", made), 60)
             assert found is not None
             assert re.search(SEEN, str(found[1]))
-    assert damaged == len(job.devices)
+    assert damaged >= len(job.devices)
