@@ -142,9 +142,9 @@ def together(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> Sequence
                 if is_scales(region.tensor):
                     touched.setdefault((*at, region.tensor, region.rank), {})[i] = writes
         if isinstance(op.body, ir.Quantize):
-            of = op.body.scales
-            held = made.setdefault((of.tensor, of.rank), BoxMap(tensors[of.tensor].shapes[of.rank], -1))
-            for box in of.boxes:
+            own = op.body.scales
+            held = made.setdefault((own.tensor, own.rank), BoxMap(tensors[own.tensor].shapes[own.rank], -1))
+            for box in own.boxes:
                 held.update(box, lambda _, i=i: i)  # type: ignore[misc]
         if isinstance(op.body, ir.Copy) and is_scales(op.body.src.tensor):
             dst, src = op.body.dst, op.body.src

@@ -6,8 +6,8 @@ A value describes all elements of a box at once. An element at coordinates x hol
   + Σ products Σ_{k in intervals} L@p[g(x,k)] · R@q[h(x,k)]
   + Σ functions of such sums, which are terms of their own: equal if their arguments are equal
 
-A function of inputs may be a factor of a product: it stands there as one input with the coordinates of all that it is of.
-Here f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset.
+where f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset. A function of inputs
+may be a factor of a product: it stands there as one input, with the coordinates of all that it is of.
 Coordinates are those of the tensor that holds the value, so cutting a box never changes its value.
 
 All terms of a sum that pick their coordinates alike form one group: the coordinates, and a bag of sources (`bags`),

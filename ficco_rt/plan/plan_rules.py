@@ -245,7 +245,9 @@ def launches_are_whole(plan: ir.Plan) -> Iterator[Diagnostic]:
                 launch.origin, "a launch that is not streamed has one work, or several copies, and no flags"
             )
         if launch.streamed and any(isinstance(w.body, graph_ir.KernelCall) for w in launch.works):
-            yield Diagnostic(launch.origin, "a streamed launch has GEMMs, reduces, quantizations and copies, no user kernel")
+            yield Diagnostic(
+                launch.origin, "a streamed launch has GEMMs, reduces, quantizations and copies, no user kernel"
+            )
         begins = [0, *(first for first, _ in launch.joined), len(launch.works)]
         if launch.joined and not (launch.streamed and all(a < b for a, b in pairwise(begins))):
             yield Diagnostic(launch.origin, "stages that join a streamed launch each have works of their own, in order")

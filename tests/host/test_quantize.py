@@ -261,7 +261,9 @@ def test_a_piece_is_copied_while_the_next_one_is_quantized() -> None:
     assert sum(t[1] == "Q.scales" for found in seen if isinstance(found, list) for t in found) == 4
 
 
-@pytest.mark.parametrize("name", ["quantized/gemm_rs_serial", "quantized/gemm_rs_streamed", "quantized/ag_gemm_streamed"])
+@pytest.mark.parametrize(
+    "name", ["quantized/gemm_rs_serial", "quantized/gemm_rs_streamed", "quantized/ag_gemm_streamed"]
+)
 @pytest.mark.parametrize("scaling", ["1x128", "row"])
 def test_eight_ranks(name: str, scaling: str) -> None:
     sizes = cases.sizes(name, 8, even=True) | {"K": 2048, "T": "bf16", "Weight": f"fp8_e4m3 scaled {scaling}"}

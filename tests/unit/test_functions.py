@@ -172,8 +172,7 @@ def test_another_value_is_refused(case: tuple[str, str, str], message: str) -> N
 
 
 CLAIMS = {
-    "reduce_scatter(gelu(A * B), rows)": "gelu is applied to a finished sum; its value is not added or "
-    "reduced",
+    "reduce_scatter(gelu(A * B), rows)": "gelu is applied to a finished sum; its value is not added or reduced",
     "gelu(R) + R": "gelu is applied to a finished sum; its value is not added or reduced",
     "gelu(silu(R))": "silu is applied to a finished sum; its value is not added or reduced",
     "R + A": "2 × 8 plus 4 × 8 on rank 0: neither of one shape, nor one row",

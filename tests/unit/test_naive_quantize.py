@@ -62,7 +62,9 @@ def test_bit_for_bit(taken: Dtype, made: Dtype, across: int, columns: int, way: 
     )  # fmt: skip
     taking = *terms, *(("B",) if function else ()), *(("S",) if given else ())
     work = WorkOf(body, tuple(views[name] for name in ("Q", "Q.scales", *taking)), (), ())
-    (config,) = families.configure(LaunchRequest(NaiveQuantize.name, (work,), 2), Limits.of(stored("h200-switch").device))
+    (config,) = families.configure(
+        LaunchRequest(NaiveQuantize.name, (work,), 2), Limits.of(stored("h200-switch").device)
+    )
     packed = families.tables(config, [work])
     constants, scratch = aligned(len(packed.constants)), aligned(4 * packed.counters)
     constants[:] = np.frombuffer(packed.constants, np.uint8)

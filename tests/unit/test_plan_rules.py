@@ -271,7 +271,8 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         "ruled.ficco:17:47: a launch that is not streamed has one work, or several copies, and no flags",
     ),
     "streamed user kernel": (
-        f"{TWIST}.streamed", True, "ruled.ficco:19:28: a streamed launch has GEMMs, reduces, quantizations and copies, no user kernel",
+        f"{TWIST}.streamed", True,
+        "ruled.ficco:19:28: a streamed launch has GEMMs, reduces, quantizations and copies, no user kernel",
     ),
     **{
         name: (

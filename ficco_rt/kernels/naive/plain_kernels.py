@@ -23,7 +23,10 @@ Tile: TypeAlias = tuple[int, int]
 TILE, DEPTH = 128, 32
 THREADS, COPY_THREADS = 256, 512
 SUM_TILE = 2 * THREADS  # accesses a tile
-PART, BLOCK_TILE = 8, 32  # of a quantize: elements of an access of the result, blocks of 128 a tile, twice as many of 16 bits
+PART, BLOCK_TILE = (
+    8,
+    32,
+)  # of a quantize: elements of an access of the result, blocks of 128 a tile, twice as many of 16 bits
 COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, the most before its flags go up
 
 # The structs of `src/works.h`
