@@ -141,8 +141,8 @@ __device__ __forceinline__ Scale scale_of(const Table &t, const Quantize &w, boo
         // 2 to the ceiling of log2 in fp32, which rounds what lies little above a power of two down to that power's number
         const u32 bits = __float_as_uint(fmaxf(scale, 1e-10f));
         const int exponent = (int)(bits >> 23) - 127;
-        int size_of_log = (exponent < 0 ? -exponent - 1 : exponent) >> 1, digits = 0;
-        while (size_of_log) size_of_log >>= 1, digits++;
+        const int size_of_log = (exponent < 0 ? -exponent - 1 : exponent) >> 1;
+        const int digits = size_of_log ? (int)(__float_as_uint((float)size_of_log) >> 23) - 126 : 0;
         const u32 within = (355u << digits) >> 10;  // ln(2) / 2 · 2^digits
         scale = __uint_as_float(((bits >> 23) + ((bits & 0x7fffffu) > within)) << 23);
     }
@@ -208,12 +208,13 @@ __device__ __forceinline__ void finish(const Table &t, const Quantize &work, con
     if (group == groups - 1 && groups + lane < work.scale_columns) line[groups + lane] = 0;
 }
 
-// The largest of a row, of what each thread has found
-__device__ __forceinline__ float of_row(float size) {
-    __shared__ float largest_of[THREADS / 32];
+// The largest of a row, of what each thread has found. Rows take turns of memory: when a thread comes to the row after the
+// next, all have read this one's.
+__device__ __forceinline__ float of_row(float size, int round) {
+    __shared__ float found[2][THREADS / 32];
+    float *largest_of = found[round % 2];
 #pragma unroll
     for (int bits = 16; bits; bits /= 2) size = fmaxf(size, exchanged(size, bits));
-    __syncthreads();  // those of the row before have been read
     if (threadIdx.x % 32 == 0) largest_of[threadIdx.x / 32] = size;
     __syncthreads();
 #pragma unroll
@@ -277,7 +278,7 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
                     size = largest<PARTS * PART>(x, size);
                     if (first == last) break;
                 }
-                by = scale_of(t, w, false, of_row(size));
+                by = scale_of(t, w, false, w.given ? 0 : of_row(size, round));
 #pragma unroll 1
                 for (;;) {  // what is held first
 #pragma unroll
@@ -293,7 +294,7 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
                     add_terms(t, w, row, at, x);
                     size = largest<PART>(x, size);
                 }
-                by = scale_of(t, w, false, of_row(size));
+                by = scale_of(t, w, false, w.given ? 0 : of_row(size, round));
 #pragma unroll 1
                 for (int at = own; at < w.columns; at += SHARE) {
                     add_terms(t, w, row, at, x);
