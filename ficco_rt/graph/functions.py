@@ -49,17 +49,22 @@ def _silu(x: Array) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`number` is what the works of kernels hold (`src/functions.h`). With `factor` the value is multiplied by another
-    argument."""
+    """x · s(x), of a sigmoid s that is no steeper than `slope`. `number` is what the works of kernels hold
+    (`src/functions.h`). With `factor` the value is multiplied by another argument."""
 
     number: int
     of: Callable[[Array], Any]  # in the precision of its argument
+    slope: float
     factor: bool = False
+
+    def mean(self, square: float) -> float:
+        """The mean square of values, as a share of that of normal arguments, at most: s is 1/2 beside what is odd."""
+        return min(1 / 2, 1 / 4 + 3 * self.slope**2 * square)
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "gelu": Function(1, _gelu),  # with erf, as PyTorch's default
-    "gelu_tanh": Function(2, _gelu_tanh),  # PyTorch's approximate="tanh"
-    "silu": Function(3, _silu),
-    "silu_mul": Function(3, _silu, factor=True),
+    "gelu": Function(1, _gelu, 0.4),  # with erf, as PyTorch's default
+    "gelu_tanh": Function(2, _gelu_tanh, 0.4),  # PyTorch's approximate="tanh"
+    "silu": Function(3, _silu, 1 / 4),
+    "silu_mul": Function(3, _silu, 1 / 4, factor=True),
 }

