@@ -170,9 +170,22 @@ class SplitK:
 WHOLE_K = SplitK()
 
 
-def band_of(groups: int, tile: tuple[int, int], cluster: int) -> int:
-    """Rows of clusters' tiles that are walked together so that a wave of `groups` is about square."""
-    return max(1, round(sqrt(groups * tile[1] / (tile[0] * cluster))))
+def of_cluster(tile: tuple[int, int], cluster: int, across: bool) -> tuple[int, int]:
+    """Rows and columns of the tiles of a cluster, one below another or, `across`, side by side."""
+    return (tile[0], tile[1] * cluster) if across else (tile[0] * cluster, tile[1])
+
+
+def band_of(groups: int, side: tuple[int, int]) -> int:
+    """Rows of clusters' tiles, each of such sides, that are walked together so that a wave of `groups` is about
+    square."""
+    return max(1, round(sqrt(groups * side[1] / side[0])))
+
+
+def _whole(tiles: Rows, cluster: int) -> Rows:
+    """Tiles of an axis for whole clusters: a neighbour may have nothing to store."""
+    nothing = tiles[-1:].copy()
+    nothing[:, -1] = 0
+    return np.concatenate([tiles, np.repeat(nothing, -len(tiles) % cluster, 0)])
 
 
 class _Depth(NamedTuple):
@@ -206,6 +219,7 @@ class _Parts:
         transposed: tuple[bool, bool],
         groups: int,
         cluster: int,
+        across: bool,
         band: int | None,
         step: int,
     ) -> Rows:
@@ -218,15 +232,13 @@ class _Parts:
         assert not w.addends or not w.depth_waits  # a kernel checks the flags of both when it reaches a tile
         rows, columns = (_cut(axis, side) for axis, side in zip(pieces_of(w, transposed), tile, strict=True))
         rows = _given(rows, (*by_rows, *(addend.operand.matrix for addend in w.addends)))
-        if len(rows) % cluster:  # a neighbour with nothing to store
-            nothing = rows[-1:].copy()
-            nothing[:, -1] = 0
-            rows = np.concatenate([rows, np.repeat(nothing, cluster - len(rows) % cluster, 0)])
-        high = len(rows) // cluster
-        walk = band or max(1, min(high, band_of(groups, tile, cluster)))
-        r, c = _grid(high, len(columns), walk)
-        r = (r[:, None] * cluster + np.arange(cluster)).ravel()
-        c = np.repeat(c, cluster)
+        below, beside = of_cluster((1, 1), cluster, across)
+        rows, columns = _whole(rows, below), _whole(columns, beside)
+        high = len(rows) // below
+        walk = band or max(1, min(high, band_of(groups, of_cluster(tile, cluster, across))))
+        r, c = (np.repeat(i, cluster) for i in _grid(high, len(columns) // beside, walk))
+        me = np.arange(len(r)) % cluster
+        r, c = (r, c * cluster + me) if across else (r * cluster + me, c)
         both = np.zeros(len(r), _BOTH)
         both["work"] = self.works
         self.works += 1
@@ -278,6 +290,7 @@ def table(
     *,
     groups: int,
     cluster: int = 1,
+    across: bool = False,
     split_k: SplitK = WHOLE_K,
     shared: bool = False,
     band: int | None = None,
@@ -290,6 +303,7 @@ def table(
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
 
+    across: a cluster's tiles lie side by side; otherwise one below another.
     shared: all parts of a tile whose K is split store a share of it, and count for signals; otherwise one of them does.
     band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
     addend_steps: steps of the pipeline that an addend takes; 0: it is added where the tile is stored.
@@ -300,7 +314,7 @@ def table(
     step: elements of K in a step of the pipeline.
     """
     parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.addends))})
-    whole = [parts.add(w, tile, transposed, groups, cluster, band, step) for w in works]
+    whole = [parts.add(w, tile, transposed, groups, cluster, across, band, step) for w in works]
     both, partials = _split_all(whole, split_k, groups, cluster, parts.depths, step, together)
     _place_addends(both, addend_steps, addend_gap)
     tiles = np.ascontiguousarray(both["tile"])
@@ -424,6 +438,7 @@ def count(
     *,
     groups: int,
     cluster: int = 1,
+    across: bool = False,
     split_k: SplitK = WHOLE_K,
     step: int = DEPTH,
 ) -> int:
@@ -431,8 +446,11 @@ def count(
     found = []  # of each work: clusters' tiles, steps of K
     for w in works:
         rows, columns = pieces_of(w, transposed)
-        high, wide = (sum(ceil(n / side) for *_, n in axis) for axis, side in zip((rows, columns), tile, strict=True))
-        found.append((ceil(high / cluster) * wide, sum(ceil(n / step) for *_, n in common(*depths_of(w, *transposed)))))
+        high, wide = (
+            ceil(sum(ceil(n / side) for *_, n in axis) / together)
+            for axis, side, together in zip((rows, columns), tile, of_cluster((1, 1), cluster, across), strict=True)
+        )
+        found.append((high * wide, sum(ceil(n / step) for *_, n in common(*depths_of(w, *transposed)))))
     if split_k.works:
         parts = sum(n * min(s, MAX_SPLITS, steps) for (n, steps), s in zip(found, split_k.works, strict=True))
         return parts * cluster

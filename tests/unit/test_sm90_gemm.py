@@ -75,8 +75,9 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     clusters = variant.clusters(sms)
     table = tables.build([work], variant, signature, clusters=clusters, stages=2, band=band, split_k=split_k).table
     counted = tile_table.count(
-        [work], variant.tile, signature.transposed, groups=clusters, cluster=variant.cluster, split_k=split_k
-    )
+        [work], variant.tile, signature.transposed, groups=clusters, cluster=variant.cluster,
+        across=variant.shares_left, split_k=split_k,
+    )  # fmt: skip
     assert counted == len(table.tiles)
     assert_whole(table, work, *signature.transposed)
     assert_addends(table, work, staged=True)
@@ -89,9 +90,9 @@ def test_tiles_make_every_element_once_from_the_right_operands(
         assert not (variant.pingpong and gap.any())  # nothing is multiplied meanwhile but the next tile
         for values in (at, gap, count):
             assert (values.reshape(-1, variant.cluster) == values.reshape(-1, variant.cluster)[:, :1]).all()
-    # neighbours of a cluster read the same columns and the same depth, and no cluster is half there
+    # neighbours of a cluster read the same columns or rows, and the same depth, and no cluster is half there
     assert len(table.tiles) % variant.cluster == 0
-    for name in ("right_col", "k_first", "k_blocks", "wait_first"):
+    for name in ("left_row" if variant.shares_left else "right_col", "k_first", "k_blocks", "wait_first"):
         grouped = table.tiles[name].reshape(-1, variant.cluster)
         assert (grouped == grouped[:, :1]).all()
     # every other wave goes through K backwards
@@ -453,7 +454,7 @@ def test_clusters_foresee_first_tiles() -> None:
     for v in variants.ODD:
         launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4)
         rows = -(-5000 // (v.cluster * v.tile[0]))
-        band = tile_table.band_of(v.clusters(132), v.tile, v.cluster)
+        band = tile_table.band_of(v.clusters(132), v.cluster_tile)
         assert launch.first == (0, 0, 0, 0, 47, rows, -(-1000 // v.tile[1]), min(rows, band), 1)
     part, name = Interval(1000, 2000), "sm90_gemm_144x256_c2_swapped"
     rows = (Interval(0, 1000), Interval(2000, 6000))

@@ -31,7 +31,7 @@ def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool],
     """Rows of clusters' tiles that are best walked together; None: so many that a wave is about square."""
     if not v.throttled or depth_of(works, transposed) * item // 2 > cost.SHORT:
         return None
-    return max(1, band_of(v.clusters(sms), v.tile, v.cluster) // 2)
+    return max(1, band_of(v.clusters(sms), v.cluster_tile) // 2)
 
 
 def split_k_of(

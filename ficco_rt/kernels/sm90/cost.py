@@ -136,7 +136,8 @@ _FIRST = 4  # so many of the last groups may stay whole where the first ones are
 
 def cluster_tiles(v: Variant, rows: Sequence[int], columns: Sequence[int]) -> int:
     """The tiles of pieces of outputs of so many rows and columns; those that a cluster makes at once count as one."""
-    return sum(ceil(r / v.tile[0] / v.cluster) for r in rows) * sum(ceil(c / v.tile[1]) for c in columns)
+    m, n = v.cluster_tile
+    return sum(ceil(r / m) for r in rows) * sum(ceil(c / n) for c in columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,8 @@ def _instructions(v: Variant) -> float:
 def _sectors(v: Variant, lines: tuple[bool, bool]) -> float:
     """Bytes that a block asks L2 for in a step, as whole sectors. `lines`: whether the rows of the left operand, and
     those of the right one, start at whole lines of 128 bytes."""
-    rows = (v.tile[0], 64 * ceil(v.tile[1] / 64) / v.cluster)
-    return sum(n * (128 if whole else 160) for n, whole in zip(rows, lines, strict=True))
+    m, n = v.tile[0] / v.left_boxes, 64 * ceil(v.tile[1] / 64) / v.cluster * v.left_boxes
+    return sum(n * (128 if whole else 160) for n, whole in zip((m, n), lines, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def _costs(
     if v.swapped or not all(lines):
         step = max(step, sms * _sectors(v, lines) / _SECTORS)
     if tiles > 2 * clusters:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
-        step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+        step = max(step, sms * 2 * DEPTH * v.loads / _CACHE)
     read, written = sum(rows) * k + k * sum(columns), (1 + addends) * sum(rows) * sum(columns)
     once, each = _SPLIT
     moved = 2 * (read + written) / _BANDWIDTH
@@ -234,7 +235,7 @@ def pace(
         2.0 * m * n * depth * device.sms / (gemm_rate(device, dtype) * PIPELINE) * step / (m * n) / best * promotion
     )
     # what their steps load comes out of L2, the right operand shared in a cluster
-    busy, loaded = min(tiles, clusters * v.cluster), 2 * DEPTH * (m + n / v.cluster)
+    busy, loaded = min(tiles, clusters * v.cluster), 2 * DEPTH * v.loads
     step = max(multiply, busy * loaded / _LOADS, loaded / _PORT)
     return Pace(
         groups=clusters,
@@ -311,9 +312,11 @@ def _plain(
     """As `alone`, where nothing is added, and all works wait for the same or for nothing."""
     (m, n), p = v.tile, _PLAIN
     size, steps, clusters = m * n / (128 * 256), ceil(k / DEPTH), v.clusters(sms)
-    high, wide = sum(ceil(r / m / v.cluster) for r in rows), sum(ceil(c / n) for c in columns)
-    right = 2 * DEPTH * n
-    loads = 2 * DEPTH * (v.cluster * min(m, max(rows)) + (n if right_transposed else 64 * ceil(n / 64))) / p.cache
+    tall, across = v.cluster_tile
+    high, wide = sum(ceil(r / tall) for r in rows), sum(ceil(c / across) for c in columns)
+    right = 2 * DEPTH * across
+    left = tall // m * min(m, max(rows))
+    loads = 2 * DEPTH * (left + (across if right_transposed else 64 * ceil(n / 64))) / p.cache
     if not all(lines):
         loads = v.cluster * _sectors(v, lines) / _SECTORS
     multiply, end = _multiply(v), p.end + p.tile * size
@@ -339,10 +342,10 @@ def _plain(
 def stages(v: Variant, rows: Sequence[int], columns: Sequence[int], splits: int, sms: int, most: int) -> int:
     """Of `most` stages those that a plain product fills whose blocks all read other parts of the right operand."""
     tiles = cluster_tiles(v, rows, columns)
-    if tiles > sum(ceil(c / v.tile[1]) for c in columns):
+    if tiles > sum(ceil(c / v.cluster_tile[1]) for c in columns):
         return most
     at_work = min(tiles * splits, v.clusters(sms))
-    return min(most, max(4, round(_ON_THE_WAY / (at_work * 2 * DEPTH * v.tile[1]))))
+    return min(most, max(4, round(_ON_THE_WAY / (at_work * 2 * DEPTH * v.cluster_tile[1]))))
 
 
 @lru_cache(maxsize=256)

@@ -73,7 +73,8 @@ class FirstGrid(NamedTuple):
             low, high = (self.steps * n // self.parts for n in (part, part + 1))
             first = number // (self.band * self.columns) * self.band
             tall, within = min(self.band, self.rows - first), number - first * self.columns
-            row, column = (first + within % tall) * v.cluster + me, within // tall
+            row, column = first + within % tall, within // tall
+            row, column = (row, column * v.cluster + me) if v.shares_left else (row * v.cluster + me, column)
             at = (self.left_row + row * v.tile[0], self.right_col + column * v.tile[1])
             found.append((*at, high - low, self.left_k + deep * low, self.right_k + deep * low))
         return found
@@ -92,8 +93,10 @@ def first_grid(
     high = 1
     if len(works) == 1:
         rows, columns = pieces_of(works[0], signature.transposed)
-        high = ceil(sum(ceil(n / v.tile[0]) for *_, n in rows) / v.cluster)
-        wide = sum(ceil(n / v.tile[1]) for *_, n in columns)
+        high, wide = (
+            ceil(sum(ceil(n / side) for *_, n in axis) * side / together)
+            for axis, side, together in zip((rows, columns), v.tile, v.cluster_tile, strict=True)
+        )
     found = FirstGrid(
         left_row=int(start["left_row"]),
         right_col=int(start["right_col"]),
@@ -102,11 +105,11 @@ def first_grid(
         steps=int(tiles["k_blocks"][:: 1 if v.parts > 1 else high * wide * v.cluster][:parts].sum()),
         rows=high,
         columns=wide,
-        band=band or max(1, min(high, band_of(clusters, v.tile, v.cluster))),
+        band=band or max(1, min(high, band_of(clusters, v.cluster_tile))),
         parts=parts,
     )
     wanted = np.stack([tiles["left_row"], tiles["right_col"], tiles["k_blocks"], depth["left"], depth["right"]], 1)
-    there = tiles["rows"] > 0  # a neighbour with nothing to store may read anywhere
+    there = (tiles["rows"] > 0) & (tiles["cols"] > 0)  # a neighbour with nothing to store may read anywhere
     told = np.array(found.tiles(v, len(tiles), signature.step))
     whole = (depth["blocks"] == tiles["k_blocks"]).all() and (depth["size"] > 0).all()
     return found if whole and np.array_equal(told[there], wanted[there]) else None
@@ -140,14 +143,14 @@ class PackedLaunch:
         """The kernel's argument. `encoded` are `maps`, encoded; `epoch` and `abort` addresses of 32-bit words or 0:
         an up flag holds at least *epoch (else 1); waiting ends when *abort is not 0. `partials`: see `Table.pointers`.
         """
-        block, table = bytearray(PARAMETER_BYTES), self.table
+        block, table, v = bytearray(PARAMETER_BYTES), self.table, self.variant
         left, right = self.read_only
         for m, data in zip(self.maps, encoded, strict=True):
             block[m.offset : m.offset + 128] = data
         for i, (_, _, out) in enumerate(table.operands):
             # rows that the left box lacks
-            short = 0 if self.signature.left_transposed else self.variant.tile[0] - self.maps[3 * i].box[1]
-            loaded = self.variant.loaded_bytes(self.signature.right_transposed) - 128 * short
+            short = 0 if self.signature.left_transposed else v.tile[0] - self.maps[3 * i].box[1] * v.left_boxes
+            loaded = v.loaded_bytes(self.signature.right_transposed) - 128 * short
             INFO.pack_into(block, INFOS_AT + i * INFO.size, out.address, out.pitch, loaded, right + 2 * left, out.rows)
         POINTERS.pack_into(
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort, partials), len(table.tiles),
@@ -298,6 +301,7 @@ def build(
         signature.transposed,
         groups=clusters,
         cluster=variant.cluster,
+        across=variant.shares_left,
         split_k=split_k if variant.parts == 1 or split_k == WHOLE_K else SplitK(variant.parts),
         shared=True,
         band=band,
@@ -340,7 +344,8 @@ def _maps(
     if signature.left_transposed:  # an atom of 64 rows of the product at a time
         left_dims, left_box = (left.columns, ends[left]), (64, DEPTH)
     else:  # NOTE no more rows than there are: rows outside cost as much as others, and are not stored
-        left_dims, left_box = (ends[left], left.rows), (signature.step, min(rows, -(-left.rows // 8) * 8))
+        high = min(rows // variant.left_boxes, -(-left.rows // 8) * 8)
+        left_dims, left_box = (ends[left], left.rows), (signature.step, high)
     if signature.right_transposed:
         right_dims, right_box = (ends[right], right.rows), (signature.step, variant.right_slice)
     else:  # whole atoms for each block of the cluster, or a part of the depth of each

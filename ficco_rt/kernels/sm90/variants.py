@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...types import ACCUMULATOR
 from ..signature import Signature
+from ..tile_table import of_cluster
 
 SOURCE = Path(__file__).parents[1] / "src" / "sm90_gemm.cu"
 ARCH = "sm_90a"
@@ -28,7 +29,7 @@ class Variant:
     tile: tuple[int, int]  # rows, columns of a block's tile
     blocks_m: int  # 64-row blocks a consumer; swapped: 64-column blocks
     consumers: int
-    cluster: int  # blocks that share the right operand
+    cluster: int  # blocks that share the right operand, their tiles one below another
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
     odd: bool = False  # taken only for products without waits and terms, where it is faster than others
@@ -38,6 +39,7 @@ class Variant:
     consumer_registers: int = 224
     launch_registers: int = 0  # of a thread, where a block leaves some to blocks of other kernels; 0: it takes all
     adds: bool = True  # it takes works with addends
+    shares_left: bool = False  # … or the left one, their tiles side by side; of fp8 operands
     parts: int = 1  # of K, of a tile, that the blocks of a cluster make and add up in shared memory; swapped
 
     @property
@@ -70,14 +72,29 @@ class Variant:
         return 128 * (rows + (columns if right_transposed else -(-columns // 64) * 64))
 
     @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows, columns of a cluster's tiles."""
+        return of_cluster(self.tile, self.cluster, self.shares_left)
+
+    @property
+    def loads(self) -> float:
+        """Rows of the left operand and columns of the right one that a block loads itself."""
+        return sum(self.cluster_tile) / self.cluster
+
+    @property
+    def left_boxes(self) -> int:
+        """In which the rows of the left operand are loaded: a block of the cluster loads one for all."""
+        return self.cluster if self.shares_left else 1
+
+    @property
     def right_slice(self) -> int:
         """Columns of a right operand `[N, K]` that a block loads for all of its cluster: whole swizzle atoms."""
-        return -(-self.tile[1] // self.cluster // 8) * 8
+        return self.tile[1] if self.shares_left else -(-self.tile[1] // self.cluster // 8) * 8
 
     def loaded_bytes(self, right_transposed: bool) -> int:
         """Bytes that loads bring into a stage: some columns come twice where a cluster's blocks cannot share them
         evenly."""
-        twice = self.right_slice * self.cluster - self.tile[1] if right_transposed else 0
+        twice = self.right_slice * self.cluster - self.tile[1] if right_transposed and not self.shares_left else 0
         return self.stage_bytes(right_transposed) + 128 * twice
 
     def trade(self, addends: bool) -> tuple[int, int]:
@@ -122,15 +139,17 @@ class Variant:
         """Whether it is made for these types and scales."""
         if signature.addends and (not self.adds or (signature.fp8 and self.tile[1] > 160)):  # they would spill
             return False
+        if self.shares_left and (not signature.fp8 or signature.fast):
+            return False
         if signature.fp8 and (self.launch_registers or not (self.adds and (signature.fast or self.promotes))):
             return False
         return self.stores(signature.out_dtype)
 
     def scale_bytes(self, scaling: str | None) -> int:
-        """Of the scales of rows and columns of two tiles; or of those of blocks, three times of four steps."""
+        """Of the scales of rows and columns of two tiles; or of those of blocks, twice of four steps."""
         rows, columns = self.tile
         if scaling == "1x128":
-            return 3 * (32 * rows + 64)
+            return 2 * (32 * rows + 64)
         return 8 * (rows + columns) if scaling else 0
 
     def smem(self, stages: int, right_transposed: bool, scaling: str | None = None) -> int:
@@ -160,6 +179,8 @@ class Variant:
         if self.swapped:
             defines["TILE_ROWS"] = self.tile[0]
             defines["PARTS"] = self.parts
+        if self.shares_left:
+            defines["LEFT_SHARED"] = 1
         if self.launch_registers:
             defines["LAUNCH_REGS"] = self.launch_registers
         return signature.options(self.name, ARCH, defines)
@@ -174,6 +195,7 @@ def variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int
 VARIANTS: tuple[Variant, ...] = (
     variant(128, 256, 1, 2, 2),
     variant(256, 128, 2, 2, 2),
+    replace(variant(256, 128, 2, 2, 2), name="sm90_gemm_256x128_c1x2", shares_left=True),
     variant(256, 160, 2, 2, 2, 0),  # no buffer, a stage more
     variant(128, 192, 1, 2, 2),
     variant(128, 160, 1, 2, 2),

@@ -24,6 +24,7 @@
 //                              stores, the other multiplies
 //   PARTS                      so many blocks of a cluster make a tile together, each of a part of K; with TILE_ROWS
 //   CLUSTER                    1, or 2 blocks whose tiles share the right operand: each loads half of it for both
+//   LEFT_SHARED                1, of fp8: they lie side by side, and share the left operand
 //   HALF                       1: fp16, 0: bf16
 //   OUT_FP32                   1: the output is fp32, 0: as HALF says
 //   FP8                        1: the operands are fp8, along K: e5m2 where LEFT_E5M2 or RIGHT_E5M2 is 1, otherwise e4m3; 0,

@@ -7,6 +7,9 @@
 #define SCALES 0
 #define FAST 0
 #endif
+#ifndef LEFT_SHARED
+#define LEFT_SHARED 0
+#endif
 
 typedef MappedParameters Parameters;
 
@@ -39,7 +42,7 @@ constexpr int RIGHT_BYTES = RIGHT_T ? TILE_N * 128 : RIGHT_ATOMS * ATOM;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 // RIGHT_T: columns that a block of the cluster loads for all of them, whole swizzle atoms. If they are more than its
 // share, neighbours load the columns between twice, to the same place.
-constexpr int RIGHT_SLICE = (TILE_N / CLUSTER + 7) / 8 * 8;
+constexpr int RIGHT_SLICE = LEFT_SHARED ? TILE_N : (TILE_N / CLUSTER + 7) / 8 * 8;
 constexpr int MAX_STAGES = 16;
 
 // Or it holds rows of an addend: those of the whole tile, or of one consumer; with PINGPONG, of a 64-row block.
@@ -55,7 +58,7 @@ constexpr bool BLOCK_SCALES = SCALES == 2;
 constexpr bool UNROLLED = PROMOTED && !THROTTLED && !ADDENDS;   // by four steps
 constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
-constexpr int SLOTS = 3;                           // of scales of four steps
+constexpr int SLOTS = 2;                           // of scales of four steps
 constexpr int SLOT_BYTES = TILE_M * 32 + 64;
 
 // PARTS: what a block holds of the others' sums, four of a lane at a time: those of its share of the tile's rows.
@@ -77,6 +80,7 @@ static_assert(!SWAPPED || !(LEFT_T || OUT_FP32 || ADDENDS || PINGPONG || THROTTL
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
 static_assert(PARTS == 1 || CLUSTER == 1, "blocks of a cluster share an operand, or a tile");
+static_assert(!LEFT_SHARED || (FP8 && TILE_M % (8 * CLUSTER) == 0), "each block loads whole swizzle atoms");
 static_assert(!FP8 || (RIGHT_T && !LEFT_T && !SWAPPED), "fp8: both operands along K");
 static_assert(!PROMOTED || !PINGPONG, "sums of two tiles and of a step do not fit the registers");
 static_assert(!BLOCK_SCALES || (PROMOTED && SPANNED <= 2), "scales of two blocks of columns at most");

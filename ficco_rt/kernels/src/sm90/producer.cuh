@@ -51,9 +51,11 @@ __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count)
 
 // ---------------------------------------------------------------- the feeding warps
 
-// This block's slice of a step of the right operand, for all blocks of its cluster.
+// This block's slice of a step of the right operand, for all blocks of its cluster. LEFT_SHARED: its own columns.
 __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col, int k, u32 me, u32 bar) {
-    if constexpr (RIGHT_T) {   // a slice is some of the columns
+    if constexpr (LEFT_SHARED) {
+        load_box(to, &map, k, col, bar);
+    } else if constexpr (RIGHT_T) {   // a slice is some of the columns
         constexpr int apart = TILE_N - RIGHT_SLICE;
         load_box_for_all(to + me * apart * 128, &map, k, col + me * apart, bar);
     } else if constexpr (RIGHT_ATOMS % CLUSTER == 0) {   // a slice is some of the 64-column atoms
@@ -69,9 +71,12 @@ __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col
     }
 }
 
-// A step of the left operand.
-__device__ __forceinline__ void load_left(const TensorMap& map, u32 to, int row, int k, u32 bar) {
-    if constexpr (LEFT_T) {
+// A step of the left operand. LEFT_SHARED: some of its rows, for all blocks of the cluster.
+__device__ __forceinline__ void load_left(const TensorMap& map, u32 to, int row, int k, u32 me, u32 bar) {
+    if constexpr (LEFT_SHARED) {
+        constexpr int slice = TILE_M / CLUSTER;
+        load_box_for_all(to + me * slice * 128, &map, k, row + me * slice, bar);
+    } else if constexpr (LEFT_T) {
 #pragma unroll
         for (int i = 0; i < TILE_M / 64; ++i) load_box(to + i * ATOM, &map, row + 64 * i, k, bar);
     } else {
@@ -138,7 +143,9 @@ template <bool RIGHT> struct Feeder {
             tile = quotient(within, rows);
             row = first + within - tile * rows;
         }
-        place = {g.left_row + (row * CLUSTER + (int)me) * TILE_M, g.right_col + tile * TILE_N, 0, 0};
+        if (LEFT_SHARED) tile = tile * CLUSTER + (int)me;
+        else row = row * CLUSTER + (int)me;
+        place = {g.left_row + row * TILE_M, g.right_col + tile * TILE_N, 0, 0};
         more = {0, 0, 0, high - low}, wait = {0, 0, 0, 0};
         depth = {g.left_k + low * TILE_K, g.right_k + low * TILE_K, high - low, TILE_K};
     }
@@ -228,7 +235,7 @@ template <bool RIGHT> struct Feeder {
                     load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
                     right_k += on;
                 } else {
-                    load_left(o->left, left, left_row, left_k, bar);
+                    load_left(o->left, left, left_row, left_k, me, bar);
                     left_k += on;
                 }
                 ring.advance(p.stages);
