@@ -66,6 +66,11 @@ __device__ __forceinline__ bool inside(const Tile& t, int high, int m, int i) {
     return (int)(threadIdx.x >> 2 & 7) < high - 64 * m && (!SWAPPED || 8 * i < t.rows);
 }
 
+// Sum j of those that are left as the i-th four. NOTE these lie in four registers from a multiple of four on, and what wgmma
+// makes of a step does, too. PROMOTED: fours that begin at the second sum keep the two in different banks. Promotion would
+// read three registers of one bank otherwise, which takes it half as long again.
+__device__ constexpr int of_four(int i, int j) { return PROMOTED ? (4 * i + j + 1) % ACC : 4 * i + j; }
+
 // To memory, what is `split`'s or, if not `own`, what is not.
 __device__ __forceinline__ void leave_part(const Tile& t, const float (&d)[BLOCKS_M][ACC], float4* to, int high, u32 shares,
                                            bool own) {
@@ -75,7 +80,7 @@ __device__ __forceinline__ void leave_part(const Tile& t, const float (&d)[BLOCK
         for (int i = 0; i < ACC / 4; ++i)
             if (inside(t, high, m, i) && (owner_of(i, shares) == (u32)t.split) == own)
                 __stcg(to + (m * (ACC / 4) + i) * 32,
-                       make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]));
+                       make_float4(d[m][of_four(i, 0)], d[m][of_four(i, 1)], d[m][of_four(i, 2)], d[m][of_four(i, 3)]));
 }
 
 // The n-th part of the shares `mine`, a bit each, to this lane's sums; `first`: the sums start with it.
@@ -96,10 +101,12 @@ __device__ __forceinline__ void add_part(const Tile& t, float (&d)[BLOCKS_M][ACC
                 const bool adds = !SWAPPED || (mine >> owner & 1 && inside(t, high, m, i) && !(first && owner == (u32)t.split));
                 const float4 v = load_partial(parts + s * PART + (m * (ACC / 4) + i) * 32, adds);   // or zeros
                 const bool starts = first && adds;
-                d[m][4 * i] = starts ? v.x : d[m][4 * i] + v.x;
-                d[m][4 * i + 1] = starts ? v.y : d[m][4 * i + 1] + v.y;
-                d[m][4 * i + 2] = starts ? v.z : d[m][4 * i + 2] + v.z;
-                d[m][4 * i + 3] = starts ? v.w : d[m][4 * i + 3] + v.w;
+                const float of[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    float& sum = d[m][of_four(i, j)];
+                    sum = starts ? of[j] : sum + of[j];
+                }
             }
         }
 }
