@@ -113,7 +113,9 @@ def test_parameters_of_sm90(of_tiles: dict[str, Struct]) -> None:
     few = replace(few, left_rows=(Interval(8, 64),), out_rows=(Interval(0, 56),))
     launch = sm90.build([few], variant, replace(ADDED, addends=False), clusters=66, stages=3)
     data = launch.parameters(0x10000, 0x20000, [bytes(128)] * 3)
-    assert [layout[f"first.{name}"].read(data) for name in sm90.FirstGrid._fields] == [8, 0, 0, 0, 4, 1, 4, 1, 1]
+    assert [layout[f"first.{name}"].read(data) for name in sm90.FirstGrid._fields] == [
+        8, 0, 0, 0, 4, 1, 4, 1, 1, 256, 256,
+    ]  # fmt: skip
     of_maps = [f for f in layout.fields if f.name.endswith("opaque_0")]
     assert len(of_maps) == 3 * sm90.MAX_OPERANDS + sm90.MAX_ADDENDS
     assert layout[f"infos_{sm90.MAX_OPERANDS - 1}.read_only"].offset < layout["table.tiles"].offset

@@ -418,13 +418,16 @@ def test_works_that_signal_split_k_where_all_tiles_are_at_work_at_once() -> None
     assert choice.split_k_of(v, works, [2560], 8192, 132) == SplitK(3)
 
 
-def foreseen(*works: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits: int = 1) -> tables.FirstGrid | None:
+def foreseen(*works: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits: int = 1) -> tuple[int, ...] | None:
     v = named(name)
     launch = tables.build(works, v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(splits))
     data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
     written = tables.FIRST_GRID.unpack_from(data, tables.FIRST_GRID_AT)
-    assert written == (launch.first or (0,) * 9)
-    return launch.first
+    assert written == (launch.first or (0,) * 11)
+    if launch.first is None:
+        return None
+    assert launch.first[9:] == (works[0].left.rows, works[0].right.rows)
+    return launch.first[:9]
 
 
 def test_blocks_foresee_first_tiles_that_lie_side_by_side() -> None:
@@ -451,11 +454,11 @@ def test_long_products_have_clusters_of_two() -> None:
 
 def test_clusters_foresee_first_tiles() -> None:
     (work,) = in_pieces(5000, n=1000, k=3000)
-    for v in variants.ODD:
+    for v in (*variants.ODD, named("sm90_gemm_256x128_c1x2")):
         launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4)
-        rows = -(-5000 // (v.cluster * v.tile[0]))
+        rows, columns = (-(-size // side) for size, side in zip((5000, 1000), v.cluster_tile, strict=True))
         band = tile_table.band_of(v.clusters(132), v.cluster_tile)
-        assert launch.first == (0, 0, 0, 0, 47, rows, -(-1000 // v.tile[1]), min(rows, band), 1)
+        assert launch.first == (0, 0, 0, 0, 47, rows, columns, min(rows, band), 1, 5000, 3000)
     part, name = Interval(1000, 2000), "sm90_gemm_144x256_c2_swapped"
     rows = (Interval(0, 1000), Interval(2000, 6000))
     inner = replace(work, left_columns=(part,), right_rows=(part,))
@@ -471,7 +474,7 @@ def test_blocks_of_a_cluster_have_parts_of_k_of_one_tile() -> None:
     tiles = launch.table.tiles
     assert tiles["right_col"].tolist() == [64 * i for i in range(39) for _ in range(3)]
     assert tiles["split"].tolist() == [0, 1, 2] * 39
-    assert launch.first == (0, 0, 0, 0, 128, 1, 39, 1, 3)
+    assert launch.first == (0, 0, 0, 0, 128, 1, 39, 1, 3, 30, 8192)
     assert choice.split_k_of(v, [work], [2496], 8192, 132) == SplitK(3)
     (wide,) = in_pieces(30, n=2560, k=8192)  # a block has a part of one tile at most
     assert choice.split_k_of(v, [wide], [2560], 8192, 132) == tile_table.WHOLE_K

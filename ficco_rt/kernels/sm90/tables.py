@@ -44,7 +44,7 @@ POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
 POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 ADDEND_MAPS_AT = 3456
 SCALES_AT = ADDEND_MAPS_AT + 2 * 128
-FIRST_GRID = struct.Struct("<9i")
+FIRST_GRID = struct.Struct("<11i")
 FIRST_GRID_AT = ADDEND_MAPS_AT + MAX_ADDENDS * 128
 
 
@@ -60,6 +60,8 @@ class FirstGrid(NamedTuple):
     columns: int
     band: int
     parts: int
+    left_rows: int
+    right_rows: int
 
     def tiles(self, v: Variant, blocks: int, deep: int) -> list[tuple[int, int, int, int, int]]:
         """What the kernel makes of it for each block: left row, right column, steps of K, and where K starts."""
@@ -107,6 +109,8 @@ def first_grid(
         columns=wide,
         band=band or max(1, min(high, band_of(clusters, v.cluster_tile))),
         parts=parts,
+        left_rows=made.operands[0][0].rows,
+        right_rows=made.operands[0][1].rows,
     )
     wanted = np.stack([tiles["left_row"], tiles["right_col"], tiles["k_blocks"], depth["left"], depth["right"]], 1)
     there = (tiles["rows"] > 0) & (tiles["cols"] > 0)  # a neighbour with nothing to store may read anywhere

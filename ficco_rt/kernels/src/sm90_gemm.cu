@@ -11,6 +11,7 @@
 //   sm90/producer.cuh   the warps that feed the ring, the warp that looks for flags
 //   sm90/consumer.cuh   the main loop
 //   sm90/scales.cuh     scales of fp8 operands, promotion of their sums
+//   sm90/first_tile.cuh a block's first tile, told without the table
 //   sm90/epilogue.cuh   stores; sm90/addends.cuh, sm90/split_k.cuh, sm90/flags.cuh what their names say
 //
 // Compiled once for each variant, with

@@ -106,6 +106,7 @@ typedef struct FirstGrid {
     int steps;                         // of K of a tile; 0: only the table tells
     int rows, columns, band;           // of clusters' tiles
     int parts;                         // of K
+    int left_rows, right_rows;         // that the operands have, as they are stored
 } FirstGrid;
 
 // Scales of fp8 operands, fp32. Pitches: elements from a row of scales to the next.

@@ -1,6 +1,7 @@
 // The producer: two warps that fill the ring by TMA, and a warp that looks for flags ahead of them.
 #pragma once
 #include "addends.cuh"
+#include "first_tile.cuh"
 #include "flags.cuh"
 
 // ---------------------------------------------------------------- the flag warp
@@ -84,9 +85,6 @@ __device__ __forceinline__ void load_left(const TensorMap& map, u32 to, int row,
     }
 }
 
-// a / b, of numbers up to 2^20. NOTE the exact division of integers would hold the first load up
-__device__ __forceinline__ int quotient(int a, int b) { return (int)__fdividef(a + 0.5f, (float)b); }
-
 // A warp that fills the ring: one for the right operand, and one for the left operand and the addends. Neither warp waits for the other, so that a read-only right operand is on its way while the left one's
 // flags are not yet up.
 template <bool RIGHT> struct Feeder {
@@ -128,26 +126,10 @@ template <bool RIGHT> struct Feeder {
             if (added.y > 0) addend = load_quad(p.addends + added.x);
     }
 
-    // The block's first tile as the table has it, from the cluster's number.
     __device__ __forceinline__ void foresee_tile() {
-        const FirstGrid& g = p.first;
-        int tile = blockIdx.x / CLUSTER, low = 0, high = g.steps, row = 0;
-        if (g.parts > 1) {
-            const int part = PARTS > 1 ? tile % PARTS : quotient(tile, g.rows * g.columns);
-            tile = PARTS > 1 ? tile / PARTS : tile - part * g.rows * g.columns;
-            low = quotient(g.steps * part, g.parts), high = quotient(g.steps * (part + 1), g.parts);
-        }
-        if (g.rows > 1) {
-            const int first = quotient(tile, g.band * g.columns) * g.band, rows = min(g.band, g.rows - first);
-            const int within = tile - first * g.columns;
-            tile = quotient(within, rows);
-            row = first + within - tile * rows;
-        }
-        if (LEFT_SHARED) tile = tile * CLUSTER + (int)me;
-        else row = row * CLUSTER + (int)me;
-        place = {g.left_row + row * TILE_M, g.right_col + tile * TILE_N, 0, 0};
-        more = {0, 0, 0, high - low}, wait = {0, 0, 0, 0};
-        depth = {g.left_k + low * TILE_K, g.right_k + low * TILE_K, high - low, TILE_K};
+        const Foreseen tile(p.first, me);
+        place = {tile.left_row, tile.right_col, 0, 0}, depth = tile.depth;
+        more = {0, 0, 0, depth.z}, wait = {0, 0, 0, 0};
     }
 
     // Stages of the tile's addends that stand behind step b of K. `now` is the addend of the next of them.

@@ -1,6 +1,7 @@
 // Scales of fp8 operands: those of blocks, which a warp brings into the ring's stages; those of rows, which are applied to
 // finished sums; and promotion, by which the sums of a step are added to a tile's.
 #pragma once
+#include "first_tile.cuh"
 #include "flags.cuh"
 
 #if SCALES
@@ -88,10 +89,13 @@ struct ScaleFeeder : ScaleWaits {
 
     __device__ __forceinline__ ScaleFeeder(const Parameters& p, const SharedMemory& memory) : ScaleWaits(p, memory) {}
 
+    __device__ __forceinline__ void walk(const Quad& depth) {
+        left_k = depth.x / TILE_K, right_k = depth.y / TILE_K, remain = depth.z, on = depth.w < 0 ? -1 : 1;
+    }
     __device__ __forceinline__ void begin_piece(bool waiting) {
         const Quad depth = load_quad(p.table.depths + piece);
         if (waiting && p.depth_waits && load_pair(p.depth_waits + piece).y > 0) ++waits, wait();
-        left_k = depth.x / TILE_K, right_k = depth.y / TILE_K, remain = depth.z, on = depth.w < 0 ? -1 : 1;
+        walk(depth);
         ++piece;
     }
 
@@ -135,24 +139,39 @@ struct ScaleFeeder : ScaleWaits {
         ring.advance(SLOTS);
     }
 
+    // So many steps of a tile that starts at `row` and `col`; `below`, `right`: where it may end at most.
+    __device__ __forceinline__ void feed_steps(const OperandScales& s, int row, int col, int below, int right, int steps,
+                                               bool waiting) {
+        left = s.left + row * s.left_pitch, left_pitch = (int)s.left_pitch, rows = below - row;
+        // lanes 0 to 3 and 4 to 7 read those of a block of columns each
+        const long long block = min(col / 128 + (lane >> 2 & 1), (right - 1) / 128);
+        column = s.right + block * s.right_pitch, right_last = (int)s.right_pitch - 1;
+        for (int b = 0; b < steps; b += 4) fill_slot(min(4, steps - b), waiting);
+    }
+
+    __device__ __forceinline__ void foresee_tile() {
+        const Foreseen tile(p.first, CLUSTER > 1 ? block_in_cluster() : 0);
+        begin_tile({0, 0, 0, 0});
+        walk(tile.depth);
+        feed_steps(scales_of(p, 0), min(tile.left_row, p.first.left_rows - 1), tile.right_col, p.first.left_rows,
+                   p.first.right_rows, tile.depth.z, false);
+    }
+
     __device__ __forceinline__ void feed_tile(int index) {
         const Tile* t = p.table.tiles + index;
         const Quad place = load_quad(t), size = load_quad(&t->rows), wait_for = load_quad(&t->operands);
-        const OperandScales& s = scales_of(p, wait_for.x);
         const bool waiting = begin_tile(wait_for);
-        left = s.left + place.x * s.left_pitch, left_pitch = (int)s.left_pitch, rows = size.x;
-        // lanes 0 to 3 and 4 to 7 read those of a block of columns each
-        const long long block = min(place.y / 128 + (lane >> 2 & 1), (place.y + size.y - 1) / 128);
-        column = s.right + block * s.right_pitch, right_last = (int)s.right_pitch - 1;
         piece = size.z, remain = 0;
-        for (int b = 0; b < size.w; b += 4) fill_slot(min(4, size.w - b), waiting);
+        feed_steps(scales_of(p, wait_for.x), place.x, place.y, place.x + size.x, place.y + size.y, size.w, waiting);
         end_tile(index);
     }
 };
 
 __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {
     ScaleFeeder feeder(p, memory);
-    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) feeder.feed_tile(index);
+    int index = blockIdx.x;
+    if (!ADDENDS && p.first.steps > 0) feeder.foresee_tile(), index += gridDim.x;
+    for (; index < p.tile_count; index += gridDim.x) feeder.feed_tile(index);
 }
 #elif SCALES == 1
 // A warp that brings the scales of each tile's rows and columns, for two tiles at a time.
