@@ -21,6 +21,19 @@ def compiled(source: Path, options: Sequence[str]) -> bytes:
     return made.code
 
 
+def registers_of(cubin: bytes, opcode: int) -> list[tuple[int, int, int]]:
+    """The three registers that each instruction of this opcode reads, of a cubin for Hopper."""
+    (offset,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count = struct.unpack_from("<HH", cubin, 0x3A)
+    found = []
+    for i in range(count):
+        _, kind, flags, _, start, length = struct.unpack_from("<IIQQQQ", cubin, offset + i * size)
+        if kind == 1 and flags & 4:  # code
+            words = (int.from_bytes(cubin[at : at + 16], "little") for at in range(start, start + length, 16))
+            found += [(w >> 24 & 255, w >> 32 & 255, w >> 64 & 255) for w in words if w & 0xFFF == opcode]
+    return found
+
+
 def resources(cubin: bytes) -> dict[str, int]:
     """Registers, stack and static shared memory of a cubin's one kernel, from its ELF sections."""
     assert cubin[:4] == b"\x7fELF"

@@ -418,6 +418,7 @@ SCALED = {
         # a tile's columns lie in two blocks, a cluster's rows in two tiles; waves go through K there and back
         "sm90_gemm_128x160_c2": (Shape((256, 40), 480, 648, 1, resets=True),),
         "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2),),  # side by side, and the last one alone
+        "sm90_gemm_192x128_c1x2": (Shape((256, 40), 328, 648, 2),),
     },
     "row": {"sm90_gemm_64x64_c1": (Shape((100, 30), 136, 264, 3), Shape((64, 64), 64, 512, 4, splits=4))},
 }

@@ -10,7 +10,7 @@ import pytest
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import variants
 from tests import cases
-from tests.unit.cubin import compiled, resources
+from tests.unit.cubin import compiled, registers_of, resources
 from tests.unit.test_sm90_gemm import named
 
 # Of the tile's entry, once a tile.
@@ -20,7 +20,10 @@ KEPT = {
     ("sm90_gemm_128x128_c2_lean", False): 8,
     ("sm90_gemm_128x128_c1_lean", False): 8,
 }
-KEPT_FP8 = {f"sm90_gemm_{tile}": 8 for tile in ("128x160_c2_pp", "256x160_c2", "256x168_c2", "64x192_c1")}
+KEPT_FP8 = {
+    **{f"sm90_gemm_{tile}": 8 for tile in ("128x160_c2_pp", "256x160_c2", "256x168_c2")},
+    "sm90_gemm_64x192_c1": 48,
+}
 
 
 _SCALED = (("1x128", False), ("row", False), ("row", True), (None, True))
@@ -56,6 +59,15 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
         assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
         smem = variant.smem(variant.stages(231424, right_t, scaling), right_t, scaling)
         assert smem + variants.STATIC_BYTES <= 232448
+
+
+@pytest.mark.parametrize("tile", ["256x128_c1x2", "128x192_c2", "64x64_c1"])
+def test_promotion_reads_registers_of_both_banks(tile: str) -> None:
+    """FFMA takes a second cycle where all three of its registers have even numbers, or odd ones."""
+    variant = named(f"sm90_gemm_{tile}")
+    read = registers_of(compiled(variants.SOURCE, variant.options(FP8[0])), 0x223)
+    assert len(read) >= 3 * variant.blocks_m * variant.tile[1] // 2
+    assert not [r for r in read if len({n % 2 for n in r}) == 1]
 
 
 @pytest.mark.parametrize(("name", "added"), [("sm90_gemm_256x160_c2", False), ("sm90_gemm_128x160_c2_pp", True)])

@@ -154,7 +154,7 @@ class Sm90(Family[Variant]):
         clusters = v.clusters(request.sms)
         split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms, signature.item, transposed)
         tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, across=v.shares_left,
-                      split_k=split_k, step=signature.step)  # fmt: skip
+                      step=signature.step, split_k=split_k)  # fmt: skip
         awaited = {flag for w in works for flag in w.flags}
         stays = {flag for w in works for flag in w.signals}
         inside = {flag for w in request.works for flag in w.signals} - stays  # of merged works: nobody raises these

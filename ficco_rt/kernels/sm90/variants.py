@@ -94,7 +94,8 @@ class Variant:
     def loaded_bytes(self, right_transposed: bool) -> int:
         """Bytes that loads bring into a stage: some columns come twice where a cluster's blocks cannot share them
         evenly."""
-        twice = self.right_slice * self.cluster - self.tile[1] if right_transposed and not self.shares_left else 0
+        loaders = 1 if self.shares_left else self.cluster
+        twice = self.right_slice * loaders - self.tile[1] if right_transposed else 0
         return self.stage_bytes(right_transposed) + 128 * twice
 
     def trade(self, addends: bool) -> tuple[int, int]:
@@ -141,16 +142,20 @@ class Variant:
             return False
         if self.shares_left and (not signature.fp8 or signature.fast):
             return False
-        if signature.fp8 and (self.launch_registers or not (self.adds and (signature.fast or self.promotes))):
+        if signature.fp8 and (self.launch_registers or (self.odd and not self.adds)):
+            return False
+        if signature.fp8 and not (signature.fast or self.promotes):
             return False
         return self.stores(signature.out_dtype)
 
+    def scale_slots(self, scaling: str | None) -> int:
+        """For the scales of rows and columns of a tile; or for those of blocks of four steps."""
+        return 0 if scaling is None else 4 if scaling == "1x128" and self.tile[0] == 64 else 2
+
     def scale_bytes(self, scaling: str | None) -> int:
-        """Of the scales of rows and columns of two tiles; or of those of blocks, twice of four steps."""
+        """Of all of them."""
         rows, columns = self.tile
-        if scaling == "1x128":
-            return 2 * (32 * rows + 64)
-        return 8 * (rows + columns) if scaling else 0
+        return self.scale_slots(scaling) * (32 * rows + 64 if scaling == "1x128" else 4 * (rows + columns))
 
     def smem(self, stages: int, right_transposed: bool, scaling: str | None = None) -> int:
         """Dynamic shared memory of a block, of operands with such scales."""
@@ -160,11 +165,13 @@ class Variant:
     def stages(self, budget: int, right_transposed: bool, scaling: str | None = None) -> int:
         """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
         left = budget - self.smem(0, right_transposed, scaling)
-        return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
+        return min(MAX_STAGES - self.scale_slots(scaling), left // self.stage_bytes(right_transposed))
 
     def options(self, signature: Signature) -> tuple[str, ...]:
         """What the source is compiled with."""
         producer, consumers = self.trade(signature.addends)
+        if signature.blocks and self.consumers == 1:  # which leaves registers: the warp that brings scales would spill
+            producer = 96
         defines = {
             "TILE_N": self.tile[1],
             "BLOCKS_M": self.blocks_m,
@@ -196,6 +203,13 @@ VARIANTS: tuple[Variant, ...] = (
     variant(128, 256, 1, 2, 2),
     variant(256, 128, 2, 2, 2),
     replace(variant(256, 128, 2, 2, 2), name="sm90_gemm_256x128_c1x2", shares_left=True),
+    replace(
+        variant(192, 128, 1, 3, 2, 1),
+        name="sm90_gemm_192x128_c1x2",
+        shares_left=True,
+        consumer_registers=152,
+        adds=False,
+    ),
     variant(256, 160, 2, 2, 2, 0),  # no buffer, a stage more
     variant(128, 192, 1, 2, 2),
     variant(128, 160, 1, 2, 2),

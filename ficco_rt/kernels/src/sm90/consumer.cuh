@@ -100,22 +100,18 @@ struct Consumer {
         wgmma_wait<1>();
     }
 
-    // PROMOTED: the scales of this thread's rows of the m-th 64 in a step, `number` of a slot's four.
-    __device__ __forceinline__ void load_scales(RowScales& scales, int m, int number, bool last) {
+    // BLOCK_SCALES: wait for the scales of the next four steps.
+    __device__ __forceinline__ void open_slot() {
         const ScaleSlot slot(memory, slots.stage);
-        if (m == 0 && number == 0) {
-            barrier_wait(slot.come, slots.parity);
-            float first, step;
-            load_shared(slot.order, first, step);
-            slot_first = uniform(__float_as_uint(first)), slot_step = uniform(__float_as_uint(step));
-        }
-        const int row = (group * BLOCKS_M + m) * 64 + (warp & 3) * 16 + (lane >> 2);
-        scales.load(slot, row, number, slot_first + number * slot_step);
-        if (m == BLOCKS_M - 1 && (number == 3 || last)) {
-            __syncwarp();
-            if (lane == 0) barrier_arrive_here(slot.read);
-            slots.advance(SLOTS);
-        }
+        barrier_wait(slot.come, slots.parity);
+        float first, step;
+        load_shared(slot.order, first, step);
+        slot_first = uniform(__float_as_uint(first)), slot_step = uniform(__float_as_uint(step));
+    }
+    __device__ __forceinline__ void close_slot() {
+        __syncwarp();
+        if (lane == 0) barrier_arrive_here(ScaleSlot(memory, slots.stage).read);
+        slots.advance(SLOTS);
     }
 
     // PROMOTED: wait for a step, add it to the sums, by registers of its own for 64 rows at a time, and give the stage back.
@@ -125,12 +121,20 @@ struct Consumer {
         constexpr u64 K_MAJOR = (u64)(1024 >> 4) << 32 | 1ull << 62;   // as `descriptor` has it
         const int stage = ring.stage;
         left += stage * (STAGE_BYTES >> 4), right += stage * (STAGE_BYTES >> 4);
+        // NOTE ahead of the wait: among the multiplications they would come late, because these read all the time, and hold
+        // those behind them up
+        RowScales scales[BLOCKS_M];
+        if constexpr (BLOCK_SCALES) {
+            const int row = group * BLOCKS_M * 64 + (warp & 3) * 16 + (lane >> 2);
+#pragma unroll
+            for (int m = 0; m < BLOCKS_M; ++m)
+                scales[m].load(ScaleSlot(memory, slots.stage), row + 64 * m, number, slot_first + number * slot_step);
+        }
         barrier_wait(memory.full + 8 * stage, ring.parity);
         ring.advance(p.stages);
 #pragma unroll
         for (int m = 0; m < BLOCKS_M; ++m) {
             float step[ACC];
-            RowScales scales;
             hold(step);
             wgmma_fence();
 #pragma unroll
@@ -138,11 +142,16 @@ struct Consumer {
                 wgmma(step, K_MAJOR | (left + m * (ATOM >> 4) + 2 * k), K_MAJOR | (right + 2 * k), k > 0);
             wgmma_commit();
             hold(step);
-            if constexpr (BLOCK_SCALES) load_scales(scales, m, number, last);
+            if constexpr (BLOCK_SCALES) {
+                if (m == 0 && (number == 3 || last)) {
+                    close_slot();
+                    if (!last) open_slot();
+                }
+            }
             wgmma_wait<0>();
             hold(step);
             if (m == BLOCKS_M - 1) give_back(stage);
-            promote(d[m], step, scales, edge);
+            promote(d[m], step, scales[m], edge);
         }
     }
 
@@ -211,6 +220,7 @@ struct Consumer {
             blocks = uniform(blocks);
             ring = {(int)uniform(ring.stage), uniform(ring.parity)};
             slots = {(int)uniform(slots.stage), uniform(slots.parity)};
+            if constexpr (BLOCK_SCALES) open_slot();
 #pragma unroll
             for (int m = 0; m < BLOCKS_M; ++m)
 #pragma unroll
@@ -224,9 +234,11 @@ struct Consumer {
             ++b;
         };
         if constexpr (UNROLLED) {   // NOTE what else is in the loop would cost registers
+            if (pending >= 0) {
 #pragma unroll 1
-            for (const int until = min(blocks, 4); b < until;) step(b);
-            if (pending >= 0) count_pending();
+                for (const int until = min(blocks, 4); b < until;) step(b);
+                count_pending();
+            }
 #pragma unroll 1
             while (b + 4 <= blocks)
 #pragma unroll
