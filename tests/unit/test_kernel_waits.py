@@ -420,7 +420,13 @@ SCALED = {
         "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2),),  # side by side, and the last one alone
         "sm90_gemm_192x128_c1x2": (Shape((256, 40), 328, 648, 2),),
     },
-    "row": {"sm90_gemm_64x64_c1": (Shape((100, 30), 136, 264, 3), Shape((64, 64), 64, 512, 4, splits=4))},
+    "row": {
+        "sm90_gemm_64x64_c1": (
+            Shape((100, 30), 136, 264, 3),
+            Shape((64, 64), 64, 512, 4, splits=4),
+            Shape((64,), 64, 1920, 1, stages=13),  # all that there are for stages
+        )
+    },
 }
 
 

@@ -58,7 +58,7 @@ constexpr bool BLOCK_SCALES = SCALES == 2;
 constexpr bool UNROLLED = PROMOTED && !THROTTLED && !ADDENDS;   // by four steps
 constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
-constexpr int SLOTS = BLOCK_SCALES && TILE_M == 64 ? 4 : 2;                           // of scales of four steps
+constexpr int SLOTS = BLOCK_SCALES && TILE_M == 64 ? 4 : 2;   // of scales of four steps, or of a tile
 constexpr int SLOT_BYTES = TILE_M * 32 + 64;
 
 // PARTS: what a block holds of the others' sums, four of a lane at a time: those of its share of the tile's rows.
