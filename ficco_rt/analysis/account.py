@@ -19,6 +19,7 @@ from ..device.ir import DeviceLaunch, Placement
 from ..device.launches import LaunchPlanner
 from ..files.records import Count, Micros
 from ..graph.kinds import SIDE_OF_SPAN
+from ..kernels.catalogue import cluster_tiles
 from ..machine.model import Machine
 from ..plan.ir import Launch, Plan
 from ..trace.model import NO_WORK, Trace, TraceSpan, base_name
@@ -226,7 +227,7 @@ def idle(launch: DeviceLaunch) -> float:
     config, tiles = launch.config, 0
     for first, *_ in launch.made_as_one:
         rows, columns = launch.works[first].tiles or (0, 0)
-        tiles += ceil(rows / max(1, config.cluster)) * columns
+        tiles += cluster_tiles(config, rows, columns)
     # `wave` of the plain kernels has no more groups than there are tiles
     groups, parts = max(1, config.wave, launch.sms // max(1, config.cluster)), config.split_k.tail
     full, over = divmod(tiles, groups)

@@ -11,6 +11,7 @@ from ..device.ir import DeviceLaunch
 from ..geometry.region import Region, between_ranks, called, summary
 from ..graph.ir import Gemm
 from ..graph.kinds import done, kind_of
+from ..kernels.catalogue import cluster_tiles
 from ..kernels.families import pace
 from ..kernels.family import KernelConfig
 from ..kernels.pace import Pace
@@ -206,7 +207,7 @@ class Prices:
         dtype = self.dtypes[gemm.left.tensor]
         kernel = self.pace(launch, dtype)
         rows, columns = grid
-        count = max(1, batch * ceil(rows / config.cluster) * columns)
+        count = max(1, batch * cluster_tiles(config, rows, columns))
         added = sum(map(self.size, gemm.addends))
         # what the arithmetic does not hide of the addends, which all multiprocessors add at once
         shown = durations.ADDED * durations.kernel_time(machine, added + 2 * self.size(out)) if added else 0.0
