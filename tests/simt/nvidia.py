@@ -127,6 +127,7 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
         "copy_async_if(%0, %1, %2)",
     ),
     (r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;", "copy_words(%0, %1)"),
+    (r"cp\.async\.ca\.shared\.global \[%0\], \[%1\], 4;", "copy_async(%0, %1, 4, true)"),
     (
         r"\{ \.reg \.pred yes; setp\.ne\.b32 yes, %2, 0; mov\.b16 %0, 0; @yes ld\.global\.b16 %0, \[%1\]; \}",
         "%0 = (%2) ? load_checked((const unsigned short*)(%1)) : (unsigned short)0",

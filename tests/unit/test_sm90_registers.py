@@ -20,10 +20,7 @@ KEPT = {
     ("sm90_gemm_128x128_c2_lean", False): 8,
     ("sm90_gemm_128x128_c1_lean", False): 8,
 }
-KEPT_FP8 = {
-    **{f"sm90_gemm_{tile}": 8 for tile in ("128x160_c2_pp", "256x160_c2", "256x168_c2")},
-    "sm90_gemm_64x192_c1": 48,
-}
+KEPT_FP8 = {f"sm90_gemm_{tile}": 8 for tile in ("128x160_c2_pp", "256x160_c2", "256x168_c2")}
 
 
 _SCALED = (("1x128", False), ("row", False), ("row", True), (None, True))

@@ -146,6 +146,8 @@ class Variant:
             return False
         if signature.fp8 and not (signature.fast or self.promotes):
             return False
+        if signature.blocks and self.consumers == 1 and self.tile[1] > 160:  # it would spill
+            return False
         return self.stores(signature.out_dtype)
 
     def scale_slots(self, scaling: str | None) -> int:

@@ -103,8 +103,8 @@ struct ScaleFeeder : ScaleWaits {
         return left + (long long)max(0, min(lane + 32 * r, rows - 1)) * left_pitch;
     }
 
-    // The next `steps` of a tile, to the next slot.
-    __device__ __forceinline__ void fill_slot(int steps, bool waiting) {
+    // The next `steps` of a tile, on their way to the next slot.
+    __device__ __forceinline__ void copy_slot(int steps, bool waiting) {
         const ScaleSlot slot(memory, ring.stage);
         if (remain == 0) begin_piece(waiting);
         barrier_wait(slot.read, ring.parity);
@@ -116,7 +116,6 @@ struct ScaleFeeder : ScaleWaits {
 #pragma unroll 2
                 for (int r = 0; r < TILE_M / 32; ++r)
                     copy_async(slot.rows + (lane + 32 * r) * 32 + (four - low) * 4, of_row(r) + four);
-            commit_copies();
             of_column = right_k + on * (lane & 3);
             first = left_k - low, step = on;
             left_k += on * steps, right_k += on * steps, remain -= steps;
@@ -131,30 +130,51 @@ struct ScaleFeeder : ScaleWaits {
                 left_k += on, right_k += on, --remain;
             }
         }
-        if (lane < 4 * SPANNED) store_shared(slot.columns + 4 * lane, load_scale(column + max(0, min(of_column, right_last))));
+        if (lane < 4 * SPANNED) copy_word_async(slot.columns + 4 * lane, column + max(0, min(of_column, right_last)));
+        commit_copies();
         if (lane == 0) store_shared(slot.order, __uint_as_float(4 * first), __uint_as_float(4 * step));
-        wait_copies();
+    }
+    // All but the last N that were copied have come, this one the last of them.
+    template <int N> __device__ __forceinline__ void give_slot(int stage) {
+        wait_copies<N>();
         __syncwarp();
-        if (lane == 0) barrier_arrive_here(slot.come);
+        if (lane == 0) barrier_arrive_here(ScaleSlot(memory, stage).come);
+    }
+
+    __device__ __forceinline__ void fill_slot(int steps, bool waiting) {
+        copy_slot(steps, waiting);
+        give_slot<0>(ring.stage);
         ring.advance(SLOTS);
     }
 
-    // So many steps of a tile that starts at `row` and `col`; `below`, `right`: where it may end at most.
-    __device__ __forceinline__ void feed_steps(const OperandScales& s, int row, int col, int below, int right, int steps,
-                                               bool waiting) {
+    // A tile that starts at `row` and `col`; `below`, `right`: where it may end at most.
+    __device__ __forceinline__ void begin_steps(const OperandScales& s, int row, int col, int below, int right) {
         left = s.left + row * s.left_pitch, left_pitch = (int)s.left_pitch, rows = below - row;
         // lanes 0 to 3 and 4 to 7 read those of a block of columns each
         const long long block = min(col / 128 + (lane >> 2 & 1), (right - 1) / 128);
         column = s.right + block * s.right_pitch, right_last = (int)s.right_pitch - 1;
-        for (int b = 0; b < steps; b += 4) fill_slot(min(4, steps - b), waiting);
     }
 
     __device__ __forceinline__ void foresee_tile() {
         const Foreseen tile(p.first, CLUSTER > 1 ? block_in_cluster() : 0);
         begin_tile({0, 0, 0, 0});
         walk(tile.depth);
-        feed_steps(scales_of(p, 0), min(tile.left_row, p.first.left_rows - 1), tile.right_col, p.first.left_rows,
-                   p.first.right_rows, tile.depth.z, false);
+        begin_steps(scales_of(p, 0), min(tile.left_row, p.first.left_rows - 1), tile.right_col, p.first.left_rows,
+                    p.first.right_rows);
+        const int steps = tile.depth.z;
+        // all slots at once: one after another takes memory's latency each
+#pragma unroll 1
+        for (int i = 0; i < SLOTS; ++i) {
+            if (4 * i < steps) copy_slot(min(4, steps - 4 * i), false), ring.advance(SLOTS);
+            else commit_copies();
+        }
+        give_slot<SLOTS - 1>(0);
+        if (4 < steps) give_slot<SLOTS - 2>(1);
+        if constexpr (SLOTS > 2) {
+            if (8 < steps) give_slot<1>(2);
+            if (12 < steps) give_slot<0>(3);
+        }
+        for (int b = 4 * SLOTS; b < steps; b += 4) fill_slot(min(4, steps - b), false);
     }
 
     __device__ __forceinline__ void feed_tile(int index) {
@@ -162,7 +182,8 @@ struct ScaleFeeder : ScaleWaits {
         const Quad place = load_quad(t), size = load_quad(&t->rows), wait_for = load_quad(&t->operands);
         const bool waiting = begin_tile(wait_for);
         piece = size.z, remain = 0;
-        feed_steps(scales_of(p, wait_for.x), place.x, place.y, place.x + size.x, place.y + size.y, size.w, waiting);
+        begin_steps(scales_of(p, wait_for.x), place.x, place.y, place.x + size.x, place.y + size.y);
+        for (int b = 0; b < size.w; b += 4) fill_slot(min(4, size.w - b), waiting);
         end_tile(index);
     }
 };
