@@ -208,11 +208,14 @@ class Program:
             fast = " fast = 1" if "128" not in left and r.random() < 0.5 else ""
             if left in ("row", "1x128") and r.random() < 0.5:
                 given = f"input X[M / ranks, K] : {kind} scratch A[M / ranks, K] : T"
-                claim = "all_gather(X, rows) * B within fp8_e4m3"
                 quantized = self.pick(
                     "quantize A = X", "quantize A = X with scale = pow2", "quantize A = sum(X)",
                     "for c in 0..chunks { quantize A.rows(c of chunks) = X.rows(c of chunks) }",
+                    "quantize A = silu_mul(sum(X), X)",
+                    "for c in 0..chunks { quantize A.rows(c of chunks) = silu(sum(X.rows(c of chunks))) }",
                 )  # fmt: skip
+                of = "silu_mul(X, X)" if "silu_mul" in quantized else "silu(X)" if "silu" in quantized else "X"
+                claim = f"all_gather({of}, rows) * B within fp8_e4m3"
                 stages.insert(0, ("round", "compute", quantized))
         lines = [
             "schedule fuzzed", f"param M = {m} * ranks", f"param N = {n}", f"param K = {k}",

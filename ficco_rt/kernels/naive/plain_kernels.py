@@ -256,7 +256,7 @@ class NaiveQuantize(NaiveKernel[Quantize]):
     """Blocks of elements, or whole rows, of which each tile is one."""
 
     name, body, record = "naive_quantize", Quantize, QUANTIZE
-    needs = BlockNeeds(THREADS, 80, 128, 68)
+    needs = BlockNeeds(THREADS, 64, 128, 68)
 
     def types(self, work: WorkOf[Quantize]) -> tuple[str, ...]:
         return work.views[2].dtype, work.views[0].dtype

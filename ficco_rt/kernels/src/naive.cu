@@ -18,7 +18,7 @@
 #define BLOCKS 1  // a multiprocessor, at least: how many registers a thread may have
 #elif defined QUANTIZE
 #define THREADS 256
-#define BLOCKS 3
+#define BLOCKS 4
 #else
 #define THREADS 256
 #define BLOCKS 2

@@ -198,12 +198,12 @@ __device__ __forceinline__ void finish(const Table &t, const Quantize &work, con
     float size = largest<2 * PART>(x, 0);
 #pragma unroll
     for (int bits = WITH / 2; bits; bits /= 2) size = fmaxf(size, exchanged(size, bits));
-    const Scale by = scale_of(t, w, true, size);
+    const Scale by = scale_of(t, work, true, size);
 #pragma unroll
     for (int p = 0; p < 2; p++) store<PLAIN, true>(w, row, column + p * 64, divisor(by), x + p * PART);
     if (row >= w.rows) return;
     const int lane = threadIdx.x % WITH, group = column / 128, groups = (w.columns + 127) / 128;
-    float *line = (float *)w.scales + (i64)row * (int)w.scale_pitch;
+    float *line = (float *)resolve(t, work.scales) + row * work.scale_pitch;
     if (lane == 0) line[group] = by.scale;
     if (group == groups - 1 && groups + lane < work.scale_columns) line[groups + lane] = 0;
 }
@@ -230,7 +230,7 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
         wait_for(t, work.sync, first_awaited(t, work.sync));
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         Quantize w = work;  // in registers: what is stored might be the table
-        w.out = resolve(t, w.out), w.scales = resolve(t, w.scales);
+        w.out = resolve(t, w.out);
         const bool plain = TERMS * ACCESSES < 4 && w.terms == TERMS && w.vector > 1;
         if (w.across && w.rows) {
             // NOTE in 32 bits: 2³² groups are more than any device holds
@@ -278,7 +278,7 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
                     size = largest<PARTS * PART>(x, size);
                     if (first == last) break;
                 }
-                by = scale_of(t, w, false, w.given ? 0 : of_row(size, round));
+                by = scale_of(t, work, false, w.given ? 0 : of_row(size, round));
 #pragma unroll 1
                 for (;;) {  // what is held first
 #pragma unroll
@@ -294,14 +294,14 @@ __device__ __forceinline__ void quantize(const Table &t IF_MARKS(, Mark *marks))
                     add_terms(t, w, row, at, x);
                     size = largest<PART>(x, size);
                 }
-                by = scale_of(t, w, false, w.given ? 0 : of_row(size, round));
+                by = scale_of(t, work, false, w.given ? 0 : of_row(size, round));
 #pragma unroll 1
                 for (int at = own; at < w.columns; at += SHARE) {
                     add_terms(t, w, row, at, x);
                     store<false, false>(w, row, at, divisor(by), x);
                 }
             }
-            if (threadIdx.x == 0) ((float *)w.scales)[(i64)row * (int)w.scale_pitch] = by.scale;
+            if (threadIdx.x == 0) ((float *)resolve(t, work.scales))[row * work.scale_pitch] = by.scale;
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, work.sync, work.work, work.work_tiles, first_flag(t, work.sync));
