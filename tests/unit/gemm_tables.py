@@ -115,7 +115,7 @@ def assert_whole(
             left, at = left - n, at + 1
         if t["splits"] == 1:
             assert pairs == depth
-        elif t["rows"]:
+        elif t["rows"] and t["cols"]:
             seen.setdefault((int(t["out_row"]), int(t["out_col"])), []).append((int(t["split"]), pairs))
             assert slots.setdefault(int(t["slot"]), int(t["out_row"]) << 32 | int(t["out_col"])) == (
                 int(t["out_row"]) << 32 | int(t["out_col"])
