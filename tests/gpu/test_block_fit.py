@@ -199,7 +199,7 @@ def driver_part(bench: Bench, limits: Limits) -> bool:
     sources: list[tuple[Path, tuple[str, ...], str, Footprint]] = []
     blocks = {f.kernel: f for f in footprints(limits)}
     if limits.arch == sm90.ARCH:
-        for v in (*sm90.VARIANTS, *sm90.ODD[::16], *sm90.LEAN):
+        for v in (v for v in (*sm90.VARIANTS, *sm90.ODD[::16], *sm90.LEAN) if v.takes(signature)):
             sources.append((sm90.SOURCE, v.options(signature), signature.entry(v.name), blocks[v.name]))
     for w in sm80.VARIANTS:
         sources.append((sm80.SOURCE, w.options(signature, limits.arch), signature.entry(w.name), blocks[w.name]))
