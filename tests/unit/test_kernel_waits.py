@@ -434,7 +434,7 @@ SCALED = {
 def test_the_hopper_kernel_with_scales(scaling: str, tmp_path: Path) -> None:
     for fast in (False, True) if scaling == "row" and cases.ALL else (False,):
         for name, shapes in SCALED[scaling].items():
-            variant = next(v for v in sm90.VARIANTS if v.name == name)
+            variant = next(v for v in (*sm90.VARIANTS, *sm90.BESIDE) if v.name == name)
             signature = Signature("fp8_e4m3", "bf16", False, True, right_dtype="fp8_e5m2", scaling=scaling, fast=fast)
             options, entry = variant.options(signature), signature.entry(name)
             kernel = nvidia.Kernel(tmp_path, sm90.SOURCE, options, entry, "Parameters", IMPATIENT)

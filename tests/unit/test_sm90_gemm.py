@@ -27,7 +27,7 @@ TURNED = Signature("bf16", "bf16", False, True)
 
 
 def named(name: str) -> variants.Variant:
-    return next(v for v in (*variants.VARIANTS, *variants.ODD) if v.name == name)
+    return next(v for v in (*variants.VARIANTS, *variants.BESIDE, *variants.ODD) if v.name == name)
 
 
 @st.composite
@@ -55,7 +55,7 @@ def works(draw: st.DrawFn, left_t: bool = False) -> tiles.MatrixWork:
 @settings(deadline=None)
 @given(
     st.booleans().flatmap(lambda left_t: st.tuples(st.just(left_t), works(left_t))),
-    st.sampled_from(variants.VARIANTS),
+    st.sampled_from((*variants.VARIANTS, *variants.BESIDE)),
     st.integers(1, 140),
     st.integers(1, 6),
     st.sampled_from([None, 1, 3]),

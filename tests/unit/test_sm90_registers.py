@@ -30,7 +30,7 @@ FP8 = [
     for scaling, fast in _SCALED
 ]
 ADDED = [replace(s, addends=True) for s in FP8 if s.out_dtype == "bf16"]
-EVERY = (*variants.VARIANTS, *cases.few(variants.ODD, 8, 3), *variants.LEAN)
+EVERY = (*variants.VARIANTS, *variants.BESIDE, *cases.few(variants.ODD, 8, 3), *variants.LEAN)
 
 
 @pytest.mark.parametrize("variant", EVERY, ids=lambda v: v.name)

@@ -22,7 +22,7 @@ from ..works import Work, only
 from .choice import Choice, band, choose, split_k_of, wait_groups, whole_lines
 from .cost import LINES, PROMOTION, WaitGroup, alone, pace
 from .tables import PackedLaunch, build, refusal
-from .variants import ARCH, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
+from .variants import ARCH, BESIDE, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
 
 _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
 
@@ -30,7 +30,7 @@ _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and 
 @lru_cache(maxsize=256)
 def _takers(odd: bool, signature: Signature) -> tuple[Variant, ...]:
     """The variants for such a product; with `odd` those of any height or width, too."""
-    return tuple(v for v in ((*VARIANTS, *ODD) if odd else VARIANTS) if v.takes(signature))
+    return tuple(v for v in (*VARIANTS, *BESIDE, *(ODD if odd else ())) if v.takes(signature))
 
 
 @lru_cache(maxsize=4096)
@@ -64,7 +64,7 @@ def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool:
 class Sm90(Family[Variant]):
     name = "sm90"
     source = SOURCE.name
-    variants = (*VARIANTS, *ODD, *LEAN)
+    variants = (*VARIANTS, *BESIDE, *ODD, *LEAN)
     instructions = "wgmma, TMA"
 
     def serves(self, arch: str) -> bool:
