@@ -318,7 +318,7 @@ def test_single_blocks_beside_clusters_start_in_such(cluster: int, blocks: int, 
 @pytest.mark.parametrize(("kernel", "device"), KERNELS)
 def test_blocks_that_may_wait_are_one_a_multiprocessor(kernel: str, device: Limits) -> None:
     smem = min(device.smem_per_block, 200 << 10) if kernel.startswith("sm90") else 30 << 10
-    request = LaunchRequest(kernel, (gemm(4096, 4096),), 6, smem)
+    request = LaunchRequest(kernel, (gemm(4096, 4096, waits=(3,)),), 6, smem)
     all_six = replace(device, sms=6)
     (free,), (waiting,) = (configure(replace(request, streamed=streamed), all_six) for streamed in (False, True))
     (few,) = configure(request, device)
