@@ -550,6 +550,10 @@ def test_multicast_is_told_from_the_switches() -> None:
         (["--gpus", "2", "--ranks", "3", "--only", "qkv8b"], "ag qkv8b_16k: M = 16384: not a multiple of 3 GPUs"),
         (["--ranks", "2"], "--ranks 2 of 4 GPUs: --gpus 2 takes as many GPUs as ranks"),
         (["--ranks", "8"], "--ranks 8 on 4 GPUs: only two GPUs can stand for more ranks; add --gpus 2"),
+        (
+            ["--gpus", "2", "--ranks", "4", "--scales", "row", "--only", "qkv8b"],
+            "--ranks 4 on 2 GPUs: they stand for more ranks on bf16 alone; leave scales out",
+        ),
     ],
 )
 def test_wrong_arguments(

@@ -119,6 +119,8 @@ def bench(options: argparse.Namespace, join: Join | None = None) -> int:
         changed = {"transb": 1} | ({"scales": options.scales} if options.scales else {})
         scenarios = tuple(replace(scenario, **changed) for scenario in scenarios)
     picked = chosen(scenarios, options.only, ranks)
+    if gpus < ranks and any(scenario.scales for scenario in picked):
+        raise UsageError(f"--ranks {ranks} on {gpus} GPUs: they stand for more ranks on bf16 alone; leave scales out")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     rounds, loop, finalists = (3, 1000, 1) if processes else (10, 20, 3)
