@@ -209,11 +209,12 @@ def test_naive_kernels_compile_without_spills(kind: str, taken: int, made: int, 
     compiled = compile_file(KERNELS / "naive.cu", [*options, "--ptxas-options=-v"], tmp_path)
     assert b"the_entry" in compiled.code
     found = resources_of(compiled.code)
-    # on sm_100a a sum of 16-bit types spills 8 bytes; a quantize that has 64 registers, with NVRTC 13.5, up to 48, but
-    # on Hopper to fp8_e4m3 none
+    # on sm_100a a sum of 16-bit types spills 8 bytes; with NVRTC 13.5 so does a quantize of these, which has 64
+    # registers, but none on Hopper to fp8_e4m3: without a gate, and with one
     spilled = 8 if (kind, arch) == ("REDUCE", "sm_100a") else 0
-    if kind == "QUANTIZE" and (gated or made == 4 or arch != "sm_90a"):
-        spilled = 48
+    if kind == "QUANTIZE" and taken < 2:
+        on_hopper = 8 if made == 4 else 0
+        spilled = {"sm_90a": (on_hopper, 32), "sm_100a": (32, 48)}.get(arch, (16, 32))[len(gated)]
     assert found["stack"] <= spilled, compiled.log
     assert spilled or compiled.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, compiled.log
     block = next(k.needs for k in naive.KERNELS if k.name == f"naive_{kind.lower()}")
