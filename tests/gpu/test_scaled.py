@@ -77,3 +77,33 @@ def pairs(backend: GpuName, each: int) -> bool:
 @pytest.mark.torch
 def test_pairs_of_pytorch(backend: str, gpus: int) -> None:
     apart(pairs, backend, -(-2 // gpus), limit=LIMIT)
+
+
+def same_bits(backend: GpuName, each: int) -> bool:
+    """Scales of rows, and K so short that one step of the tensor cores adds it up: as `torch._scaled_mm`."""
+    import torch
+
+    types = {"T": "fp8_e4m3 scaled row", "Weight": "fp8_e4m3 scaled row", "Sum": "bf16", "transb": 1}
+    machine = discover(backend, 2, each)
+    plan = plan_of(build(cases.schedule("ag_gemm/serial"), 2, {"M": 1024, "N": 1024, "K": 64, **types}), machine)
+    torch.manual_seed(0)
+    devices = [torch.device("cuda", rank // each) for rank in range(2)]
+    a, b = (
+        [(torch.rand(512, 64, device=d).to(torch.float8_e4m3fn), torch.rand(512, 1, device=d) + 0.1) for d in devices]
+        for _ in "AB"
+    )
+    y = [torch.full((1024, 512), float("nan"), dtype=torch.bfloat16, device=d) for d in devices]
+    with Executor(plan, backend, machine=machine, ranks_per_gpu=each, timeout=30) as executor:
+        executor.run(A=a, B=b, C=y)
+    for device, out, (weight, of_weight) in zip(devices, y, b, strict=True):
+        values, scales = (torch.cat([one[part].to(device) for one in a]) for part in (0, 1))
+        wanted = torch._scaled_mm(values, weight.t(), scales, of_weight.t(), out_dtype=torch.bfloat16)
+        print(f"{(out != wanted).sum().item()} of {out.numel()} differ", flush=True)
+        if not torch.equal(out, wanted):
+            return False
+    return True
+
+
+@pytest.mark.torch
+def test_same_bits_as_pytorch(backend: str, gpus: int) -> None:
+    apart(same_bits, backend, -(-2 // gpus), limit=LIMIT)

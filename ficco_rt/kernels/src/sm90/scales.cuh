@@ -272,7 +272,8 @@ __device__ __forceinline__ void hold(float (&step)[ACC]) {
 
 // ---------------------------------------------------------------- scales of rows
 
-// They are applied to a group's sums of the tile that is `number` of the block's.
+// They are applied to a group's sums of the tile that is `number` of the block's: first the columns', then the rows', as
+// cuBLASLt does, whose results are then the same to the last bit where K is short.
 __device__ __forceinline__ void scale_sums(const SharedMemory& memory, int number, float (&d)[BLOCKS_M][ACC], int group) {
 #if SCALES == 1
     const TileScales from(memory, number);
@@ -289,10 +290,10 @@ __device__ __forceinline__ void scale_sums(const SharedMemory& memory, int numbe
         load_shared(from.columns + 32 * j + (lane & 3) * 8, x, y);
 #pragma unroll
         for (int m = 0; m < BLOCKS_M; ++m) {
-            d[m][4 * j] *= of_row[m][0] * x;
-            d[m][4 * j + 1] *= of_row[m][0] * y;
-            d[m][4 * j + 2] *= of_row[m][1] * x;
-            d[m][4 * j + 3] *= of_row[m][1] * y;
+            d[m][4 * j] = d[m][4 * j] * x * of_row[m][0];
+            d[m][4 * j + 1] = d[m][4 * j + 1] * y * of_row[m][0];
+            d[m][4 * j + 2] = d[m][4 * j + 2] * x * of_row[m][1];
+            d[m][4 * j + 3] = d[m][4 * j + 3] * y * of_row[m][1];
         }
     }
     __syncwarp();
