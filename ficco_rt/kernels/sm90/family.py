@@ -90,8 +90,8 @@ class Sm90(Family[Variant]):
         signature, most, least = gemm.signature, left.most - _ROUNDED, left.least
         transposed, scaling, item = signature.right_transposed, signature.scaling, signature.item
         throttled = _throttled(request, gemm)
-        plain = not (request.streamed or throttled or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
-        odd = plain and not any(w.accumulate for w in gemm.works)
+        plain = not (throttled or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
+        odd = plain and not any(w.accumulate or w.flags for w in gemm.works)  # it may raise flags
         room = self._leaving(gemm, request, limits) if request.leave else (_takers(odd, signature), least, most)
         if room is None:
             return NO_ROOM
