@@ -347,6 +347,7 @@ def test_transposed_tiles_are_for_plain_products_that_fill_whole_waves() -> None
     assert (chosen(5000, 1000, 3000).tile, chosen(5000, 1000, 3000).swapped) == ((160, 256), True)  # 64 of 66 clusters
     assert chosen(7001, 1496, 2040).tile == (160, 256)  # 66 clusters, twice
     assert chosen(3000, 3000, 3000).tile == (144, 256)  # the same
+    assert (chosen(16, 8192, 4096).tile, chosen(17, 8192, 4096).swapped) == ((16, 64), False)  # few rows: a tile's
     assert not chosen(8192, 2560, 8192).swapped
     assert not chosen(5000, 1000, 3000, addends=1).swapped
     assert not chosen(5000, 1000, 3000, late=[cost.WaitGroup((5000,), 10.0, 10.0)]).swapped

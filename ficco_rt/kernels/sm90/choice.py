@@ -144,7 +144,8 @@ def choose(
     for v in worthwhile(
         [v for v in fitting if v.throttled is throttled] or fitting, rows, columns, sms, right_transposed
     ):
-        if v.odd and plain and found and cost.least(v, rows, columns, k, sms) / cost.ODD > least:
+        handicap = cost.handicap(v, rows, columns, k, sms) if together else 1.0
+        if v.odd and plain and found and cost.least(v, rows, columns, k, sms) * handicap > least:
             continue
         alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines, right_transposed)
         estimate = alone
@@ -160,7 +161,6 @@ def choose(
                     * cost.alone(v, last.rows, columns, k, sms, addends, together, cost.LINES, right_transposed)[0]
                 )
                 estimate = max(estimate, start + span, last.last + after)
-        handicap = cost.handicap(v, rows, columns, k, sms) if together else 1.0
         alone, estimate = alone * handicap, estimate * handicap
         stages = v.stages(smem, right_transposed, scaling)
         if plain:

@@ -119,7 +119,8 @@ _PLAIN = _Plain(
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
-ODD = 0.97  # times the estimate of any other variant: where one of an odd width is taken
+ODD = 0.97  # times the estimate of any other variant: where one of an odd width is taken …
+FEW = 16  # … but not where so few rows are a transposed tile: its estimate holds
 # … and times that of tiles of 128 × 256 in clusters of two, where these are taken, of so many waves. Alone on an H200,
 # single blocks are up to 0.7 % faster; beside copies 2 to 5 % slower: `ag_gemm` of two ranks that share the GPU, 4096 ×
 # 28672 × 8192 and 8192 × 14336 × 4096 of a rank (tools.beside).
@@ -290,7 +291,7 @@ def _multiply(v: Variant) -> float:
 def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> float:
     """What the estimate of a plain product is multiplied by where variants are compared."""
     if v.odd:
-        return 1 / ODD
+        return 1.0 if v.swapped and max(rows) <= min(FEW, v.tile[0]) else 1 / ODD
     steady = v.tile == (128, 256) and v.cluster == 2 and not v.throttled and k > SHORT
     return 1 / STEADY if steady and cluster_tiles(v, rows, columns) > WAVES * v.clusters(sms) else 1.0
 
