@@ -162,7 +162,7 @@ def run_ends_know_their_streams(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
         if devices[action.stream] != action.event.number:
             yield action.mistake(f"{action.event} is recorded by {action.stream}, of another device")
     kind: ir.EventKind = "replayed" if plan.mode == "embedded" else "completion"
-    for ends in [plan.body] if plan.mode == "embedded" else [plan.own.epilogue, plan.called.epilogue]:
+    for ends in [*([plan.own.epilogue] if plan.mode != "embedded" else []), plan.called.epilogue]:
         last = Counter(
             a.event.number
             for a in ends

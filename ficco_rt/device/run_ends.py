@@ -280,8 +280,6 @@ class RunEndsBuilder:
                 end.append(ir.RecordEvent(stream.name, _tail(stream), END))
             end += self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
             end += self._reset(device)
-            if self.mode == "embedded":
-                end.append(ir.RecordEvent(control, ir.EventName("replayed", device), END))
         return ir.RunEnds(tuple(begin), tuple(end))
 
     def _launch_graphs(self, called: bool) -> Iterator[ir.Action]:
@@ -332,7 +330,8 @@ class RunEndsBuilder:
                 yield ir.RecordEvent(ir.StreamName("caller", rank), ir.EventName("caller", rank), BEGIN)
             first = ir.StreamName("caller", host)
             yield from self._await(first, [ir.EventName("caller", rank) for rank in rest])
-            yield ir.RecordEvent(first, ir.EventName("begun", device), BEGIN)
+            # once a graph: its first run tells that a replay has begun
+            yield ir.RecordEvent(first, ir.EventName("begun", device), BEGIN, "behind replays")
             if self.sharing.entry != "always":
                 yield from self._entry(device, first)
             yield ir.LaunchGraph(first, device, GRAPH)
@@ -340,6 +339,7 @@ class RunEndsBuilder:
     def _behind_embedded(self) -> Iterator[ir.Action]:
         for device in self.placement.ordinals:
             host, *rest = self.placement.ranks(device)
+            yield ir.RecordEvent(ir.StreamName("caller", host), ir.EventName("replayed", device), END)
             if rest:
                 yield ir.RecordEvent(ir.StreamName("caller", host), ir.EventName("embedded", device), END)
             for rank in rest:

@@ -535,7 +535,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "no replay recorded",
         rules.run_ends_know_their_streams,
         "embedded",
-        lambda p: replace(p, body=tuple(a for a in p.body if getattr(a, "event", None) != EventName("replayed", 1))),
+        lambda p: replace(p, called=replace(p.called, epilogue=p.called.epilogue[:-1])),
         "a run records the event 'replayed' of each device once",
     ),
     (

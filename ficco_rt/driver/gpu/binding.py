@@ -413,10 +413,9 @@ class Binder:
         streams = {name: of for name, (_, of) in binding.of.resources.streams_of(plan, manner.callers).items()}
         locals_ = {ordinal: device.local for ordinal, device in self._gpus.devices.items()}
         waiting = waiting_streams(plan, called=bool(manner.callers))
-        through = plan.body if manner.mode == "embedded" else run_ends.epilogue
         ends = {
             locals_[action.event.number]: (binding.of.resources.recorded(action.event), streams[action.stream])
-            for action in through
+            for action in run_ends.epilogue
             if action.stream in streams
             and isinstance(action, ir.RecordEvent)
             and action.event.kind in ("completion", "replayed")

@@ -94,6 +94,22 @@ int cuGraphAddChildGraphNode(Handle *node, Handle graph, void **after, size_t co
     *node = capture_embed(c, g, after, count);
     return OK;
 }
+int cuGraphAddEventRecordNode(void **node, Handle graph, void **after, size_t count, Handle event) {
+    CALL(cuGraphAddEventRecordNode);
+    Capture *c = object_of(CAPTURE, graph, called_.name);
+    EVENT_OF(e, event);
+    if (!c) return INVALID_HANDLE;
+    *node = capture_record(c, e, after, count);
+    return OK;
+}
+int cuGraphAddDependencies_v2(Handle graph, void **from, void **to, void *edges, size_t count) {
+    CALL(cuGraphAddDependencies);
+    Capture *c = object_of(CAPTURE, graph, called_.name);
+    if (!c) return INVALID_HANDLE;
+    if (edges) return INVALID_VALUE;
+    capture_edges(c, from, to, count);
+    return OK;
+}
 int cuGraphInstantiateWithFlags(Handle *exec, Handle graph, unsigned long long flags) {
     CALL(cuGraphInstantiate);
     Graph *g = object_of(GRAPH, graph, called_.name);

@@ -127,6 +127,24 @@ void *capture_embed(Capture *c, Graph *g, void *const *after, size_t count) {
     return (void *)(uintptr_t)c->count;
 }
 
+void *capture_record(Capture *c, Event *e, void *const *after, size_t count) {
+    Node *n = node_new(c);
+    n->command = command_new(RECORD_OUTSIDE, e->device);
+    n->command->event = e;
+    n->loose = true;
+    void *node = (void *)(uintptr_t)c->count;
+    for (size_t i = 0; i < count; i++) capture_edges(c, &after[i], &node, 1);
+    return node;
+}
+
+void capture_edges(Capture *c, void *const *from, void *const *to, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        Node *n = &c->nodes[number_of(to[i])];
+        n->after = realloc(n->after, ((size_t)n->count + 1) * sizeof *n->after);
+        n->after[n->count++] = number_of(from[i]);
+    }
+}
+
 static void free_nodes(Node *nodes, int count) {
     for (int i = 0; i < count; i++) {
         command_free(nodes[i].command);
@@ -135,14 +153,14 @@ static void free_nodes(Node *nodes, int count) {
     free(nodes);
 }
 
-// Whether everything captured comes before what the origin has come to: all forks are joined.
+// Whether everything that streams captured comes before what the origin has come to: all forks are joined.
 static bool joined(const Capture *c, const Stream *origin) {
     bool *seen = calloc((size_t)c->count + 1, 1);
     for (int i = 0; i < origin->count; i++) seen[origin->nodes[i]] = true;
-    for (int i = c->count; i-- > 0;)  // edges lead to smaller numbers
+    for (int i = c->count; i-- > 0;)  // edges lead to smaller numbers, but from loose nodes
         for (int j = 0; seen[i] && j < c->nodes[i].count; j++) seen[c->nodes[i].after[j]] = true;
     bool all = true;
-    for (int i = 0; i < c->count; i++) all &= seen[i];
+    for (int i = 0; i < c->count; i++) all &= seen[i] || c->nodes[i].loose;
     free(seen);
     return all;
 }

@@ -272,7 +272,7 @@ void stepper_reset(void);        // no stream has commands any more
 
 // ---------------------------------------------------------------- graph.c
 
-typedef struct { Command *command; int *after, count, priority; bool has_priority; } Node;
+typedef struct { Command *command; int *after, count, priority; bool has_priority, loose; } Node;   // no stream comes to a loose one
 typedef enum { GLOBAL, THREAD_LOCAL, RELAXED } CaptureMode;   // whose unsafe calls spoil it: anybody's, its thread's, nobody's
 struct Capture {
     void *handle;
@@ -294,6 +294,8 @@ bool capture_implicit(const Device *d);        // the device's default stream wo
 int capture_mode(int mode);          // of this thread's unsafe calls from here on; the mode before
 void *capture_embed(Capture *c, Graph *g, void *const *after, size_t count);   // all of the graph: the node of its end
 void capture_nodes(Stream *s, void *const *nodes, size_t count, bool set);     // what the next node comes after
+void *capture_record(Capture *c, Event *e, void *const *after, size_t count);  // a loose node, in each replay
+void capture_edges(Capture *c, void *const *from, void *const *to, size_t count);
 void replay_begins(Command *c);      // at the launch of a graph: which records its events outside stand for
 void captures_reset(void);
 int capture_add(Stream *s, Command *c);
