@@ -6,9 +6,11 @@ import gc
 import random
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -275,7 +277,7 @@ def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool,
         beside = callers.tensors()
         bound = executor.bind(**beside)
         with made.captures.capturing():
-            made.layer()
+            made.layer(2)
         executor.graph = graph
         for seed in range(12):
             cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 50")
@@ -290,6 +292,23 @@ def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool,
             made.right(seed, replay)
             assert compare(executor.plan, given, callers.outputs(beside), "exact").ok
         other.close()
+
+
+def test_a_graph_has_a_node_for_each_event_beside_its_kernels(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a replay has begun, and that it has ended: behind all runs, and nothing comes behind it."""
+    with captured(cuda, "gemm_ar/oneshot", joined=False) as made:
+        cu, asked = made.callers.cu, Counter[str]()
+
+        def counted(name: str, function: Callable[..., Any], *given: Any) -> Any:
+            asked[name] += 1
+            return function(*given)
+
+        for name in ("cuGraphAddEventRecordNode", "cuGraphAddDependencies", "cuEventRecordWithFlags"):
+            monkeypatch.setattr(cu, name, partial(counted, name, getattr(cu, name)))
+        with made.captures.capturing():
+            made.layer(3)
+        assert asked == {"cuGraphAddEventRecordNode": 2 * RANKS, "cuGraphAddDependencies": 2 * RANKS}
+        made.right(0, lambda: made.captures.replay(range(RANKS), made.callers.streams))
 
 
 def test_a_capture_keeps_no_tensor_alive(cuda: StandIn) -> None:
