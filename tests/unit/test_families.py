@@ -117,12 +117,14 @@ def test_what_the_hopper_kernel_refuses_or_cannot_share() -> None:
 
 def test_transposed_tiles_make_the_plain_product_alone() -> None:
     plain = gemm(5000, 1000, 3000)
-    for request in (GemmRequest((plain,)), GemmRequest((gemm(5000, 1000, 3000, signals=(1,)),), streamed=True)):
-        assert chosen(request, H100).kernel == "sm90_gemm_160x256_c2_swapped"
+    assert chosen(GemmRequest((plain,)), H100).kernel == "sm90_gemm_160x256_c2_swapped"
+    few = GemmRequest((gemm(16, 8192, 4096, signals=(1,)),), streamed=True)
+    assert chosen(few, H100).kernel == "sm90_gemm_16x64_c1_swapped"
     added = view("D", (0, 5000), (0, 1000))
     for request in (
         GemmRequest((gemm(5000, 1000, 3000, accumulate=True),)),
-        GemmRequest((gemm(5000, 1000, 3000, waits=(1,)),), streamed=True),
+        GemmRequest((gemm(16, 8192, 4096, waits=(1,)),), streamed=True),
+        GemmRequest((gemm(5000, 1000, 3000, signals=(1,)),), streamed=True),
         GemmRequest((gemm(5000, 1000, 3000, out="fp32"),)),
         GemmRequest((gemm(5000, 1000, 3000, addends=(added,)),)),
     ):

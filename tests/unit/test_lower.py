@@ -516,7 +516,7 @@ def test_stores_to_seven_peers_and_the_own_rows_are_one_launch_of_the_hopper_ker
 def test_stores_to_peers_with_little_shared_memory_are_done_by_what_fits() -> None:
     made = plan(SENT.replace("STREAMED", "").replace("engine = sm", "engine = sm  smem = 50 KiB"), T="bf16", K=256)
     kernels = {c.kernel for s in made.streams for c in s.commands if isinstance(c, Launch) and c.stage == "mm"}
-    assert kernels == {"sm90_gemm_64x64_c1", "sm90_gemm_8x64_c1_swapped"}  # at peers, and at home
+    assert kernels == {"sm90_gemm_64x64_c1", "sm90_gemm_16x64_c1_swapped"}  # at peers, and at home
 
 
 PRODUCT = """

@@ -20,7 +20,7 @@ from ..signature import Signature
 from ..tile_table import count
 from ..works import Work, only
 from .choice import Choice, band, choose, split_k_of, wait_groups, whole_lines
-from .cost import LINES, PROMOTION, WaitGroup, alone, pace
+from .cost import FEW, LINES, PROMOTION, WaitGroup, alone, pace
 from .tables import PackedLaunch, build, refusal
 from .variants import ARCH, BESIDE, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
 
@@ -91,7 +91,8 @@ class Sm90(Family[Variant]):
         transposed, scaling, item = signature.right_transposed, signature.scaling, signature.item
         throttled = _throttled(request, gemm)
         plain = not (throttled or signature.left_transposed or signature.out_dtype == ACCUMULATOR)
-        odd = plain and not any(w.accumulate or w.flags for w in gemm.works)  # it may raise flags
+        odd = plain and not any(w.accumulate or w.flags for w in gemm.works)
+        odd = odd and (not request.streamed or max(gemm.rows) <= FEW)  # with more rows, raising flags, not measured
         room = self._leaving(gemm, request, limits) if request.leave else (_takers(odd, signature), least, most)
         if room is None:
             return NO_ROOM
