@@ -520,7 +520,10 @@ class Trial:
                     if action.device not in host.devices:
                         raise Harm("a process launches another one's graph")
                     queue = queues[action.stream]
-                    machine.push(queue, machine._graph, local, run, action.device, events[action.device])
+                    machine.push(queue, machine._graph, local, run, action.device)
+                    continue
+                if isinstance(action, RecordEvent) and action.event in events.get(device, {}):
+                    machine.push(queues[action.stream], "record", events[device][action.event])
                     continue
                 machine.issue(queues[action.stream], local, run, action)
             for rank in ranks if turn.reads else ():

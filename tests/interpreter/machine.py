@@ -481,15 +481,14 @@ class Machine:
 
     # ---- issuing
 
-    def issue(self, queue: Queue, process: Process, run: Run, action: Action, local: _Events | None = None) -> None:
+    def issue(
+        self, queue: Queue, process: Process, run: Run, action: Action, local: dict[object, Moment] | None = None
+    ) -> None:
         """One action, on its stream. `local`: the events of a graph."""
-        records = process.records if local is None else local.records
+        records = process.records if local is None else local
         match action:
             case RecordEvent(event=event):
-                moment = Moment()
-                if local is not None and event in local.outside:
-                    moment = local.outside[event]
-                records[process.event(event)] = moment
+                moment = records[process.event(event)] = Moment()
                 self.push(queue, "record", moment)
             case AwaitEvent(event=event):
                 name = process.event(event)
@@ -519,14 +518,11 @@ class Machine:
                 run.arrived[communicator, rank] += 1
                 self.push(queue, self._collective, run, action, (run.number, communicator, count), rank)
             case LaunchGraph(device=device):
-                replayed = EventName("replayed", device)
-                outside: dict[object, Moment] = {replayed: Moment()} if run.program.plan.mode == "embedded" else {}
-                process.records.update(outside)
-                self.push(queue, self._graph, process, run, device, outside)
+                self.push(queue, self._graph, process, run, device)
 
-    def _graph(self, process: Process, run: Run, device: int, outside: dict[object, Moment]) -> Thread:
+    def _graph(self, process: Process, run: Run, device: int) -> Thread:
         """A device's part of the body, captured: streams of their own, with events of their own."""
-        events = _Events({}, outside)
+        events: dict[object, Moment] = {}
         queues: dict[StreamName, Queue] = {}
         for action in graph_of(run.program, device):
             if action.stream not in queues:
@@ -545,14 +541,6 @@ class Machine:
         for end in ends:
             while not end.come:
                 yield end
-
-
-@dataclass
-class _Events:
-    """Those of a graph. `outside`: those that a graph records for others."""
-
-    records: dict[object, Moment]
-    outside: dict[object, Moment]
 
 
 def graph_of(program: Program, device: int) -> Sequence[Action]:
