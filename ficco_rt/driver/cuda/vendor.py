@@ -430,9 +430,9 @@ class Cuda(gpu.Vendor):
                 behind = [self._outside[key]] * count
                 result: tuple[Any, ...] = cu.cuGraphAddDependencies(graph, before, behind, None, count)
                 return result
-            code, node = cu.cuGraphAddEventRecordNode(graph, before, count, event)
+            code, *node = cu.cuGraphAddEventRecordNode(graph, before, count, event)
             if not code:
-                self._outside[key] = node
+                self._outside[key] = node[0]
                 while len(self._outside) > _RECORDS:
                     del self._outside[next(iter(self._outside))]
             return (code,)
