@@ -374,8 +374,8 @@ def semaphores_are_given_once(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
             if semaphore.counts_runs:
                 continue
             used, said = semaphore.used_in(plan.mode), f"semaphore {i} ({semaphore.purpose})"
-            if semaphore.tells_runs and not manner.replays:  # an entry barrier may stand behind replays alone
-                used = used and ups[i] > 0
+            if semaphore.tells_runs and plan.mode == "embedded" and not manner.replays:
+                used = used and ups[i] > 0  # only the first run of a graph may have an entry barrier
             if (ups[i] != used or (i in waiters) != used) and (i, "signalled") not in wrong:
                 wrong.add((i, "signalled"))
                 yield Diagnostic(ir.PLACELESS, f"{said} is signalled {ups[i]} times in a run ({manner})")
@@ -390,6 +390,7 @@ def runs_are_counted(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     other semaphores."""
     devices = plan.device_of
     body = [action for action in plan.body if isinstance(action, ir.Barrier)]
+    telling = {w.device for w in plan.semaphores if w.tells_runs and not w.counts_runs and w.used_in(plan.mode)}
     for action in plan.actions:
         for number in (*action.signals, *action.awaits) if not isinstance(action, ir.Barrier) else ():
             if plan.semaphores[number].tells_runs:
@@ -397,6 +398,7 @@ def runs_are_counted(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     for manner in ir.manners(plan):
         run_ends = plan.run_ends(manner)
         counted: Counter[int] = Counter()
+        told = telling if manner.replays or plan.mode != "embedded" else ()
         for action in (a for a in (*run_ends.prologue, *body, *run_ends.epilogue) if isinstance(a, ir.Barrier)):
             mine = {i for i in (action.runs,) if 0 <= i < len(plan.semaphores) and plan.semaphores[i].counts_runs}
             if {plan.semaphores[i].device for i in mine} != {devices[action.stream]}:
@@ -415,7 +417,7 @@ def runs_are_counted(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
                         f"{action.stream} joins a barrier before it has counted the run, or counts it twice"
                     )
         for i, semaphore in enumerate(plan.semaphores):
-            used = semaphore.used_in(plan.mode) and (manner.replays or counted[i] > 0)
+            used = semaphore.used_in(plan.mode) and (semaphore.device in told or counted[i] > 0)
             if semaphore.counts_runs and counted[i] != used:
                 yield Diagnostic(
                     ir.PLACELESS, f"semaphore {i} ({semaphore.purpose}) counts {counted[i]} times in a run ({manner})"

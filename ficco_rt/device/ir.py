@@ -9,8 +9,9 @@ Ordering rules:
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
 - a semaphore is 0 when a run begins; streams and kernels that wait for it continue once it is 1; it is reset once;
 - a stream that acquires a semaphore (`SemaphoreOp.acquires`) waits for it and resets it itself;
-- consecutive runs alternate between `sets` sets of semaphores and of scratch that is not `private`: what a run leaves
-  in a set is visible to no run before the next one that uses this set;
+- consecutive runs alternate between `sets` sets of semaphores and of scratch that is not `private`, those in a caller's
+  graph between two others (`sharing`): what a run leaves in a set is visible to no run before the next one that uses
+  this set;
 - a semaphore that counts runs (`Semaphore.tells_runs`) is never reset: a device counts its runs in one of its
   semaphores, and writes the count to semaphores of other devices; a device that waits for such a semaphore continues
   once the semaphore has reached its own count;
@@ -549,8 +550,8 @@ class RunEnds:
 class DevicePlan:
     """See the module. `own` is the prologue and epilogue of a run that nobody's streams wait for, `called` that of a
     run among the callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's. `sets`:
-    number of sets of semaphores and scratch, between which consecutive runs alternate; `private` scratch is in none of
-    them (`sharing`)."""
+    number of sets of semaphores and scratch, between which consecutive runs alternate, without those for callers'
+    graphs; `private` scratch is in none of them (`sharing`)."""
 
     version: int
     schedule: str

@@ -13,6 +13,7 @@ from ..plan.ledger import POINT, Ledger, Race, Toucher, Unwritten
 from ..plan.walk import Clocks, Signal
 from .ir import Barrier, CallCollective, CopyMemory, DeviceLaunch, LaunchKernel
 from .sequence import Footprint, Group, Node, RunSequence
+from .sharing import all_sets
 
 
 class Races(Clocks[Node]):
@@ -26,7 +27,8 @@ class Races(Clocks[Node]):
         scratch = {t.name for t in self.plan.tensors if t.kind == "scratch"} - set(self.plan.private)
         self.scratch = scratch if self.plan.sets > 1 else set()  # of which each set has its own
         self.later: dict[tuple[int, int], Region] = {}  # by id of a region, and set
-        semaphores, sets = self.plan.sets * len(self.plan.semaphores), range(self.plan.sets)
+        sets = range(all_sets(self.plan))
+        semaphores = len(sets) * len(self.plan.semaphores)
         shapes = {_in_set(t.name, i): t.shapes for t in self.plan.tensors for i in sets}
         self.semaphores = [_WORD.on(semaphore) for semaphore in range(semaphores)]
         self.names: dict[tuple[int, str], str] = {}  # by queue and cause

@@ -212,8 +212,8 @@ class RunEndsBuilder:
         """The entry barrier, if a kernel tells it."""
         if steps := self._steps("entry", device):
             runs = self.semaphores.counts[device]
-            always = self.sharing.entry == "always" or self.mode == "traced"
-            when: ir.When = "always" if always else "behind replays"
+            first = self.mode == "embedded" and self.sharing.entry == "replays"
+            when: ir.When = "behind replays" if first else "always"
             yield ir.Barrier(stream, runs, (ir.BarrierStep("count", runs), *steps), BEGIN, when)
 
     def _reset(self, device: int) -> Iterator[ir.Action]:
@@ -291,8 +291,6 @@ class RunEndsBuilder:
         for device, host in hosts.items():
             yield from self._await(host, [ir.EventName("caller", rank) for rank in comes[device]])
             yield from self._behind(host, device)
-            if self.sharing.entry != "always":
-                yield from self._entry(device, host)
             yield ir.RecordEvent(host, ir.EventName("begin", device), BEGIN, "timed")
             yield ir.LaunchGraph(host, device, GRAPH)
 

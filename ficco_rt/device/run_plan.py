@@ -18,6 +18,7 @@ from ..kernels.device_barrier import MOST
 from ..kernels.target import compute_capability
 from ..types import TYPES
 from . import ir
+from .sharing import all_sets, buffer_set
 
 Current: TypeAlias = Literal["its own", "some", "none"]  # which context has to be current when a call is made
 Marks: TypeAlias = Callable[[int], bool]  # whether a launch is made by its kernel's twin that marks
@@ -313,8 +314,9 @@ def first_runs(plan: ir.DevicePlan) -> Iterator[RunPlan]:
     """The run plan of each process for a run before which there was none; or for its part of callers' graphs."""
     embedded = plan.mode == "embedded"
     manner = ir.Manner(called=embedded, behind=embedded, timed=not embedded, others=True, replays=embedded)
+    number = buffer_set(plan.sets, 0, embedded=embedded)
     for process in sorted({plan.placement.process(device) for device in plan.placement.ordinals}):
-        yield expected(plan, None if embedded else 0, 0, manner, process)
+        yield expected(plan, None if embedded else 0, number, manner, process)
 
 
 # ---------------------------------------------------------------- text
@@ -325,7 +327,7 @@ def _lines(r: RunPlan) -> Iterator[str]:
     processes = f", process {r.process}" if plan.placement.processes else ""
     yield f"run plan of {plan.schedule}, mode {plan.mode}{processes}"
     which = "a part of callers' graphs" if r.run is None else f"run {r.run}"
-    sets = f" of {plan.sets} that runs use alternately" if plan.sets > 1 else ""
+    sets = f" of {all_sets(plan)}, {plan.sets} of which are used alternately" if plan.sets > 1 else ""
     yield f"  {which}, set {r.number}{sets}: {r.manner}"
     numbers = dict(r.priorities)
     streams = process_streams(plan, r.process, r.manner.called)

@@ -167,8 +167,9 @@ def _barrier_semaphores(
             if sharing.local_streams:
                 found.append(Semaphore(device, -1, None, EventName("ready", other), "acquired", always))
             elif sharing.entry != "never":
-                found.append(Semaphore(device, -1, None, EventName("entry", other), "never", always))
-            if apart and (sharing.local_streams or sharing.entry == "never"):
+                used: Used = always if sharing.entry == "always" else "embedded"
+                found.append(Semaphore(device, -1, None, EventName("entry", other), "never", used))
+            if apart and (sharing.local_streams or sharing.entry != "always"):
                 found.append(Semaphore(device, -1, None, EventName("entry", other), "never", "traced"))
             if other in touching[device]:
                 found.append(Semaphore(device, -1, None, EventName("exit", other), "never", always))

@@ -25,7 +25,7 @@ from ..graph.ir import heard
 from ..plan import walk
 from ..plan.ir import Work
 from ..plan.walk import PASSES, TOUCHES, Call, Part, Signal
-from . import ir
+from . import ir, sharing
 from .device_plan_rules import semaphores_in_order
 
 
@@ -152,17 +152,22 @@ class RunSequence:
             else:
                 self._see(step)
 
-    def _in_order_of(self, step: Step) -> int:
-        """The number of a run in the order by which sets alternate."""
+    def _in_order_of(self, step: Step) -> tuple[int, bool]:
+        """The number of a run in the order by which sets alternate, and whether it is in a caller's graph."""
         if isinstance(step, Seen):
-            return 0
+            return 0, False
         embedded = step.replay if isinstance(step, Other) else self.plan.mode == "embedded"
         if not embedded:
             self._runs += 1
-            return self._runs
+            return self._runs, False
         first = not step.later if isinstance(step, Other) else step.manner.replays
         self._in_graph = 0 if first else self._in_graph + 1
-        return self._in_graph
+        return self._in_graph, True
+
+    def _set(self, sets: int) -> int:
+        """The set of the run, if it uses one of so many."""
+        number, embedded = self._place
+        return sharing.buffer_set(sets, number, embedded=embedded)
 
     # ---- semaphores: those of later sets are numbered behind those of the first
 
@@ -252,7 +257,7 @@ class RunSequence:
         issued = self.issued[device]
         node = Node(
             queue, len(nodes) + 1, place, TOUCHES, place_of_issue=-1 if apart else len(issued), run=self._run,
-            buffer_set=self._place % self.plan.sets, action=action,
+            buffer_set=self._set(self.plan.sets), action=action,
         )  # fmt: skip
         nodes.append(node)
         if action is not None:
@@ -382,7 +387,7 @@ class RunSequence:
             return (other for other in placement.near(device) if other in away)
 
         large = step.alike == (plan.sets == 1)
-        enters = large or step.replays or (step.replay and not step.later)
+        enters = large or (step.replay and not step.later)
         begun: dict[int, Node] = {}
         entered: dict[int, Node] = {}
         through: dict[int, Node] = {}
@@ -415,7 +420,7 @@ class RunSequence:
                 if step.alike and (w.device == device or i in does.signalled)
                 if self._in(w, step) and w.reset not in ("never", "acquired")
             }
-            others = {3 * home + (2 if large else self._place % 2)}
+            others = {5 * home + (4 if large else self._set(2))}
             who = f"{step} on device {device}"
             through[device] = self._outsider(queue, Footprint(who, tensors, semaphores, (), others))
         # NOTE who hears of all others by what they do behind an entry that streams tell knows that they have entered

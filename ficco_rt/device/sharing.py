@@ -12,8 +12,8 @@ processes, and devices of callers' graphs, share memory and semaphores but no ev
   that other devices see.
 - Scratch that no other device touches is *private* where a run may use it before an entry barrier: it is in none of
   the sets, and the order of runs on its device protects it.
-- In a caller's graph runs alternate between the sets by their order in it. A graph may be replayed after any run, so
-  its first run begins with an entry barrier. So do runs on streams as soon as there are such graphs.
+- In callers' graphs runs alternate between two sets of their own, by their order in a graph. A graph may be replayed
+  after any run, so its first run begins with an entry barrier. A run behind a replay needs none: its set is no graph's.
 - Callers' tensors that other devices touch are free again behind an *exit* barrier.
 """
 
@@ -28,7 +28,7 @@ from ..graph.ir import Copy, Reduce
 from ..plan.ir import CollectiveCall, Launch, Part, Plan, Record, Stream, WaitEvent
 from ..types import TYPES
 from .collectives import barrier_peers, calls_of, part_of
-from .ir import Features, Placement
+from .ir import DevicePlan, Features, Placement
 
 # bytes of a device's scratch that others touch. A second set is kept beside it: that is worth the microseconds of an
 # entry barrier where runs are short
@@ -38,14 +38,29 @@ LARGEST = 16 << 20
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """How the runs of a plan on a placement keep the contract. `private`: scratch that no other device ever touches.
-    `sets`: of the other scratch, and of semaphores. `entry`: which runs begin with an entry barrier: none, those that
-    may follow runs in callers' graphs (`behind replays`), or all. `local_streams`: of the plan, those that begin before
-    the entry barrier; none where a kernel tells it."""
+    `sets`: of the other scratch, and of semaphores, between which runs alternate. `entry`: which runs begin with an
+    entry barrier: none, the first ones of callers' graphs (`replays`), or all. `local_streams`: of the plan, those that
+    begin before the entry barrier; none where a kernel tells it."""
 
     private: frozenset[str] = frozenset()
     sets: int = 1
-    entry: Literal["never", "behind replays", "always"] = "never"
+    entry: Literal["never", "replays", "always"] = "never"
     local_streams: frozenset[int] = frozenset()
+
+    @property
+    def all_sets(self) -> int:
+        """With those for callers' graphs."""
+        return 2 * self.sets if self.entry == "replays" else self.sets
+
+
+def all_sets(plan: DevicePlan) -> int:
+    """As `Sharing.all_sets`."""
+    return 2 * plan.sets if plan.sets > 1 and plan.features.embeds else plan.sets
+
+
+def buffer_set(sets: int, run: int, *, embedded: bool) -> int:
+    """The set that a run uses, by its number among those outside of callers' graphs, or in its graph (`embedded`)."""
+    return run % sets + (sets if embedded and sets > 1 else 0)
 
 
 def sharing_of(plan: Plan, placement: Placement, features: Features, by_library: bool) -> Sharing:
@@ -65,7 +80,7 @@ def sharing_of(plan: Plan, placement: Placement, features: Features, by_library:
     if not apart or not pairs <= heard:
         return Sharing(entry="always")
     if away <= scratch and _most(plan, placement, away) <= LARGEST:
-        return Sharing(private, sets=2, entry="behind replays")
+        return Sharing(private, sets=2, entry="replays" if features.embeds else "never")
     calls = any(isinstance(command, CollectiveCall) for _, command in plan.commands())
     if calls or not away <= scratch or not features.batched_mem_ops:
         return Sharing(entry="always")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..kernels.family import Operand
 from ..plan.text import flags_text, settings_words, work_text
 from . import ir
+from .sharing import all_sets
 
 
 def to_text(plan: ir.DevicePlan) -> str:
@@ -21,7 +22,8 @@ def _lines(plan: ir.DevicePlan) -> Iterator[str]:
     yield f"  {len(devices)} ranks on {plan.device.name}"
     yield f"  plan {plan.plan_hash}"
     if plan.sets > 1:
-        yield f"  {plan.sets} sets of semaphores and scratch, which runs use alternately"
+        more = f", and {all_sets(plan) - plan.sets} more in callers' graphs" if plan.features.embeds else ""
+        yield f"  {plan.sets} sets of semaphores and scratch, which runs use alternately{more}"
     yield f"  ranks on devices {' '.join(map(str, devices))}"
     if plan.placement.processes:
         yield f"  ranks in processes {' '.join(map(str, plan.placement.processes))}"

@@ -354,7 +354,8 @@ class Worker(Tensors, Workspaces):
         found, taken = [], []
         with self.executor(name) as executor:
             words = executor.driver._parts.resources.addresses
-            assert len({address for of in words for address in of}) == 2 * len(words[0]), "sets share words"
+            distinct = len({address for of in words for address in of})
+            assert distinct == executor.driver._plans().layout.sharing.all_sets * len(words[0]), "sets share words"
             self.fill(executor, 0)
             executor.run()
             with self._graph_of(executor) as replay:
@@ -368,11 +369,12 @@ class Worker(Tensors, Workspaces):
                         replay()
                         executor.synchronize()
                         (bound,) = (b for b in executor.driver._binder.bindings if b.more)
-                        sets = [bool(one.parts) for one in bound.buffer_sets]
-                        assert sets == [True, False], "the first run of a graph has the first set"
+                        sets = [bool(one.parts) for one in (bound, *bound.more)]
+                        assert sets == [False, False, True, False], "the first run of a graph has the first of its sets"
                     else:
                         executor.graph, executor.traced = kind == "graph", kind == "traced"
                         executor.run()
+                        assert kind == "traced" or "barrier" not in str(executor.run_plan()), "behind replays"
                         executor.traced = False
                         taken.append(executor.driver._runs.number)
                     found.append(self.outputs(executor))

@@ -50,7 +50,7 @@ class Workspaces:
                 twice = [executor for executor in (*executors, *executors[:1]) for _ in range(2)]
                 graphs.append(last.enter_context(self._graph_of(*twice, of=stream)))
                 sets = [one for executor in executors for one in self._embedded(executor)]
-                assert all(sets), "runs of a graph take one set alone"
+                assert all(sets), "runs of a graph take one set alone, or others' sets"
             for seed in range(turns):
                 self.gpus.set(f"seed {2 * seed + self.place}; call_steps {seed % 4}; query_steps {(5, 5000)[seed % 2]}")
                 for executor in executors:
@@ -202,17 +202,20 @@ class Workspaces:
 
     @staticmethod
     def _embedded(executor: Any) -> list[bool]:
-        """Of each set of the executor's tensors, whether a caller's graph holds a run with it."""
+        """Of each set of the executor's tensors, whether runs of callers' graphs use it as the plan says."""
         of = executor.driver._parts
         bindings = [binding for binding in executor.driver._binder.bindings if binding.of is of]
         numbers = {binding.number: False for binding in bindings}
         for binding in bindings:
             numbers[binding.number] |= bool(binding.parts)
-        return list(numbers.values())
+        alternate = executor.driver._plans().layout.sharing.sets
+        return [held == (number >= alternate or alternate == 1) for number, held in numbers.items()]
 
     @staticmethod
     def _scratch(executor: Any) -> int:
+        """Bytes that the executor needs alone, in all sets."""
         from ficco_rt.types import TYPES
 
+        driver, rank = executor.driver, executor.ranks[0]
         scratch = [t for t in executor.plan.tensors if t.kind == "scratch"]
-        return sum(TYPES[t.dtype].bytes * int(np.prod(t.shapes[executor.ranks[0]])) for t in scratch)
+        return sum(len(driver._kinds(t.name)) * TYPES[t.dtype].bytes * int(np.prod(t.shapes[rank])) for t in scratch)

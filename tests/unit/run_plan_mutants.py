@@ -46,6 +46,7 @@ from ficco_rt.device.run_plan import (
     expected,
 )
 from ficco_rt.device.run_residency import waiting_streams
+from ficco_rt.device.sharing import buffer_set
 from ficco_rt.errors import InternalError
 from ficco_rt.machine.profiles import profile
 from tests import cases
@@ -81,7 +82,7 @@ def run_plans(made: DevicePlan) -> Iterator[RunPlan]:
     """Of all processes in all manners; with waits for other runs, where there may be some."""
     for run, manner in enumerate(manners(made.mode), 3):
         embedded = made.mode == "embedded"
-        number = 0 if embedded and manner.replays else run % made.sets
+        number = buffer_set(made.sets, 0 if embedded and manner.replays else run, embedded=embedded)
         for process in sorted({made.placement.process(device) for device in made.placement.ordinals}):
             r = expected(made, None if embedded else run, number, manner, process)
             yield r if embedded else _gated(r)

@@ -67,8 +67,10 @@ def the_set_follows_from_the_number(r: RunPlan) -> Iterator[str]:
         yield f"it has the number {r.run}"
     elif r.run is not None and r.number != r.run % sets:
         yield f"run {r.run} takes set {r.number} of {sets}"
-    elif r.run is None and (r.number >= sets or (r.manner.replays and r.number)):
-        yield f"a run in callers' graphs takes set {r.number} of {sets}"
+    elif r.run is None:  # behind the sets of other runs, where there are several
+        taken = r.number - sets if sets > 1 else r.number
+        if not 0 <= taken < sets or (r.manner.replays and taken):
+            yield f"a run in callers' graphs takes set {r.number} of {sets}"
     for step in (*r.captured, *r.steps):
         if isinstance(step, Issued) and step.number != r.number:
             yield f"a call takes set {step.number}, the run set {r.number}: {step.call}"

@@ -9,6 +9,7 @@ import pytest
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device import device_plan_rules as rules
+from ficco_rt.device import sharing
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
@@ -147,6 +148,17 @@ def test_what_stands_between_runs_is_refused(
     monkeypatch.setattr(RunEndsBuilder, "_replays", lambda self, device: [])
     with pytest.raises(PlanError, match=r"nothing orders the two|deadlock"):
         check(small(name, mode, apart))
+
+
+@pytest.mark.parametrize("mode", ["streams", "graph", "embedded"])
+def test_runs_in_callers_graphs_have_sets_of_their_own(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run behind a replay has no entry barrier: what the replay uses may still be in use on the other device."""
+    plan = small("gemm_rs/oneshot", mode, apart=True)
+    assert (plan.sets, sharing.all_sets(plan)) == (2, 4)
+    check(plan)
+    monkeypatch.setattr(sharing, "buffer_set", lambda sets, run, *, embedded: run % sets)
+    with pytest.raises(PlanError, match="nothing orders the two"):
+        check(plan)
 
 
 def small(name: str, mode: Mode, apart: bool = False, ranks: int = 2, each: int = 1) -> DevicePlan:

@@ -33,6 +33,25 @@ def test_runs_take_their_sets_by_turns() -> None:
     assert [checked(expected(made, run, run % 2, manner)).number for run in range(4)] == [0, 1, 0, 1]
     with pytest.raises(InternalError, match="run 3 takes set 0 of 2"):
         checked(expected(made, 3, 0, manner))
+    later = Manner(called=True, behind=True, timed=False, others=True, replays=False)
+    embedded = plan(DOUBLE, PLACED[2], "embedded")
+    assert [checked(expected(embedded, None, number, later)).number for number in (2, 3)] == [2, 3]
+    for number in (1, 4):
+        with pytest.raises(InternalError, match=f"a run in callers' graphs takes set {number} of 2"):
+            checked(expected(embedded, None, number, later))
+
+
+def test_a_run_behind_replays_only_waits_for_their_event() -> None:
+    """No barrier: it costs the host more than the rest of the run."""
+    made = plan(DOUBLE, PLACED[2], "graph")
+
+    def calls(replays: bool) -> list[str]:
+        r = expected(made, 0, 0, Manner(called=True, behind=True, timed=False, others=False, replays=replays))
+        return [line.split(": ", 1)[1] for line in str(checked(r)).partition("\ncalls\n")[2].splitlines()]
+
+    plain = ["graph of device 0, set 0", "record completion of device 0"]
+    assert calls(replays=False) == plain
+    assert calls(replays=True) == ["wait for replayed of device 0", *plain]
 
 
 def test_mutants_are_made_of_run_plans_that_hold() -> None:
@@ -69,7 +88,8 @@ def test_the_text_names_what_is_called() -> None:
     text = str(expected(plan("ag_gemm/streamed", PLACED[2], "streams"), 5, 1, manner, 1))
     assert text.startswith(
         "run plan of ag_gemm_streamed, mode streams, process 1\n"
-        "  run 5, set 1 of 2 that runs use alternately: on callers' streams, behind the run before, which was others'\n"
+        "  run 5, set 1 of 4, 2 of which are used alternately: on callers' streams, behind the run before, "
+        "which was others'\n"
         "  device 1: 3 streams, and one that signals semaphores when a run is given up; 32 hardware queues\n"
     )
     calls = text.partition("\ncalls\n")[2].splitlines()

@@ -19,6 +19,7 @@ from ...device.layout import Layout
 from ...device.run_ends import known_ends
 from ...device.run_plan import Step as CallStep
 from ...device.run_residency import Residencies, residencies, waiting_streams
+from ...device.sharing import buffer_set
 from ...errors import InternalError
 from ...files.store import Store
 from ...geometry.cells import cells
@@ -207,8 +208,8 @@ class PlanParts:
 @dataclass(slots=True, eq=False)
 class BoundPlan:
     """One set of tensors, bound. By device: `graphs` to be launched, and `parts` for callers' graphs. `number`: the set
-    of semaphores, and of scratch; `more`: the same tensors, bound with the sets behind the first. `rows`: those of its
-    runs, if they are fewer than the plan's."""
+    of semaphores, and of scratch; `more`: the same tensors, bound with the sets behind the first, those for callers'
+    graphs last. `rows`: those of its runs, if they are fewer than the plan's."""
 
     of: PlanParts
     plans: Plans
@@ -228,15 +229,15 @@ class BoundPlan:
     complete: bool = False  # see `Binder.complete`
     came: int = 0  # runs that were to be graphs where that pays
 
-    def in_turn(self, run: int) -> BoundPlan:
-        """The buffer set that the run of this number uses."""
-        number = run % (1 + len(self.more))
+    def in_turn(self, run: int, *, embedded: bool = False) -> BoundPlan:
+        """The buffer set that the run of this number uses, or that of this number in a caller's graph."""
+        number = buffer_set(self.plans.layout.sharing.sets, run, embedded=embedded)
         return self.more[number - 1] if number else self
 
     @property
     def buffer_sets(self) -> list[BoundPlan]:
-        """The buffer sets between which runs alternate."""
-        return [self, *self.more]
+        """The buffer sets between which runs alternate outside of callers' graphs."""
+        return [self, *self.more][: self.plans.layout.sharing.sets]
 
     @property
     def launched(self) -> list[Launched]:
@@ -275,16 +276,16 @@ class Binder:
         self.bindings |= {binding, *binding.more}
         with undo_on_error(self.release, binding):
             if plans not in parts.bound:
-                self.complete(binding)
+                for one in binding.buffer_sets:
+                    self.complete(one)
                 parts.bound.add(plans)
         return binding
 
     def complete(self, binding: BoundPlan) -> None:
-        """The binding's launches are ready. The first binding of a plan is completed when it is bound, so that what
-        the devices lack shows then; each other one when it first runs."""
+        """The binding's launches are ready, in its set. The first binding of a plan is completed when it is bound, so
+        that what the devices lack shows then; others, and sets for callers' graphs, when they first run."""
         if not binding.complete:
-            for one in (binding, *binding.more):
-                self._bind(one)
+            self._bind(binding)
             binding.complete = True
 
     def _bind(self, binding: BoundPlan) -> None:

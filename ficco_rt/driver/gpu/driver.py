@@ -119,7 +119,7 @@ class GpuDriver(api.Driver):
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "gate"))
             named = "" if library is None else library.version()
             self._parts = PlanParts(
-                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, layout.sharing.sets),
+                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, layout.sharing.all_sets),
                 PlanKernels(
                     {k.name: k for k in plan.kernels},
                     partial(blocks_left, layout.plan, arch=self._device.arch, library=named),
@@ -203,7 +203,7 @@ class GpuDriver(api.Driver):
         sharing = self._plans().layout.sharing
         if scratch in sharing.private:
             return (PRIVATE,)
-        return range(sharing.sets) if sharing.sets > 1 else (LARGE,)
+        return range(sharing.all_sets) if sharing.sets > 1 else (LARGE,)
 
     def _slot(self, rank: int, kind: int, size: int) -> int:
         self._slots[rank].append(self._workspace.slot(rank, kind, size, self._slots[rank]))
@@ -359,7 +359,7 @@ class GpuDriver(api.Driver):
     def _in_sets(self, memory: Memory, tensors: DeviceTensors) -> list[DeviceTensors]:
         """The tensors, with the scratch of each set."""
         found = [tensors]
-        for number in range(1, self._plans().layout.sharing.sets):
+        for number in range(1, self._plans().layout.sharing.all_sets):
             more = {key: self._more[buffer][number - 1] for key, buffer in memory.items() if self._more.get(buffer)}
             found.append({**tensors, **more})
         return found
@@ -451,15 +451,10 @@ class GpuDriver(api.Driver):
         assert isinstance(binding, BoundPlan)
         if not binding.graphs:  # NOTE each run comes here
             with self._gpus.uncaptured():
-                with self._alone():
-                    self._binder.complete(binding)
                 self._runs.capture(binding)
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool | None = False) -> bool:
         assert isinstance(binding, BoundPlan)
-        if not binding.complete:
-            with self._alone(), self._gpus.uncaptured():
-                self._binder.complete(binding)
         if self._peers is not None and (self._peers.poisoned or self.tracing):
             # NOTE others write into our scratch as soon as they run: semaphores keep apart runs, not what the host does
             self._peers.agree("run what was poisoned" if self._peers.poisoned else "trace a run")

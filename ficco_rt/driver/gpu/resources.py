@@ -122,8 +122,7 @@ class PlanResources:
     """What one plan has of the resources. `semaphores` belong to all its device plans; of each there are `sets`, whose
     `addresses` the binder looks up by set and semaphore. All `streams` are made at once. NOTE the stream that waits for
     a start gate and the stream that opens it must not share a hardware queue. So they are made one right after the
-    other, before another executor makes streams. `counts`: by device, the address of the count of first runs in
-    callers' graphs, which have the first set."""
+    other, before another executor makes streams."""
 
     def __init__(
         self,
@@ -162,12 +161,16 @@ class PlanResources:
             ]
             for number in range(sets)
         ]
-        self.counts = {
-            w.device: self.addresses[0][number]
+        self._counts = {
+            w.device: number
             for number, w in enumerate(semaphores)
             if w.counts_runs and w.used_in("embedded") and w.device in gpus.devices
         }
         resources.plans.append(self)
+
+    def counts(self, number: int) -> dict[int, int]:
+        """By device, the address of the count of first runs in callers' graphs, which have this set."""
+        return {device: self.addresses[number][semaphore] for device, semaphore in self._counts.items()}
 
     def _theirs(self, peers: Peers) -> dict[int, int]:
         """Where the semaphores of other processes' devices lie."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 from ... import env
 from ...device.collectives import ONE_EACH
@@ -92,6 +92,8 @@ class Runs:
             return True
         if binding.more:
             binding = binding.in_turn(self._issued)
+        if not binding.complete:
+            self._complete(binding)
         taken = False
         try:
             self._prepare()
@@ -124,6 +126,12 @@ class Runs:
             if taken:
                 ISSUE_ORDER.release()
         return False
+
+    def _complete(self, binding: BoundPlan) -> None:
+        """See `Binder.complete`. The other processes do not wait for that: where it fails, they are told."""
+        peers = self._gpus.peers
+        with self._gpus.uncaptured(), nullcontext() if peers is None else peers.alone():
+            self._binder.complete(binding)
 
     def _set(self, binding: BoundPlan, mode: Mode, callers: Callers, timing: bool) -> RunManner:
         """How a run is made now: the very manner of the run before, if that says it. NOTE each run comes here."""
@@ -266,6 +274,7 @@ class Runs:
 
     def _capture(self, binding: BoundPlan, mode: Mode) -> None:
         gpus = self._gpus
+        self._complete(binding)
         self.quiet()
         steps = self._binder.captured(binding, mode)
         with gpus.issue_lock():
@@ -332,11 +341,11 @@ class Runs:
         for ordinal, device in gpus.devices.items():  # which later runs wait for, whether any run was before them
             self._resources.event(EventName("completion", ordinal), device)
         before = self._captures.pop(captures, 0)  # runs in the same graphs
-        binding = binding.in_turn(before)
+        binding = binding.in_turn(before, embedded=True)
         if not binding.parts:
             self._capture(binding, "embedded")
         if not before:
-            self._resources.embed(binding.of.resources.counts)
+            self._resources.embed(binding.of.resources.counts(binding.number))
         manner = RunManner("embedded", callers, behind=True, timed=False, others=True, replays=not before)
         calls = self._binder.calls(binding, manner)
         self.replays = self._communicators.lent = True
