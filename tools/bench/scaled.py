@@ -33,7 +33,8 @@ def products(left: Pair, right: Pair, out: Any) -> dict[str, Product]:
         scales = [by]
 
         def prepare() -> None:
-            scales[:] = [deep_gemm.get_mn_major_tma_aligned_tensor(by)]
+            with torch.cuda.device(by.device):  # where it launches
+                scales[:] = [deep_gemm.get_mn_major_tma_aligned_tensor(by)]
 
         found["DeepGEMM"] = Product(prepare, lambda: deep_gemm.fp8_gemm_nt((a, scales[0]), right, out))
     return found
