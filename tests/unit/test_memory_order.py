@@ -124,14 +124,16 @@ def test_the_hopper_kernel(addends: bool) -> None:
     variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_128x128_c2")
     code = ptx(sm90.SOURCE, variant.options(Signature("bf16", "bf16", False, False, addends)))
     found = word(code, NVIDIA)
-    assert "".join(re.findall(r"G?Lw?P?S?", found)) == "Lw" + "GLwPS" * (2 + addends), found
+    assert "".join(re.findall(r"G?Lw?P?S?", found)) == "GLwPS" * (2 + addends) + "Lw", found
     assert loops(code, 20) == 3 + addends  # a warp votes; of tiles that accumulate, the storing warps look too
     assert found.count("R") == found.count("DPAMR") > 0, found
     assert all(re.search("s[sw]*$", before) for before in found.replace("b", "").split("T")[:-1]), found
     assert found.count("Gs") == 2 + addends  # each loading warp waits for the launch before where not read-only
     assert "N" in found
-    # a split of K is counted (A) and looks for the others (l); if it stops waiting, it first stores its share (m)
-    assert "Aalawmlmaw" in found, found
+    # a split of K is counted (A) and looks for the others (l); if it stops waiting, it first stores its share (m). A
+    # second fence, where all have come by then, stands elsewhere
+    assert "Aalwmlaw" in found, found
+    assert found.count("m") == 2, found
     assert found.count("G") == 2 + addends + 1 + 2 + addends  # loading warps, storing warps, and the looking one
 
 

@@ -84,18 +84,18 @@ struct Consumer {
     }
 
     // Add a step of K to the sums; `b` is its number. At its end the previous step has been read.
-    __device__ __forceinline__ void multiply(Sums& d, int b) const {
+    // `first`, `second`: where what comes first and second in the instruction starts in the first stage, in 16 bytes.
+    __device__ __forceinline__ void multiply(Sums& d, int b, u32 first, u32 second) const {
         // bytes, from one instruction's to the next one's, in what comes first and second in the instruction
         constexpr u32 left_step = (SWAPPED ? !RIGHT_T : LEFT_T) ? 2048 : 32, right_step = SWAPPED || RIGHT_T ? 32 : 2048;
-        const u32 left = left_base + ring.stage * STAGE_BYTES;
-        const u64 right = descriptor(memory.ring + ring.stage * STAGE_BYTES + (SWAPPED ? 0 : LEFT_BYTES), ATOM, 1024);
+        const u32 at = ring.stage * (STAGE_BYTES >> 4);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
 #pragma unroll
             for (int m = 0; m < BLOCKS_M; ++m)
-                wgmma(d[m], descriptor(left + m * ATOM, ATOM, 1024) + k * (left_step >> 4),
-                      right + k * (right_step >> 4), k > 0 ? 1 : b);
+                wgmma(d[m], DESCRIPTOR | (first + at + m * (ATOM >> 4) + k * (left_step >> 4)),
+                      DESCRIPTOR | (second + at + k * (right_step >> 4)), k > 0 ? 1 : b);
         wgmma_commit();
         wgmma_wait<1>();
     }
@@ -118,7 +118,6 @@ struct Consumer {
     // `left` and `right` are where the operands start in the first stage, in 16 bytes. The second block of scaled columns
     // begins at column `edge` of the tile. `number`: of the four steps whose scales come together; `last` of the tile.
     __device__ __forceinline__ void multiply_apart(Sums& d, u32 left, u32 right, int edge, int number, bool last) {
-        constexpr u64 K_MAJOR = (u64)(1024 >> 4) << 32 | 1ull << 62;   // as `descriptor` has it
         const int stage = ring.stage;
         left += stage * (STAGE_BYTES >> 4), right += stage * (STAGE_BYTES >> 4);
         // NOTE ahead of the wait: among the multiplications they would come late, because these read all the time, and hold
@@ -139,7 +138,7 @@ struct Consumer {
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                wgmma(step, K_MAJOR | (left + m * (ATOM >> 4) + 2 * k), K_MAJOR | (right + 2 * k), k > 0);
+                wgmma(step, DESCRIPTOR | (left + m * (ATOM >> 4) + 2 * k), DESCRIPTOR | (right + 2 * k), k > 0);
             wgmma_commit();
             hold(step);
             if constexpr (BLOCK_SCALES) {
@@ -214,11 +213,13 @@ struct Consumer {
     // The tile before is counted behind step `count_at`. `edge`: see multiply_apart.
     __device__ __forceinline__ void multiply_tile(Sums& d, int blocks, int count_at, int edge,
                                                   AddendSteps& steps, int& before) {
-        u32 left = 0, right = 0;
+        // as a DESCRIPTOR has them. NOTE addresses begin with the block's number in its cluster
+        constexpr u32 lead = (ATOM >> 4) << 16;
+        const u32 left = uniform((left_base & 0x3ffff) >> 4 | lead);
+        const u32 right = uniform(((memory.ring + (SWAPPED ? 0 : LEFT_BYTES)) & 0x3ffff) >> 4 | lead);
+        blocks = uniform(blocks);
+        ring = {(int)uniform(ring.stage), uniform(ring.parity)};
         if constexpr (PROMOTED) {
-            left = uniform(left_base >> 4), right = uniform((memory.ring + LEFT_BYTES) >> 4);
-            blocks = uniform(blocks);
-            ring = {(int)uniform(ring.stage), uniform(ring.parity)};
             slots = {(int)uniform(slots.stage), uniform(slots.parity)};
             if constexpr (BLOCK_SCALES) open_slot();
 #pragma unroll
@@ -251,7 +252,7 @@ struct Consumer {
                 multiply_apart(d, left, right, edge, b & 3, b + 1 == blocks);
             } else {
                 barrier_wait(memory.full + 8 * ring.stage, ring.parity);
-                multiply(d, b);
+                multiply(d, b, left, right);
                 if (ADDENDS ? before >= 0 : b > 0) give_back(before);
                 before = ring.stage;
                 ring.advance(p.stages);
@@ -367,7 +368,7 @@ struct Consumer {
             store_part(t, d, lanes);
             IF_MARKS(if (lane == 0) mark_end(memory.marks + index);)
             number += 1 + PINGPONG;
-            pending = t.signal;
+            pending = uniform(t.signal);
             // NOTE if the next tile waits for flags, it may wait for this very signal: then count it now. PINGPONG: always
             // count now, because the other group multiplies in between, and its tile comes next
             if (pending >= 0 && (PINGPONG || next_waits > 0)) count_pending();

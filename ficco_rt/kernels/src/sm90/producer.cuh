@@ -45,9 +45,12 @@ __device__ __forceinline__ void look_for_flags(const Parameters& p, const Shared
 // Until `count` of the block's waits have ended.
 __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count) {
     if (count == 0) return;
-    if ((threadIdx.x & 31) == 0)
-        while (load_acquire_shared(memory.seen) < count) __nanosleep(32);
-    __syncwarp();
+    while (true) {   // all lanes: see `uniform`
+        u32 seen = 0;
+        if ((threadIdx.x & 31) == 0) seen = load_acquire_shared(memory.seen);
+        if (uniform(seen) >= count) break;
+        __nanosleep(32);
+    }
 }
 
 // ---------------------------------------------------------------- the feeding warps
@@ -115,6 +118,11 @@ template <bool RIGHT> struct Feeder {
         begun = true;
     }
 
+    // What all lanes have read alike.
+    __device__ __forceinline__ static Quad same(Quad q) {
+        if constexpr (ADDENDS) return q;
+        else return {(int)uniform(q.x), (int)uniform(q.y), (int)uniform(q.z), (int)uniform(q.w)};
+    }
     __device__ __forceinline__ void read_tile(int index) {
         const Tile* t = p.table.tiles + index;
         place = load_quad(t), more = load_quad(&t->rows), wait = load_quad(&t->operands);
@@ -158,8 +166,10 @@ template <bool RIGHT> struct Feeder {
 
     // The tile that was read ahead: all its steps, while the next one is read.
     __device__ __forceinline__ void feed_tile(int& index) {
+        place = same(place), more = same(more), wait = same(wait), depth = same(depth);
         const MappedOperands* o = p.operands + wait.x;
         const OperandInfo* info = p.infos + wait.x;
+        const u32 bytes = info->stage_bytes;   // both operands'
         const bool read_only = info->read_only & (RIGHT ? 1 : 2);
         const bool waits_here = wait.w > 0 && wait.z != waited;
         if (waits_here) ++waits, waited = wait.z;
@@ -191,7 +201,7 @@ template <bool RIGHT> struct Feeder {
         const int read_at = another ? min(4, blocks - 1) : -1;   // the step at which the next tile's pieces are read
         for (int b = 0; b < blocks;) {
             if (remain == 0) {
-                const Quad d = load_quad(p.table.depths + ++piece);
+                const Quad d = same(load_quad(p.table.depths + ++piece));
                 left_k = d.x;
                 right_k = d.y;
                 remain = d.z;
@@ -200,7 +210,7 @@ template <bool RIGHT> struct Feeder {
             }
             if (looks) {
                 IF_MARKS(const u64 from = device_time();)
-                if (load_pair(p.depth_waits + piece).y > 0) wait_seen(memory, ++waits);
+                if (uniform(load_pair(p.depth_waits + piece).y > 0)) wait_seen(memory, ++waits);
                 IF_MARKS(if (!RIGHT && lane == 0) mark_wait(mark, from, b == 0);)
                 looks = false;
             }
@@ -213,7 +223,7 @@ template <bool RIGHT> struct Feeder {
                 const u32 bar = memory.full + 8 * ring.stage, left = memory.ring + ring.stage * STAGE_BYTES;
                 barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
                 if (RIGHT) {
-                    barrier_expect(bar, (u32)info->stage_bytes);   // both operands'
+                    barrier_expect(bar, bytes);
                     load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
                     right_k += on;
                 } else {
@@ -229,7 +239,10 @@ template <bool RIGHT> struct Feeder {
 };
 
 template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, SharedMemory memory) {
-    if constexpr (!ADDENDS && PRODUCER_REGS > 40) memory.keep_in_registers();
+    if constexpr (!ADDENDS && PRODUCER_REGS > 40) {   // NOTE otherwise the compiler makes them again at each use
+        memory.ring = uniform(memory.ring), memory.full = uniform(memory.full);
+        memory.empty = memory.full + 8 * MAX_STAGES;
+    }
     Feeder<RIGHT> feeder(p, memory);
     int index = blockIdx.x;
     if (!ADDENDS && p.first.steps > 0) {

@@ -66,12 +66,10 @@ __device__ __forceinline__ void sync_cluster() {
     else __syncthreads();
 }
 
-// PROMOTED: a value that is the same in all lanes, as the compiler then knows. NOTE it keeps a loop's values in uniform
-// registers only if each branch around the loop is known to be uniform; other kernels have no use for that.
-__device__ __forceinline__ u32 uniform(u32 x) {
-    if constexpr (PROMOTED) return __shfl_sync(~0u, x, 0);
-    else return x;
-}
+// A value that is the same in all lanes, as the compiler then knows. NOTE it keeps a loop's values in uniform registers only
+// if each branch around the loop is known to be uniform, and no lane goes through a loop of its own before it: what loads,
+// and what multiplies, would otherwise move every address into a uniform register at each step.
+__device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
 
 // ---------------------------------------------------------------- tensor maps (TMA)
 

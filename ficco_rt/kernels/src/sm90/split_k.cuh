@@ -115,15 +115,16 @@ __device__ __forceinline__ void add_part(const Tile& t, float (&d)[BLOCKS_M][ACC
 // splits, a bit each, whose shares these are.
 __device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, float (&d)[BLOCKS_M][ACC], int warp,
                                           int high) {
-    const u32 lane = threadIdx.x & 31, splits = t.splits, split = t.split, shares = min(splits, SHARES);
+    const u32 lane = threadIdx.x & 31, splits = uniform(t.splits), split = uniform(t.split), shares = min(splits, SHARES);
     float4* const parts = (float4*)p.table.partials + (long long)t.slot * PART + warp * (PART / WARPS) + lane;
     u32* const word = p.table.split_counts + t.slot * WARPS + warp;
     leave_part(t, d, parts + split * PART, high, shares, false);
     __syncwarp();
     u32 mine = 1 << split;   // shares that are this split's to store, a bit each
-    bool tired = false;
+    u32 state = 0;
+    bool waits = false;
     if (lane == 0) {
-        u32 state = count_up(word) + COME;
+        state = count_up(word) + COME;
         if (state % SEEN == splits) {
             const u32 gone = state / GONE, waiting = shares - (split < shares) - __popc(gone);
             atomicAdd(word, -(splits * COME + SEEN * waiting + GONE * gone));
@@ -131,26 +132,28 @@ __device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, fl
         } else if (split >= shares) {
             mine = 0;
         } else {
-            for (int i = 0; i < PATIENCE && !all_come(state, splits); ++i) state = load_acquire_gpu(word);
-            tired = !all_come(state, splits);
-            if (!tired) atomicAdd(word, SEEN);
+            waits = true;
         }
     }
-    if (__any_sync(~0u, tired)) {
-        leave_part(t, d, parts + split * PART, high, shares, true);
-        __syncwarp();
-        if (lane == 0) {
-            __threadfence();
-            u32 state = load_acquire_gpu(word), before;
-            while (!all_come(state, splits) && (before = atomicCAS(word, state, state | GONE << split)) != state)
-                state = before;
-            if (all_come(state, splits)) {
+    if (__any_sync(~0u, waits)) {   // NOTE all lanes go through the loops: see `uniform`
+        for (int i = 0; i < PATIENCE && !all_come(uniform(state), splits); ++i)
+            if (lane == 0) state = load_acquire_gpu(word);
+        state = uniform(state);
+        if (!all_come(state, splits)) {   // tired
+            leave_part(t, d, parts + split * PART, high, shares, true);
+            __syncwarp();
+            if (lane == 0) {
                 __threadfence();
-                atomicAdd(word, SEEN);
-            } else {
-                mine = 0;
+                state = load_acquire_gpu(word);
             }
+            for (u32 before = 0; !all_come(state = uniform(state), splits); state = before) {
+                if (lane == 0) before = atomicCAS(word, state, state | GONE << split);
+                if (uniform(before) == state) break;
+            }
+            if (!all_come(state, splits)) mine = 0;
+            else if (lane == 0) __threadfence();
         }
+        if (lane == 0 && all_come(state, splits)) atomicAdd(word, SEEN);
     }
     __syncwarp();   // what lane 0 has seen, all have
     mine = __shfl_sync(~0u, mine, 0);

@@ -9,11 +9,10 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// A shared-memory descriptor, 128-byte swizzle. `step` goes from 8 swizzle rows to the next 8. `lead` goes from 64
-// columns to the next 64 of an operand that is stored along M or N; one that is stored along K does not use it.
-__device__ __forceinline__ u64 descriptor(u32 address, u32 lead, u32 step) {
-    return ((u64)(address & 0x3ffff) >> 4) | ((u64)(lead >> 4) << 16) | ((u64)(step >> 4) << 32) | (1ull << 62);
-}
+// A shared-memory descriptor, 128-byte swizzle: `DESCRIPTOR`, with the address in 16 bytes, and from bit 16 on the bytes, in
+// 16, from 64 columns to the next 64 of an operand that is stored along M or N; one that is stored along K does not use
+// them. From 8 swizzle rows to the next 8 there are 1024 bytes.
+constexpr u64 DESCRIPTOR = (u64)(1024 >> 4) << 32 | 1ull << 62;
 
 // The instruction's text names each accumulator, so the preprocessor writes it: P64 names those of 64 columns, V64 gives
 // them, and AT64 has the numbers of what follows: both descriptors and `use`.
