@@ -320,6 +320,10 @@ HOPPER = {
         "splits": Shape((16, 12), 256, 512, 8, splits=4, read_only=True),
         "foreseen_parts": Shape((9,), 264, 520, 7, splits=2, before=True),
     },
+    "sm90_gemm_24x192_c1_swapped": {
+        "foreseen": Shape((50,), 448, 136, 3, before=True),
+        "splits": Shape((30,), 192, 512, 3, splits=3, before=True),
+    },
     "sm90_gemm_80x256_c2_swapped": {
         "splits": Shape((150,), 136, 512, 2, splits=2, turned=True, stages=3, before=True),
     },

@@ -278,7 +278,8 @@ SWAPPED: tuple[Variant, ...] = tuple(
     for blocks, consumers, cluster, heights in (
         (1, 1, 1, range(8, 257, 8)),
         (1, 2, 1, range(8, 257, 8)),
-        (2, 2, 1, range(80, 169, 8)),
+        (3, 1, 1, range(8, 81, 8)),
+        (2, 2, 1, range(8, 169, 8)),
         (2, 2, 2, range(80, 169, 8)),
     )
     for rows in heights
