@@ -95,13 +95,14 @@ class _Plain:
     split: tuple[float, float]  # once, and for each part of 128 × 256
     parts: tuple[float, float]  # … of parts in a cluster
     multiply: tuple[float, float]  # of a step, and times what its instructions take
-    swapped: float  # times as much, of transposed tiles
     cluster: float  # … and beyond that, where blocks share an operand
+    apart: float  # times what it loads from L2, where neighbours read other parts of K: L2 merges no loads of theirs
 
 
 # Fitted on an H200 to 189 products of 1 to 8192 rows, most of random sizes, in both layouts, not chained: for each the
 # variants that an earlier fit found best, with several splits of K. What is chosen takes 1.0 % more than the best of
-# these in the mean, and 18 % more at most.
+# these in the mean, and 18 % more at most. `apart`, and that transposed tiles cost no more, by 280 times at 65 to 1024
+# rows with addresses in uniform registers: what is chosen takes 0.4 % more than the best.
 _PLAIN = _Plain(
     start=3.39,
     memory=4.54e6,
@@ -113,8 +114,8 @@ _PLAIN = _Plain(
     split=(1.79, 1.22),
     parts=(0.62, 0.42),
     multiply=(0.032, 1.095),
-    swapped=1.03,
     cluster=0.017,
+    apart=3.0,
 )
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
@@ -284,8 +285,7 @@ def alone(
 def _multiply(v: Variant) -> float:
     """A step's multiplication, as `_plain` has it."""
     p = _PLAIN
-    time = (p.multiply[0] + p.multiply[1] * _instructions(v)) * (p.swapped if v.swapped else 1.0)
-    return time + p.cluster * (v.cluster - 1)
+    return p.multiply[0] + p.multiply[1] * _instructions(v) + p.cluster * (v.cluster - 1)
 
 
 def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> float:
@@ -320,6 +320,8 @@ def _plain(
     loads = 2 * DEPTH * (left + (across if right_transposed else 64 * ceil(n / 64))) / p.cache
     if not all(lines):
         loads = v.cluster * _sectors(v, lines) / _SECTORS
+    if v.parts > 1 and high > 1:
+        loads *= p.apart
     multiply, end = _multiply(v), p.end + p.tile * size
 
     def step(at_work: int) -> float:
