@@ -298,6 +298,12 @@ static void copy_words(u32 to, const void* from) {
 static void copy_async_if(u32 to, const void* from, int yes) {
     if (yes) copy_async(to, from, 16);
 }
+static void copies_arrive(u32 bar) {
+    Lane& t = me();
+    for (int i = 0; i < t.copy_count; ++i)
+        if (!t.copies[i].done) copy_done(t, t.copies[i]);
+    barrier_arrive(bar, 0);
+}
 static void copies_commit() { ++me().copy_groups; }
 static void copies_wait(int most) {
     Lane& t = me();

@@ -141,6 +141,7 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"ld\.shared\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];", "load_shared(%4, %0, %1, %2, %3)"),
     (r"cvt\.rna\.tf32\.f32 %0, %1;", "%0 = tf32(%1)"),
     (r"cvt\.rn\.satfinite\.(e4m3|e5m2)x2\.f32 %0, %1, %2;", "%0 = pair_of({0}, %1, %2)"),
+    (r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 \[%0\];", "copies_arrive(%0)"),
     (r"cp\.async\.wait_group 0;", "copies_wait(0)"),
     (r"cp\.async\.commit_group;", "copies_commit()"),
     (r"cp\.async\.wait_group %0;", "copies_wait(%0)"),

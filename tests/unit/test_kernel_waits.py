@@ -418,7 +418,10 @@ SCALED = {
             Shape((64, 64), 64, 1088, 4, splits=4),
             Shape((64, 40), 64, 136, 2, read_only=True, left_read_only=True, free=True),
             Shape((100,), 192, 640, 2, stages=2, before=True),
+            Shape((40,), 64, 2568, 1, before=True),  # more steps than stages, and than a slot of scales has
         ),
+        "sm90_gemm_24x64_c1_swapped": (Shape((40, 20), 136, 2184, 2), Shape((50,), 136, 264, 6, before=True)),
+        "sm90_gemm_16x128_c2_parts": (Shape((13,), 264, 2184, 6, splits=2, before=True),),
         # a tile's columns lie in two blocks, a cluster's rows in two tiles; waves go through K there and back
         "sm90_gemm_128x160_c2": (Shape((256, 40), 480, 648, 1, resets=True),),
         "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2),),  # side by side, and the last one alone
@@ -438,7 +441,7 @@ SCALED = {
 def test_the_hopper_kernel_with_scales(scaling: str, tmp_path: Path) -> None:
     for fast in (False, True) if scaling == "row" and cases.ALL else (False,):
         for name, shapes in SCALED[scaling].items():
-            variant = next(v for v in (*sm90.VARIANTS, *sm90.BESIDE) if v.name == name)
+            variant = next(v for v in (*sm90.VARIANTS, *sm90.BESIDE, *sm90.ODD) if v.name == name)
             signature = Signature("fp8_e4m3", "bf16", False, True, right_dtype="fp8_e5m2", scaling=scaling, fast=fast)
             options, entry = variant.options(signature), signature.entry(name)
             kernel = nvidia.Kernel(tmp_path, sm90.SOURCE, options, entry, "Parameters", IMPATIENT)

@@ -137,6 +137,14 @@ def test_the_hopper_kernel(addends: bool) -> None:
     assert found.count("G") == 2 + addends + 1 + 2 + addends  # loading warps, storing warps, and the looking one
 
 
+def test_the_hopper_kernel_that_loads_early() -> None:
+    """Each loading warp waits for the launch before ahead of its first loads, too, where these are not read-only."""
+    variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_64x64_c1")
+    found = word(ptx(sm90.SOURCE, variant.options(Signature("bf16", "bf16", False, False))), NVIDIA)
+    assert re.match("bGTGT", found), found
+    assert found.count("Gs") == 2
+
+
 def test_the_ampere_kernel() -> None:
     variant = sm80.VARIANTS[0]
     code = ptx(sm80.SOURCE, variant.options(Signature("bf16", "bf16", False, False), "sm_80"))

@@ -42,18 +42,20 @@ def split_k_of(
     sms: int,
     item: int = 2,
     right_transposed: bool = False,
+    scaled: bool = False,
 ) -> SplitK:
-    """How K of the works' tiles is best split, `item` bytes an element. Works that wait for flags come one after
-    another, and one that makes few tiles leaves multiprocessors idle until the next has come: then all are split, if
-    what a split costs is hidden. Works that signal are split where all tiles are at work at once, and wait for the same
-    flags, or for none: they end together. A flag goes up behind the last part of the last tile."""
+    """How K of the works' tiles is best split, `item` bytes an element, which are `scaled` as `cost.alone` has it.
+    Works that wait for flags come one after another, and one that makes few tiles leaves multiprocessors idle until the
+    next has come: then all are split, if what a split costs is hidden. Works that signal are split where all tiles are
+    at work at once, and wait for the same flags, or for none: they end together. A flag goes up behind the last part of
+    the last tile."""
     addends = max(len(w.addends) for w in works)
     found = wait_groups(works, k, item=item)
     k = k * item // 2
     rows = [n for group in found for n in group.rows]
     plain = not addends and len(found) == 1
     tail = SplitK(
-        tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item), right_transposed)[1]
+        tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item), right_transposed, scaled)[1]
     )
     clusters, tiles = v.clusters(sms), cost.cluster_tiles(v, rows, columns)
     if v.parts > 1:
@@ -140,14 +142,14 @@ def choose(
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
-    least = math.inf
+    least, scaled = math.inf, scaling == "1x128"
     for v in worthwhile(
         [v for v in fitting if v.throttled is throttled] or fitting, rows, columns, sms, right_transposed
     ):
         handicap = cost.handicap(v, rows, columns, k, sms) if together else 1.0
-        if v.odd and plain and found and cost.least(v, rows, columns, k, sms) * handicap > least:
+        if v.odd and plain and found and cost.least(v, rows, columns, k, sms, scaled) * handicap > least:
             continue
-        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines, right_transposed)
+        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines, right_transposed, scaled)
         estimate = alone
         if late:
             start = cost.start(v)
@@ -158,7 +160,9 @@ def choose(
                 last = late[-1]
                 after = (
                     last.share
-                    * cost.alone(v, last.rows, columns, k, sms, addends, together, cost.LINES, right_transposed)[0]
+                    * cost.alone(
+                        v, last.rows, columns, k, sms, addends, together, cost.LINES, right_transposed, scaled
+                    )[0]
                 )
                 estimate = max(estimate, start + span, last.last + after)
         alone, estimate = alone * handicap, estimate * handicap

@@ -153,7 +153,9 @@ class Sm90(Family[Variant]):
             return f"{v.name} does not fit {request.smem} bytes of shared memory"
         smem = max(budget, v.smem(stages, transposed, signature.scaling))
         clusters = v.clusters(request.sms)
-        split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms, signature.item, transposed)
+        split_k = split_k_of(
+            v, works, gemm.columns, gemm.depth, request.sms, signature.item, transposed, signature.blocks
+        )
         tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, across=v.shares_left,
                       step=signature.step, split_k=split_k)  # fmt: skip
         awaited = {flag for w in works for flag in w.flags}

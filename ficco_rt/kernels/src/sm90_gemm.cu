@@ -65,7 +65,7 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
     memory.ring = (shared_address(dynamic) + 1023) & ~1023u;
     memory.staging = memory.ring + p.stages * STAGE_BYTES;
     memory.scales = memory.staging + 4 * CONSUMERS * STAGING * CHUNK_BYTES;
-    memory.parts = memory.scales;
+    memory.parts = memory.scales + SCALE_BYTES;
     memory.full = shared_address(barriers);
     memory.empty = memory.full + 8 * MAX_STAGES;
     memory.come = memory.empty + 8 * MAX_STAGES;
@@ -93,15 +93,24 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
 #pragma unroll
         for (int i = 0; i < each; ++i) {
             if (MAX_STAGES * 32 % THREADS && first + 8 * i >= memory.empty) break;
-            barrier_init(first + 8 * i, 1);
             // the last ones, which no stage has, belong to scales
             const bool of_scales = SCALES && (int)(each * warp + i) >= MAX_STAGES - SLOTS;
+            barrier_init(first + 8 * i, BLOCK_SCALES && of_scales ? 64 : 1);
             barrier_init(first + 8 * i + (memory.empty - memory.full), of_scales ? WARPS : GROUPS * CLUSTER);
         }
         fence_barrier_init();
     }
     sync_cluster();
     const u32 warp = uniform(threadIdx.x / 32);
+    if (EARLY && warp < 4 && p.first.steps > 0 && blockIdx.x < p.tile_count) {
+        const u32 me = CLUSTER > 1 ? block_in_cluster() : 0;
+        const Foreseen tile(p.first, me);
+        if (warp < 2) {
+            if (warp == 1) load_first<true>(p, memory, tile, me);
+            else load_first<false>(p, memory, tile, me);
+        }
+        if (warp == 3) load_first_scales(p, memory, tile);
+    }
     if (warp < 4) {
         give_up_registers<PRODUCER_REGS>();
         if (warp == 0) feed<false>(p, memory);

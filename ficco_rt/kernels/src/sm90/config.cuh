@@ -44,6 +44,7 @@ constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 // share, neighbours load the columns between twice, to the same place.
 constexpr int RIGHT_SLICE = LEFT_SHARED ? TILE_N : (TILE_N / CLUSTER + 7) / 8 * 8;
 constexpr int MAX_STAGES = 16;
+constexpr bool EARLY = !ADDENDS && CLUSTER == 1 && BLOCKS_M * ACC <= 64;   // loads begin before the warp groups part
 
 // Or it holds rows of an addend: those of the whole tile, or of one consumer; with PINGPONG, of a 64-row block.
 constexpr int ADDEND_ATOMS = (TILE_N + 63) / 64;
@@ -56,10 +57,17 @@ constexpr int ADDEND_BYTES = ADDEND_ATOMS * ADDEND_ROWS * 128;
 constexpr bool PROMOTED = FP8 && !FAST;            // sums of a step are added to others in registers
 constexpr bool BLOCK_SCALES = SCALES == 2;
 constexpr bool UNROLLED = PROMOTED && !THROTTLED && !ADDENDS;   // by four steps
+// A step is multiplied while the one before is added. NOTE with scales of rows the compiler would wait for each wgmma
+constexpr bool OVERLAPPED = UNROLLED && BLOCK_SCALES && BLOCKS_M == 1 && ACC <= 32;
 constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
-constexpr int SLOTS = BLOCK_SCALES && TILE_M == 64 ? 4 : 2;   // of scales of four steps, or of a tile
-constexpr int SLOT_BYTES = TILE_M * 32 + 64;
+constexpr int SLOTS = 2;                           // of scales of some steps, or of a tile
+// NOTE few rows are read by all blocks at once: in one piece of 64 bytes each, because L2 answers slowly to so many who ask
+// for the same lines, and all loads wait behind
+constexpr int SLOT_STEPS = TILE_M <= 64 ? 16 : 4;
+constexpr int SLOT_PITCH = 4 * SLOT_STEPS + 16;    // of rows, bytes: they start at multiples of four scales
+constexpr int SLOT_BYTES = TILE_M * SLOT_PITCH + 8 * SLOT_STEPS + 32;
+constexpr int SCALE_BYTES = SLOTS * (BLOCK_SCALES ? SLOT_BYTES : SCALES ? (TILE_M + TILE_N) * 4 : 0);
 
 // PARTS: what a block holds of the others' sums, four of a lane at a time: those of its share of the tile's rows.
 constexpr int EIGHTS = ACC / 4;                    // of a tile's rows, SWAPPED
@@ -81,9 +89,10 @@ static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms 
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
 static_assert(PARTS == 1 || CLUSTER == 1, "blocks of a cluster share an operand, or a tile");
 static_assert(!LEFT_SHARED || (FP8 && TILE_M % (8 * CLUSTER) == 0), "each block loads whole swizzle atoms");
-static_assert(!FP8 || (RIGHT_T && !LEFT_T && !SWAPPED), "fp8: both operands along K");
+static_assert(!FP8 || (RIGHT_T && !LEFT_T), "fp8: both operands along K");
 static_assert(!PROMOTED || !PINGPONG, "sums of two tiles and of a step do not fit the registers");
-static_assert(!BLOCK_SCALES || (PROMOTED && SPANNED <= 2), "scales of two blocks of columns at most");
+static_assert(!BLOCK_SCALES || (PROMOTED && SPANNED <= (SWAPPED ? 1 : 2)), "scales of two blocks of columns at most");
+static_assert(!FP8 || !SWAPPED || BLOCK_SCALES, "of fp8: with scales of blocks alone");
 static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");
 static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two groups in turn, 128 rows each");
 

@@ -65,6 +65,7 @@ struct Consumer {
     RingPlace ring;
     RingPlace slots;          // the same of the scales', and the order of the slot that is read
     u32 slot_first, slot_step;
+    int opened;               // steps of that slot that are done, in fours
     u32 turn;                 // the buffer to write next
     Boxes boxes;
     int number;               // of its block's tiles
@@ -100,19 +101,32 @@ struct Consumer {
         wgmma_wait<1>();
     }
 
-    // BLOCK_SCALES: wait for the scales of the next four steps.
+    // BLOCK_SCALES: wait for the scales of the next steps.
     __device__ __forceinline__ void open_slot() {
         const ScaleSlot slot(memory, slots.stage);
         barrier_wait(slot.come, slots.parity);
         float first, step;
         load_shared(slot.order, first, step);
         slot_first = uniform(__float_as_uint(first)), slot_step = uniform(__float_as_uint(step));
+        opened = 0;
+    }
+    // Of 64 rows; `number`: of four steps.
+    __device__ __forceinline__ StepScales scales_of_step(int number, int m) const {
+        StepScales scales;
+        if constexpr (SLOT_STEPS > 4) number += opened;
+        if constexpr (BLOCK_SCALES)
+            scales.load(ScaleSlot(memory, slots.stage),
+                        SWAPPED ? 2 * (lane & 3) : (group * BLOCKS_M + m) * 64 + (warp & 3) * 16 + (lane >> 2), number,
+                        slot_first + number * slot_step);
+        return scales;
     }
     __device__ __forceinline__ void close_slot() {
         __syncwarp();
         if (lane == 0) barrier_arrive_here(ScaleSlot(memory, slots.stage).read);
         slots.advance(SLOTS);
     }
+    // Behind the scales of four steps: whether they were the slot's last.
+    __device__ __forceinline__ bool four_done() { return SLOT_STEPS == 4 || (opened += 4) == SLOT_STEPS; }
 
     // PROMOTED: wait for a step, add it to the sums, by registers of its own for 64 rows at a time, and give the stage back.
     // `left` and `right` are where the operands start in the first stage, in 16 bytes. The second block of scaled columns
@@ -122,12 +136,10 @@ struct Consumer {
         left += stage * (STAGE_BYTES >> 4), right += stage * (STAGE_BYTES >> 4);
         // NOTE ahead of the wait: among the multiplications they would come late, because these read all the time, and hold
         // those behind them up
-        RowScales scales[BLOCKS_M];
+        StepScales scales[BLOCKS_M];
         if constexpr (BLOCK_SCALES) {
-            const int row = group * BLOCKS_M * 64 + (warp & 3) * 16 + (lane >> 2);
 #pragma unroll
-            for (int m = 0; m < BLOCKS_M; ++m)
-                scales[m].load(ScaleSlot(memory, slots.stage), row + 64 * m, number, slot_first + number * slot_step);
+            for (int m = 0; m < BLOCKS_M; ++m) scales[m] = scales_of_step(number, m);
         }
         barrier_wait(memory.full + 8 * stage, ring.parity);
         ring.advance(p.stages);
@@ -142,7 +154,7 @@ struct Consumer {
             wgmma_commit();
             hold(step);
             if constexpr (BLOCK_SCALES) {
-                if (m == 0 && (number == 3 || last)) {
+                if (m == 0 && (last || (number == 3 && four_done()))) {
                     close_slot();
                     if (!last) open_slot();
                 }
@@ -151,6 +163,57 @@ struct Consumer {
             hold(step);
             if (m == BLOCKS_M - 1) give_back(stage);
             promote(d[m], step, scales[m], edge);
+        }
+    }
+
+    // OVERLAPPED: all steps of a tile: while one is multiplied, the one before is added. `left`, `right` and `edge` as in
+    // multiply_apart. NOTE no step's multiplication stands in a branch: the compiler would wait for each instruction's end
+    __device__ __forceinline__ void multiply_overlapped(float (&d)[ACC], u32 left, u32 right, int edge, int blocks) {
+        float even[ACC], odd[ACC];
+        int stage = ring.stage;   // of the step that is added
+        auto begin = [&](float (&step)[ACC]) {
+            const u32 at = ring.stage * (STAGE_BYTES >> 4);
+            barrier_wait(memory.full + 8 * ring.stage, ring.parity);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                wgmma(step, DESCRIPTOR | (left + at + 2 * k), DESCRIPTOR | (right + at + 2 * k), k > 0);
+            wgmma_commit();
+            ring.advance(p.stages);
+        };
+        auto add = [&](float (&step)[ACC], const StepScales& scales) {
+            hold(step);
+            give_back(stage);
+            stage = stage + 1 == p.stages ? 0 : stage + 1;
+            promote(d, step, scales, edge);
+        };
+        auto both = [&](float (&step)[ACC], float (&next)[ACC], int number) {
+            const StepScales scales = scales_of_step(number, 0);
+            const bool done = BLOCK_SCALES && number == 3 && four_done();
+            if (done) close_slot();
+            begin(next);
+            if (done) open_slot();
+            wgmma_wait<1>();
+            add(step, scales);
+        };
+        auto last = [&](float (&step)[ACC], int number) {
+            const StepScales scales = scales_of_step(number, 0);
+            if constexpr (BLOCK_SCALES) close_slot();
+            wgmma_wait<0>();
+            add(step, scales);
+        };
+        begin(even);
+        int b = 0;
+#pragma unroll 1
+        for (; b + 4 < blocks; b += 4) both(even, odd, 0), both(odd, even, 1), both(even, odd, 2), both(odd, even, 3);
+        b = blocks - b;
+        if (b > 2) both(even, odd, 0), both(odd, even, 1);
+        const int number = b > 2 ? 2 : 0;
+        if ((b & 1) == 0) {
+            both(even, odd, number);
+            last(odd, number + 1);
+        } else {
+            last(even, number);
         }
     }
 
@@ -240,6 +303,10 @@ struct Consumer {
                 for (const int until = min(blocks, 4); b < until;) step(b);
                 count_pending();
             }
+            if constexpr (OVERLAPPED) {
+                if (b < blocks) multiply_overlapped(d[0], left, right, edge, blocks - b);
+                b = blocks;
+            }
 #pragma unroll 1
             while (b + 4 <= blocks)
 #pragma unroll
@@ -306,10 +373,10 @@ struct Consumer {
             Sums d;
             const int next = index + stride;
             // load now for use after the loop. PINGPONG: load during the last step's multiplication, because registers
-            // are scarce; PROMOTED: behind it
+            // are scarce; PROMOTED, if not OVERLAPPED: behind it
             TileEntry entry;
             const Tile* at = p.table.tiles + index;
-            if constexpr (!(PINGPONG || PROMOTED)) entry.load(at);
+            if constexpr (!(PINGPONG || PROMOTED) || OVERLAPPED) entry.load(at);
             const int next_blocks = !PINGPONG && next < p.tile_count ? __ldg(&p.table.tiles[next].k_blocks) : 0;
             int others = 0;   // PINGPONG: steps of the other group's next tile; 0: there is none
             if constexpr (PINGPONG) {
@@ -339,7 +406,7 @@ struct Consumer {
                 if (ahead == 0 && others > 0) give_turn(self);   // the last step is still being multiplied
                 if constexpr (!ADDENDS) entry.load(at);
             }
-            if constexpr (PROMOTED) entry.load(at);
+            if constexpr (PROMOTED && !OVERLAPPED) entry.load(at);
             wgmma_wait<0>();
             if (!(ADDENDS || PROMOTED) || before >= 0) give_back(before);
             if constexpr (PINGPONG) {
@@ -389,7 +456,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const SharedMemory&
     Consumer consumer{p, memory, thread, thread & 31, self, group, warp,
                       memory.staging + (thread >> 5) * STAGING * CHUNK_BYTES,
                       memory.ring + (SWAPPED ? LEFT_BYTES : 0) + group * BLOCKS_M * ATOM,
-                      {0, 0}, {0, 0}, 0, 0, 0, {}, self * PINGPONG, -1};
+                      {0, 0}, {0, 0}, 0, 0, 0, 0, {}, self * PINGPONG, -1};
     if constexpr (PINGPONG)
         if (self > 0) consumer.ring.advance_by(steps_of(p, blockIdx.x), p.stages);
     consumer.run(blockIdx.x + (PINGPONG ? self * gridDim.x : 0), (PINGPONG ? 2 : 1) * gridDim.x);

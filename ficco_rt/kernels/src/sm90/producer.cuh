@@ -100,6 +100,7 @@ template <bool RIGHT> struct Feeder {
     int addends_waited = -1;
     u32 waits = 0;             // how many of the block's waits stand before this step
     bool begun = false;        // data that the previous launch has written may be read
+    int loaded = 0;            // steps of the next tile
     IF_MARKS(Mark* mark;)      // of the tile; the left operand's warp writes it, which waits for all flags
 
     // The tile that comes next. It is read a tile ahead: memory takes longer than the ring lasts.
@@ -138,6 +139,11 @@ template <bool RIGHT> struct Feeder {
         const Foreseen tile(p.first, me);
         place = {tile.left_row, tile.right_col, 0, 0}, depth = tile.depth;
         more = {0, 0, 0, depth.z}, wait = {0, 0, 0, 0};
+        if constexpr (EARLY) {   // load_first has loaded as many as there are stages
+            loaded = min(p.stages, depth.z);
+            depth.x += loaded * TILE_K, depth.y += loaded * TILE_K, depth.z -= loaded;
+            ring.advance_by(loaded, p.stages);
+        }
     }
 
     // Stages of the tile's addends that stand behind step b of K. `now` is the addend of the next of them.
@@ -198,8 +204,12 @@ template <bool RIGHT> struct Feeder {
         index += gridDim.x;
         const bool another = index < p.tile_count;
         if (another) read_tile(index);
-        const int read_at = another ? min(4, blocks - 1) : -1;   // the step at which the next tile's pieces are read
-        for (int b = 0; b < blocks;) {
+        int read_at = another ? min(4, blocks - 1) : -1;   // the step at which the next tile's pieces are read
+        if (EARLY && another && loaded > read_at) {
+            read_at = -1;
+            read_first_pieces();
+        }
+        for (int b = EARLY ? loaded : 0; b < blocks;) {
             if (remain == 0) {
                 const Quad d = same(load_quad(p.table.depths + ++piece));
                 left_k = d.x;
@@ -234,9 +244,28 @@ template <bool RIGHT> struct Feeder {
                 if constexpr (ADDENDS) feed_addends(steps, b, record, now);
             }
         }
+        if constexpr (EARLY) loaded = 0;
         __syncwarp();
     }
 };
+
+// The first steps of a block's first tile, before all else.
+template <bool RIGHT>
+__device__ __forceinline__ void load_first(const Parameters& p, const SharedMemory& memory, const Foreseen& tile, u32 me) {
+    const int steps = min(p.stages, tile.depth.z);
+    int k = RIGHT ? tile.depth.y : tile.depth.x;
+    if (!(p.infos[0].read_only & (RIGHT ? 1 : 2))) wait_launch_before();
+    u32 bar = memory.full, left = memory.ring;
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i, bar += 8, left += STAGE_BYTES, k += TILE_K) {
+        if (RIGHT) {
+            barrier_expect(bar, (u32)p.infos[0].stage_bytes);
+            load_right(p.operands[0].right, left + LEFT_BYTES, tile.right_col, k, me, bar);
+        } else {
+            load_left(p.operands[0].left, left, tile.left_row, k, me, bar);
+        }
+    }
+}
 
 template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, SharedMemory memory) {
     if constexpr (!ADDENDS && PRODUCER_REGS > 40) {   // NOTE otherwise the compiler makes them again at each use

@@ -209,9 +209,11 @@ __device__ __forceinline__ void copy_async(u32 to, const void* from) {
 __device__ __forceinline__ void copy_word_async(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most N groups of copies are on their way.
-template <int N> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// Twice for each lane: it has stored what it stores, and all its copies have come.
+__device__ __forceinline__ void arrive_with_copies(u32 bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+    barrier_arrive_here(bar);
+}
 // Four 8×8 matrices between a warp's registers and shared memory; each lane gives the address of a row.
 __device__ __forceinline__ void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"

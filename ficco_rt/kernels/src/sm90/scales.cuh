@@ -27,13 +27,13 @@ struct TileScales {
     }
 };
 
-// SCALES 2: where those of four steps of a tile are: of each row, among eight, and of each block of columns. `order`:
-// where the first step's are in a row, and from one step's to the next one's, bytes.
+// SCALES 2: where those of some steps of a tile are: of each row, and of each block of columns. `order`: where the first
+// step's are in a row, and from one step's to the next one's, bytes.
 struct ScaleSlot {
     u32 rows, columns, order, come, read;
 
     __device__ __forceinline__ ScaleSlot(const SharedMemory& memory, int slot) {
-        rows = memory.scales + slot * SLOT_BYTES, columns = rows + TILE_M * 32, order = columns + 32;
+        rows = memory.scales + slot * SLOT_BYTES, columns = rows + TILE_M * SLOT_PITCH, order = columns + 8 * SLOT_STEPS;
         come = memory.full + 8 * (MAX_STAGES - SLOTS + slot), read = memory.empty + 8 * (MAX_STAGES - SLOTS + slot);
     }
 };
@@ -76,7 +76,7 @@ struct ScaleWaits {
 #endif
 
 #if SCALES == 2
-// A warp that brings the scales of four steps of 128 at a time, ahead of their use.
+// A warp that brings the scales of SLOT_STEPS steps of 128 at a time, ahead of their use.
 // NOTE when a stage is given back, consumers add up what they have multiplied: a warp that wakes up at each step takes its
 // cycles from those of its part of the multiprocessor
 struct ScaleFeeder : ScaleWaits {
@@ -99,8 +99,25 @@ struct ScaleFeeder : ScaleWaits {
         ++piece;
     }
 
-    __device__ __forceinline__ const float* of_row(int r) const {   // behind the tile's last row that one again
-        return left + (long long)max(0, min(lane + 32 * r, rows - 1)) * left_pitch;
+    __device__ __forceinline__ const float* of_row(int row) const { return left + (long long)row * left_pitch; }
+
+    // The rows' of the next `steps`, all of a piece, 16 bytes a lane, side by side, once more if need be; where the first
+    // step's are. Nothing of rows that the tile lacks: none of their sums is stored.
+    __device__ __forceinline__ int copy_rows(const ScaleSlot& slot, int steps) const {
+        constexpr int across = SLOT_STEPS / 4;
+        const int last = left_k + on * (steps - 1), low = min(left_k, last) & ~3, high = max(left_k, last) & ~3;
+#pragma unroll 1
+        for (int four = low + 4 * (lane % across); four <= high; four += 4 * across)
+#pragma unroll 1
+            for (int row = lane / across; row < min(TILE_M, rows); row += 32 / across)
+                copy_async(slot.rows + row * SLOT_PITCH + (four - low) * 4, of_row(row) + four);
+        return left_k - low;
+    }
+    // Those of columns, of which the lane copies one; then the slot has all.
+    __device__ __forceinline__ void end_slot(const ScaleSlot& slot, int of_column, int first, int step) const {
+        if (lane < SLOT_STEPS * SPANNED) copy_word_async(slot.columns + 4 * lane, column + max(0, min(of_column, right_last)));
+        if (lane == 0) store_shared(slot.order, __uint_as_float(4 * first), __uint_as_float(4 * step));
+        arrive_with_copies(slot.come);
     }
 
     // The next `steps` of a tile, on their way to the next slot.
@@ -109,72 +126,48 @@ struct ScaleFeeder : ScaleWaits {
         if (remain == 0) begin_piece(waiting);
         barrier_wait(slot.read, ring.parity);
         int of_column = 0, first = 0, step = 1;
-        if (steps <= remain) {   // 16 bytes of a row at once, twice if need be
-            const int last = left_k + on * (steps - 1), low = min(left_k, last) & ~3, high = max(left_k, last) & ~3;
-#pragma unroll 1
-            for (int four = low; four <= high; four += 4)
-#pragma unroll 2
-                for (int r = 0; r < TILE_M / 32; ++r)
-                    copy_async(slot.rows + (lane + 32 * r) * 32 + (four - low) * 4, of_row(r) + four);
-            of_column = right_k + on * (lane & 3);
-            first = left_k - low, step = on;
+        if (steps <= remain) {
+            first = copy_rows(slot, steps), step = on;
+            of_column = right_k + on * (lane % SLOT_STEPS);
             left_k += on * steps, right_k += on * steps, remain -= steps;
         } else {
 #pragma unroll 1
             for (int i = 0; i < steps; ++i) {
                 if (remain == 0) begin_piece(waiting);
 #pragma unroll 1
-                for (int r = 0; r < TILE_M / 32; ++r)
-                    store_shared(slot.rows + (lane + 32 * r) * 32 + 4 * i, load_scale(of_row(r) + left_k));
-                if ((lane & 3) == i) of_column = right_k;
+                for (int row = lane; row < min(TILE_M, rows); row += 32)
+                    store_shared(slot.rows + row * SLOT_PITCH + 4 * i, load_scale(of_row(row) + left_k));
+                if (lane % SLOT_STEPS == i) of_column = right_k;
                 left_k += on, right_k += on, --remain;
             }
         }
-        if (lane < 4 * SPANNED) copy_word_async(slot.columns + 4 * lane, column + max(0, min(of_column, right_last)));
-        commit_copies();
-        if (lane == 0) store_shared(slot.order, __uint_as_float(4 * first), __uint_as_float(4 * step));
-    }
-    // All but the last N that were copied have come, this one the last of them.
-    template <int N> __device__ __forceinline__ void give_slot(int stage) {
-        wait_copies<N>();
-        __syncwarp();
-        if (lane == 0) barrier_arrive_here(ScaleSlot(memory, stage).come);
-    }
-
-    __device__ __forceinline__ void fill_slot(int steps, bool waiting) {
-        copy_slot(steps, waiting);
-        give_slot<0>(ring.stage);
+        end_slot(slot, of_column, first, step);
         ring.advance(SLOTS);
     }
-
     // A tile that starts at `row` and `col`; `below`, `right`: where it may end at most.
     __device__ __forceinline__ void begin_steps(const OperandScales& s, int row, int col, int below, int right) {
         left = s.left + row * s.left_pitch, left_pitch = (int)s.left_pitch, rows = below - row;
-        // lanes 0 to 3 and 4 to 7 read those of a block of columns each
-        const long long block = min(col / 128 + (lane >> 2 & 1), (right - 1) / 128);
+        // the first and the next SLOT_STEPS lanes read those of a block of columns each
+        const long long block = min(col / 128 + lane / SLOT_STEPS, (right - 1) / 128);
         column = s.right + block * s.right_pitch, right_last = (int)s.right_pitch - 1;
     }
 
-    __device__ __forceinline__ void foresee_tile() {
-        const Foreseen tile(p.first, CLUSTER > 1 ? block_in_cluster() : 0);
-        begin_tile({0, 0, 0, 0});
+    __device__ __forceinline__ void begin_foreseen(const Foreseen& tile) {
+        if (p.infos[0].read_only != 3) wait_launch_before();
+        begun = true;
         walk(tile.depth);
         begin_steps(scales_of(p, 0), min(tile.left_row, p.first.left_rows - 1), tile.right_col, p.first.left_rows,
                     p.first.right_rows);
-        const int steps = tile.depth.z;
-        // all slots at once: one after another takes memory's latency each
-#pragma unroll 1
-        for (int i = 0; i < SLOTS; ++i) {
-            if (4 * i < steps) copy_slot(min(4, steps - 4 * i), false), ring.advance(SLOTS);
-            else commit_copies();
+    }
+    __device__ __forceinline__ void foresee_tile() {
+        const Foreseen tile(p.first, CLUSTER > 1 ? block_in_cluster() : 0);
+        begin_foreseen(tile);
+        int b = 0;
+        if constexpr (EARLY) {   // load_first_scales has loaded a slot's
+            ring.advance(SLOTS);
+            b += SLOT_STEPS, left_k += SLOT_STEPS, right_k += SLOT_STEPS, remain -= SLOT_STEPS;
         }
-        give_slot<SLOTS - 1>(0);
-        if (4 < steps) give_slot<SLOTS - 2>(1);
-        if constexpr (SLOTS > 2) {
-            if (8 < steps) give_slot<1>(2);
-            if (12 < steps) give_slot<0>(3);
-        }
-        for (int b = 4 * SLOTS; b < steps; b += 4) fill_slot(min(4, steps - b), false);
+        for (; b < tile.depth.z; b += SLOT_STEPS) copy_slot(min(SLOT_STEPS, tile.depth.z - b), false);
     }
 
     __device__ __forceinline__ void feed_tile(int index) {
@@ -183,10 +176,19 @@ struct ScaleFeeder : ScaleWaits {
         const bool waiting = begin_tile(wait_for);
         piece = size.z, remain = 0;
         begin_steps(scales_of(p, wait_for.x), place.x, place.y, place.x + size.x, place.y + size.y);
-        for (int b = 0; b < size.w; b += 4) fill_slot(min(4, size.w - b), waiting);
+        for (int b = 0; b < size.w; b += SLOT_STEPS) copy_slot(min(SLOT_STEPS, size.w - b), waiting);
         end_tile(index);
     }
 };
+
+// Of the first steps of a block's first tile, as load_first.
+__device__ __forceinline__ void load_first_scales(const Parameters& p, const SharedMemory& memory, const Foreseen& tile) {
+    ScaleFeeder feeder(p, memory);
+    feeder.begin_foreseen(tile);
+    const ScaleSlot slot(memory, 0);
+    const int first = feeder.copy_rows(slot, min(SLOT_STEPS, tile.depth.z));
+    feeder.end_slot(slot, feeder.right_k + feeder.lane % SLOT_STEPS, first, 1);
+}
 
 __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {
     ScaleFeeder feeder(p, memory);
@@ -224,39 +226,55 @@ __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMem
 #else
 __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {}
 #endif
+#if SCALES != 2
+__device__ __forceinline__ void load_first_scales(const Parameters& p, const SharedMemory& memory, const Foreseen& tile) {}
+#endif
 
 // ---------------------------------------------------------------- promotion
 
-// The scales of a thread's two rows of 64 in a step, for each block of columns.
-struct RowScales {
-    float upper[SPANNED], lower[SPANNED];
+// The scales of a thread's sums of a step, 64 rows of wgmma: of both its rows, for each block of columns; SWAPPED: of its
+// two columns in every eight, the rows of the tile.
+struct StepScales {
+    static constexpr int COUNT = SWAPPED ? ACC / 4 : SPANNED;
+    float first[COUNT], second[COUNT];
 
-    // `row` of the tile; `step`: number of the four; `at`: where this is in a row.
+    // `row` of the tile, the first; `step`: number in the slot; `at`: where this is in a row.
     __device__ __forceinline__ void load(const ScaleSlot& slot, int row, int step, u32 at) {
-        const u32 from = slot.rows + row * 32 + at;
-        float above, below, column;
-        load_shared(from, above);
-        load_shared(from + 8 * 32, below);
+        const u32 from = slot.rows + row * SLOT_PITCH + at;
+        float one, other, column;
+        if constexpr (SWAPPED) {
+            load_shared(slot.columns + 4 * step, column);
 #pragma unroll
-        for (int c = 0; c < SPANNED; ++c) {
-            load_shared(slot.columns + 16 * c + 4 * step, column);
-            upper[c] = above * column, lower[c] = below * column;
+            for (int j = 0; j < COUNT; ++j) {
+                load_shared(from + 8 * j * SLOT_PITCH, one);
+                load_shared(from + (8 * j + 1) * SLOT_PITCH, other);
+                first[j] = one * column, second[j] = other * column;
+            }
+        } else {
+            load_shared(from, one);
+            load_shared(from + 8 * SLOT_PITCH, other);
+#pragma unroll
+            for (int c = 0; c < SPANNED; ++c) {
+                load_shared(slot.columns + 4 * SLOT_STEPS * c + 4 * step, column);
+                first[c] = one * column, second[c] = other * column;
+            }
         }
     }
 };
 
 // Sums of a step to those of a tile. The second block of columns begins at column `edge` of the tile.
-__device__ __forceinline__ void promote(float (&d)[ACC], const float (&step)[ACC], const RowScales& scales, int edge) {
+__device__ __forceinline__ void promote(float (&d)[ACC], const float (&step)[ACC], const StepScales& scales, int edge) {
 #pragma unroll
     for (int j = 0; j < ACC / 4; ++j) {
         if constexpr (BLOCK_SCALES) {
-            const bool behind = SPANNED == 2 && 8 * j / UNIFORM * UNIFORM >= edge;
-            const float upper = behind ? scales.upper[SPANNED - 1] : scales.upper[0];
-            const float lower = behind ? scales.lower[SPANNED - 1] : scales.lower[0];
-            d[4 * j] += upper * step[4 * j];
-            d[4 * j + 1] += upper * step[4 * j + 1];
-            d[4 * j + 2] += lower * step[4 * j + 2];
-            d[4 * j + 3] += lower * step[4 * j + 3];
+            const bool behind = !SWAPPED && SPANNED == 2 && 8 * j / UNIFORM * UNIFORM >= edge;
+            const int c = SWAPPED ? j : 0;
+            const float first = behind ? scales.first[SPANNED - 1] : scales.first[c];
+            const float second = behind ? scales.second[SPANNED - 1] : scales.second[c];
+            d[4 * j] += first * step[4 * j];
+            d[4 * j + 1] += (SWAPPED ? second : first) * step[4 * j + 1];
+            d[4 * j + 2] += (SWAPPED ? first : second) * step[4 * j + 2];
+            d[4 * j + 3] += second * step[4 * j + 3];
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) d[4 * j + i] += step[4 * j + i];

@@ -69,7 +69,7 @@ __device__ __forceinline__ bool inside(const Tile& t, int high, int m, int i) {
 // Sum j of those that are left as the i-th four. NOTE these lie in four registers from a multiple of four on, and what wgmma
 // makes of a step does, too. PROMOTED: fours that begin at the second sum keep the two in different banks. Promotion would
 // read three registers of one bank otherwise, which takes it half as long again.
-__device__ constexpr int of_four(int i, int j) { return PROMOTED ? (4 * i + j + 1) % ACC : 4 * i + j; }
+__device__ constexpr int of_four(int i, int j) { return PROMOTED && !SWAPPED ? (4 * i + j + 1) % ACC : 4 * i + j; }
 
 // To memory, what is `split`'s or, if not `own`, what is not.
 __device__ __forceinline__ void leave_part(const Tile& t, const float (&d)[BLOCKS_M][ACC], float4* to, int high, u32 shares,

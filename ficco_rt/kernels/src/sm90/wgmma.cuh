@@ -121,9 +121,9 @@ constexpr u64 DESCRIPTOR = (u64)(1024 >> 4) << 32 | 1ull << 62;
 #define USE_AT(left, right, use) "%" #use
 #define ARGS JOINED(AT, WGMMA_N)(ARGS_AT)
 #define USE JOINED(AT, WGMMA_N)(USE_AT)
-#if FP8 && LEFT_E5M2
+#if FP8 && (SWAPPED ? RIGHT_E5M2 : LEFT_E5M2)
 #define TYPES "k32.f32.e5m2.e4m3 "
-#elif FP8 && RIGHT_E5M2
+#elif FP8 && (SWAPPED ? LEFT_E5M2 : RIGHT_E5M2)
 #define TYPES "k32.f32.e4m3.e5m2 "
 #elif FP8
 #define TYPES "k32.f32.e4m3.e4m3 "
