@@ -112,7 +112,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if args.every <= 0 or min(args.size) < 1:
         parser.error("--every and --size are numbers greater than 0")
     whole = [v for v in sm90.VARIANTS if args.size[0] <= 256 or v.cluster > 1]  # that --pieces times
-    whole = whole if args.pieces else [v for v in (*sm90.VARIANTS, *sm90.BESIDE) if args.types == "fp8"]
+    whole = whole if args.pieces else [v for v in (*sm90.VARIANTS, *sm90.BESIDE, *sm90.ODD) if args.types == "fp8"]
     if not (any(named(v, args.variants) for v in whole) or (not whole and keys_of(args.kernel, args.variants))):
         parser.error(f"no variant's name has any part of --variants {args.variants}")
     try:

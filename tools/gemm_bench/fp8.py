@@ -26,7 +26,8 @@ from ficco_rt.kernels import tiles, vendor_gemm
 from ficco_rt.kernels.family import Matmul, Operand
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import cost
-from ficco_rt.kernels.sm90.variants import BESIDE, VARIANTS, Variant
+from ficco_rt.kernels.sm90.choice import worthwhile
+from ficco_rt.kernels.sm90.variants import BESIDE, ODD, VARIANTS, Variant
 from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.kernels.works import View
 from ficco_rt.types import TYPES
@@ -162,7 +163,7 @@ def check(seed: int, cases: int, only: str) -> int:
     pairs = (("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3", "fp8_e5m2"), ("fp8_e5m2", "fp8_e4m3"))
     keys = [
         Key(v, s)
-        for v in (*VARIANTS, *BESIDE) if named(v, only)
+        for v in (*VARIANTS, *BESIDE, *ODD[:: 1 if only else 8]) if named(v, only)
         for scaling in ("1x128", "row") for fast in ((False,) if scaling == "1x128" else (False, True))
         for s in signatures(scaling, fast, rng.choice(pairs), (rng.choice(("bf16", "fp16", "fp32")),))
     ]  # fmt: skip
@@ -225,10 +226,13 @@ def compile_all(keys: Sequence[Key]) -> None:
 def ways(m: int, n: int, k: int, s: Signature, only: str) -> list[tuple[float, Variant, int]]:
     """Estimates, variants and splits of the last wave, the best first."""
     found = []
-    for v in (*VARIANTS, *BESIDE):
+    for v in (*VARIANTS, *BESIDE, *worthwhile([v for v in ODD if v.takes(s)], [m], [n], sms(), True)):
         if named(v, only) and v.takes(s) and not v.throttled and not v.pingpong:
-            estimate, splits = cost.alone(v, [m], [n], math.ceil(k / 2), sms(), 0, True)
-            if min(splits, most_splits(v, m, n, k // 2, v.clusters(sms()))) == splits:
+            estimate, splits = cost.alone(
+                v, [m], [n], math.ceil(k / 2), sms(), 0, True, right_transposed=True, scaled=s.blocks
+            )
+            splits = max(splits, v.parts)
+            if v.parts > 1 or min(splits, most_splits(v, m, n, k // 2, v.clusters(sms()))) == splits:
                 found.append((estimate, v, splits))
     return sorted(found, key=lambda way: way[0])
 
