@@ -595,6 +595,8 @@ def test_steps_of_fp8_operands_are_128_deep() -> None:
         ("fp8_e4m3", (128, 80)),
         ("bf16", (64, 16)),
     ]
+    whole = tables.build([work], named("sm90_gemm_128x128_c2"), signature, clusters=4, stages=4)
+    assert whole.maps[2].box == (64, 64)  # a group's, of four warps
     data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
     assert tables.SCALES.unpack_from(data, tables.SCALES_AT) == (4 << 20, 5 << 20, 12, 12)
     moved = launch.moved(lambda address: address + 4096)

@@ -73,3 +73,15 @@ def test_functions_of_sums_spill_no_more(name: str, added: bool) -> None:
     found = resources(compiled(variants.SOURCE, named(name).options(signature)))
     assert found["registers"] <= named(name).registers
     assert found["stack"] <= KEPT.get((name, added), 0)
+
+
+@pytest.mark.parametrize("variant", [v for v in EVERY if v.takes(FP8[0])], ids=lambda v: v.name)
+def test_buffers_hold_the_boxes_in_which_a_group_stores_a_whole_tile(variant: variants.Variant) -> None:
+    rows, columns = variant.tile
+    for signature in FP8[::4]:
+        options = variant.options(signature)
+        boxed = variant.box_rows(signature) == 64
+        assert f"-DSTAGING={variant.buffers('1x128')}" in options
+        assert ("-DBOX_ROWS=64" in options) is boxed is (variant.boxes > 0 and signature.out_dtype == "bf16")
+        if boxed:
+            assert 4 * variant.buffers("1x128") * variants.CHUNK_BYTES == 2 * rows * columns // variant.consumers

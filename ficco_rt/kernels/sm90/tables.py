@@ -355,7 +355,7 @@ def _maps(
     else:  # whole atoms for each block of the cluster, or a part of the depth of each
         deep = DEPTH if -(-columns // 64) % variant.cluster == 0 else DEPTH // variant.cluster
         right_dims, right_box = (right.columns, ends[right]), (64, deep)
-    out_dims, out_box = (out.columns, out.rows), (128 // out_item, 16)
+    out_dims, out_box = (out.columns, out.rows), (128 // out_item, variant.box_rows(signature))
     return [
         TensorMap(left.address, dtype, left_dims, left.pitch * item, left_box, at),
         TensorMap(right.address, signature.right_dtype or dtype, right_dims, right.pitch * item, right_box, at + 128),

@@ -115,9 +115,20 @@ class Variant:
         return 0 if self.pingpong else ADDEND_GAP
 
     @property
-    def staging_bytes(self) -> int:
-        """Buffers of all storing warps."""
-        return 4 * self.consumers * self.staging * CHUNK_BYTES
+    def boxes(self) -> int:
+        """Of 64 rows, in which a group of consumers stores a whole tile with scales of blocks, each warp one at most;
+        0: it does not."""
+        found = self.blocks_m * self.tile[1] // 64
+        plain = not (self.throttled or self.pingpong or self.swapped or self.launch_registers)
+        return found if plain and self.tile[1] % 64 == 0 and found <= 4 else 0
+
+    def buffers(self, scaling: str | None) -> int:
+        """Of a storing warp."""
+        return (self.boxes if scaling == "1x128" else 0) or self.staging
+
+    def box_rows(self, signature: Signature) -> int:
+        """Rows of a box that is stored."""
+        return 64 if signature.blocks and signature.out_item == 2 and self.boxes else 16
 
     @property
     def part_bytes(self) -> int:
@@ -169,7 +180,8 @@ class Variant:
 
     def smem(self, stages: int, right_transposed: bool, scaling: str | None = None) -> int:
         """Dynamic shared memory of a block, of operands with such scales."""
-        others = self.scale_bytes(scaling) + self.staging_bytes + self.part_bytes
+        buffers = 4 * self.consumers * self.buffers(scaling) * CHUNK_BYTES
+        others = self.scale_bytes(scaling) + buffers + self.part_bytes
         return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + others
 
     def stages(self, budget: int, right_transposed: bool, scaling: str | None = None) -> int:
@@ -184,12 +196,14 @@ class Variant:
             producer = 96
         elif signature.blocks and self.swapped:
             producer, consumers = 72, 216
+        elif signature.blocks and self.consumers == 2 and (self.blocks_m + 1) * self.tile[1] <= 256:  # likewise
+            producer, consumers = ADDEND_REGISTERS
         defines = {
             "TILE_N": self.tile[1],
             "BLOCKS_M": self.blocks_m,
             "CONSUMERS": self.consumers,
             "CLUSTER": self.cluster,
-            "STAGING": self.staging,
+            "STAGING": self.buffers(signature.scaling),
             "THROTTLED": int(self.throttled),
             "PINGPONG": int(self.pingpong),
             "PRODUCER_REGS": producer,
@@ -200,6 +214,8 @@ class Variant:
             defines["PARTS"] = self.parts
         if self.shares_left:
             defines["LEFT_SHARED"] = 1
+        if self.box_rows(signature) != 16:
+            defines["BOX_ROWS"] = self.box_rows(signature)
         if self.launch_registers:
             defines["LAUNCH_REGS"] = self.launch_registers
         return signature.options(self.name, ARCH, defines)

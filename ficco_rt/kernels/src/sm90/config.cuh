@@ -10,6 +10,9 @@
 #ifndef LEFT_SHARED
 #define LEFT_SHARED 0
 #endif
+#ifndef BOX_ROWS
+#define BOX_ROWS 16
+#endif
 
 typedef MappedParameters Parameters;
 
@@ -75,7 +78,9 @@ constexpr int PART_SHARES = PARTS < EIGHTS ? PARTS : EIGHTS;
 constexpr int HELD = (EIGHTS + PART_SHARES - 1) / PART_SHARES;   // of them, at most, that are a block's to store
 constexpr int HELD_BYTES = HELD * 512;             // of 64 columns, for a warp
 
-// A warp stores 16 rows at a time, a chunk of 128 bytes of each, from buffers of its own: no barrier among warps.
+// A warp stores 16 rows at a time, a chunk of 128 bytes of each, from buffers of its own: no barrier among warps. BOX_ROWS
+// 64: a group stores whole tiles, in boxes that its four warps fill together, and each warp copies what is left of others.
+constexpr bool GROUP_BOXES = BOX_ROWS == 64;
 constexpr int CHUNK_BYTES = 16 * 128;
 constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;
 constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
@@ -87,6 +92,8 @@ static_assert(!SWAPPED || (TILE_N == 64 * BLOCKS_M * GROUPS && STAGING == 1), "w
 static_assert(!SWAPPED || !(LEFT_T || OUT_FP32 || ADDENDS || PINGPONG || THROTTLED), "the plain product alone");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
+static_assert(!GROUP_BOXES || (STAGING == BLOCKS_M * CHUNKS && STAGING <= 4 && TILE_N % CHUNK_COLS == 0 && !PINGPONG),
+              "a box for a warp at most");
 static_assert(PARTS == 1 || CLUSTER == 1, "blocks of a cluster share an operand, or a tile");
 static_assert(!LEFT_SHARED || (FP8 && TILE_M % (8 * CLUSTER) == 0), "each block loads whole swizzle atoms");
 static_assert(!FP8 || (RIGHT_T && !LEFT_T), "fp8: both operands along K");

@@ -50,8 +50,6 @@ struct TileEntry {
     }
 };
 
-typedef float Sums[BLOCKS_M][ACC];
-
 // A thread of a consumer group: its position, and the state that it keeps from tile to tile.
 struct Consumer {
     const Parameters& p;
@@ -314,7 +312,7 @@ struct Consumer {
 #pragma unroll 1
             for (int i = 0; b < blocks; ++i) step(i);
         }
-        for (; b < blocks; ++b) {
+        for (; !UNROLLED && b < blocks; ++b) {
             if constexpr (PROMOTED) {
                 multiply_apart(d, left, right, edge, b & 3, b + 1 == blocks);
             } else {
@@ -354,6 +352,11 @@ struct Consumer {
             boxes.map = &p.operands[t.operands].out;
             boxes.x = t.out_col, boxes.y = t.out_row + group * 64 * BLOCKS_M + (warp & 3) * 16;
         }
+        if constexpr (GROUP_BOXES) {
+            if (lane == 0) wait_stores_read<0>();
+            named_barrier_sync<128>(1 + group);   // no store reads the group's buffers any more
+            if (store_whole(p, t, d, group, warp & 3, staging)) return;
+        }
         if constexpr (SWAPPED)
             store_turned(p, t, d, group * BLOCKS_M * 64 + (warp & 3) * 16, min(t.splits, SHARES), lanes, staging);
 #pragma unroll
@@ -364,6 +367,15 @@ struct Consumer {
             if constexpr (THROTTLED) boxes.left |= turn << (m * CHUNKS);
         }
         __syncwarp();   // all lanes' stores, before lane 0 counts them
+    }
+
+    // Whether the block's tile `next` waits, or there is none.
+    __device__ __forceinline__ int waits_of(int next) const {
+        int waits = next >= p.tile_count;   // blocks of a cluster load for each other: any of their tiles counts
+#pragma unroll
+        for (int c = 0, first = next - next % CLUSTER; c < CLUSTER; ++c)
+            if (first + c < p.tile_count) waits |= __ldg(&p.table.tiles[first + c].wait_count);
+        return waits;
     }
 
     // Make the tiles `start`, `start` + `stride`, … of the table.
@@ -377,16 +389,15 @@ struct Consumer {
             TileEntry entry;
             const Tile* at = p.table.tiles + index;
             if constexpr (!(PINGPONG || PROMOTED) || OVERLAPPED) entry.load(at);
-            const int next_blocks = !PINGPONG && next < p.tile_count ? __ldg(&p.table.tiles[next].k_blocks) : 0;
+            int next_blocks = 0;
+            if (!(PINGPONG || GROUP_BOXES) && next < p.tile_count) next_blocks = __ldg(&p.table.tiles[next].k_blocks);
             int others = 0;   // PINGPONG: steps of the other group's next tile; 0: there is none
             if constexpr (PINGPONG) {
                 others = steps_of(p, index + gridDim.x);
                 if (index >= gridDim.x) wait_turn(self);
             }
-            int next_waits = next >= p.tile_count;   // blocks of a cluster load for each other: any of their tiles counts
-#pragma unroll
-            for (int c = 0, first = next - next % CLUSTER; c < CLUSTER; ++c)
-                if (first + c < p.tile_count) next_waits |= __ldg(&p.table.tiles[first + c].wait_count);
+            int next_waits = 0;
+            if constexpr (!GROUP_BOXES) next_waits = waits_of(next);
             // the step of K after which the previous tile is counted: its stores have ended by then, or will soon. NOTE
             // count before waiting for the first addend: the addend may wait for this very signal
             int count_at = THROTTLED ? blocks - 1 : 3;
@@ -407,6 +418,8 @@ struct Consumer {
                 if constexpr (!ADDENDS) entry.load(at);
             }
             if constexpr (PROMOTED && !OVERLAPPED) entry.load(at);
+            // NOTE at the tile's start the loop would wait for it
+            if (GROUP_BOXES && next < p.tile_count) next_blocks = load_pair(&p.table.tiles[next].k_first).y;
             wgmma_wait<0>();
             if (!(ADDENDS || PROMOTED) || before >= 0) give_back(before);
             if constexpr (PINGPONG) {
@@ -438,7 +451,7 @@ struct Consumer {
             pending = uniform(t.signal);
             // NOTE if the next tile waits for flags, it may wait for this very signal: then count it now. PINGPONG: always
             // count now, because the other group multiplies in between, and its tile comes next
-            if (pending >= 0 && (PINGPONG || next_waits > 0)) count_pending();
+            if (pending >= 0 && (PINGPONG || (GROUP_BOXES ? waits_of(next) : next_waits) > 0)) count_pending();
             // PINGPONG: only now, because registers are scarce
             if (PINGPONG && next < p.tile_count) blocks = __ldg(&p.table.tiles[next].k_blocks);
         }

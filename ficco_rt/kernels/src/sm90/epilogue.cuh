@@ -27,6 +27,8 @@ struct Boxes {
     }
 };
 
+typedef float Sums[BLOCKS_M][ACC];
+
 // 16 rows of a warp, and where they go.
 struct OutRows {
     int rows, cols;    // how many are stored
@@ -37,7 +39,7 @@ struct OutRows {
 
 // What the output holds, to the accumulators: a lane's are 2 neighbours of rows r and r + 8 in every 8 columns.
 __device__ __forceinline__ void add_output(float (&d)[ACC], const OutRows& to) {
-    const int lane = threadIdx.x & 31, r = lane >> 2, c = (lane & 3) * 2;
+    const int lane = lane_again(), r = lane >> 2, c = (lane & 3) * 2;
     const bool mine = to.lanes >> lane & 1;
     const u8* const row = to.corner + r * to.pitch;
 #pragma unroll
@@ -93,8 +95,7 @@ __device__ __forceinline__ void store_from_registers(const float (&d)[ACC], cons
 }
 
 // Chunk c of 16 rows to a buffer: 128 bytes of each row, swizzled as TMA wants it.
-__device__ __forceinline__ void stage_chunk(const float (&d)[ACC], int c, u32 buffer) {
-    const int lane = threadIdx.x & 31;
+__device__ __forceinline__ void stage_chunk(const float (&d)[ACC], int c, u32 buffer, int lane) {
     if constexpr (OUT_FP32) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void stage_chunk(const float (&d)[ACC], int c, u32 bu
 
 // Of a staged chunk, `cols` columns of those rows that are this warp's to store.
 __device__ __forceinline__ void copy_chunk(const OutRows& to, int c, int cols, u32 buffer) {
-    const int lane = threadIdx.x & 31;
+    const int lane = lane_again();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const u32 r = (lane >> 3) + 4 * i, unit = lane & 7;
@@ -137,7 +138,7 @@ __device__ __forceinline__ void copy_chunk(const OutRows& to, int c, int cols, u
 __device__ __forceinline__ void store_staged(const float (&d)[ACC], const OutRows& to, const TensorMap* map, int out_row,
                                              int out_col, u32 staging, u32& turn) {
     constexpr int BUFFERS = STAGING > 0 ? STAGING : 1;
-    const int lane = threadIdx.x & 31;
+    const int lane = lane_again();
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         const int cols = uniform(min(CHUNK_COLS, to.cols - c * CHUNK_COLS));
@@ -148,10 +149,10 @@ __device__ __forceinline__ void store_staged(const float (&d)[ACC], const OutRow
             if (lane == 0) wait_stores_read<BUFFERS - 1>();
             __syncwarp();
         }
-        stage_chunk(d, c, buffer);
+        stage_chunk(d, c, buffer, lane);
         fence_async_shared();
         __syncwarp();
-        if (to.rows == 16 && cols == CHUNK_COLS && to.lanes == ~0u) {
+        if (!GROUP_BOXES && to.rows == 16 && cols == CHUNK_COLS && to.lanes == ~0u) {
             if (THROTTLED) turn |= 1u << c;
             else if (lane == 0) store_box(map, out_col + c * CHUNK_COLS, out_row, buffer);
         } else {   // a piece ends inside, or other splits store the rest
@@ -161,6 +162,25 @@ __device__ __forceinline__ void store_staged(const float (&d)[ACC], const OutRow
             __syncwarp();
         }
     }
+}
+
+// GROUP_BOXES: a group's part of a tile that ends nowhere inside it, or false. `staging`: the warp's buffers; those of its
+// group are free. NOTE in boxes of 16 rows, each stored by a warp, storing takes a multiprocessor 70 cycles a box
+__device__ __forceinline__ bool store_whole(const Parameters& p, const Tile& t, const Sums& d, int group, int warp,
+                                            u32 staging) {
+    const int row = group * 64 * BLOCKS_M;
+    if (t.rows < row + 64 * BLOCKS_M || t.cols != TILE_N || t.splits > 1 || t.accumulate) return false;
+    const int lane = lane_again();
+    const u32 boxes = staging - warp * (STAGING * CHUNK_BYTES), own = boxes + warp * CHUNK_BYTES;
+#pragma unroll
+    for (int i = 0; i < STAGING; ++i) stage_chunk(d[i / CHUNKS], i % CHUNKS, own + i * 4 * CHUNK_BYTES, lane);
+    fence_async_shared();
+    named_barrier_sync<128>(1 + group);
+    if (lane == 0 && warp < STAGING)
+        store_box(&p.operands[t.operands].out, t.out_col + warp % CHUNKS * CHUNK_COLS, t.out_row + row + warp / CHUNKS * 64,
+                  boxes + warp * 4 * CHUNK_BYTES);
+    __syncwarp();
+    return true;
 }
 
 // 16 rows of a warp, from `row` of the tile on. `lanes`: a bit for each lane whose rows are stored; `turn` as above.

@@ -71,6 +71,14 @@ __device__ __forceinline__ void sync_cluster() {
 // and what multiplies, would otherwise move every address into a uniform register at each step.
 __device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(~0u, x, 0); }
 
+// The thread's lane. GROUP_BOXES: made here. NOTE else what follows from it is made ahead of all tiles, and spilled.
+__device__ __forceinline__ u32 lane_again() {
+    if constexpr (!GROUP_BOXES) return threadIdx.x & 31;
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread & 31;
+}
+
 // ---------------------------------------------------------------- tensor maps (TMA)
 
 // All lanes of the warp call it, and one of them loads.

@@ -267,7 +267,8 @@ __device__ __forceinline__ void promote(float (&d)[ACC], const float (&step)[ACC
 #pragma unroll
     for (int j = 0; j < ACC / 4; ++j) {
         if constexpr (BLOCK_SCALES) {
-            const bool behind = !SWAPPED && SPANNED == 2 && 8 * j / UNIFORM * UNIFORM >= edge;
+            const int from = 8 * j / UNIFORM * UNIFORM;   // of those columns that have one scale; edge: UNIFORM to 128
+            const bool behind = !SWAPPED && SPANNED == 2 && from >= UNIFORM && (from >= 128 || from >= edge);
             const int c = SWAPPED ? j : 0;
             const float first = behind ? scales.first[SPANNED - 1] : scales.first[c];
             const float second = behind ? scales.second[SPANNED - 1] : scales.second[c];

@@ -115,7 +115,7 @@ __device__ __forceinline__ void add_part(const Tile& t, float (&d)[BLOCKS_M][ACC
 // splits, a bit each, whose shares these are.
 __device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, float (&d)[BLOCKS_M][ACC], int warp,
                                           int high) {
-    const u32 lane = threadIdx.x & 31, splits = uniform(t.splits), split = uniform(t.split), shares = min(splits, SHARES);
+    const u32 lane = lane_again(), splits = uniform(t.splits), split = uniform(t.split), shares = min(splits, SHARES);
     float4* const parts = (float4*)p.table.partials + (long long)t.slot * PART + warp * (PART / WARPS) + lane;
     u32* const word = p.table.split_counts + t.slot * WARPS + warp;
     leave_part(t, d, parts + split * PART, high, shares, false);
