@@ -33,6 +33,7 @@ from ficco_rt.device.ir import (
     RecordEvent,
     StreamName,
 )
+from ficco_rt.device.sharing import all_sets, buffer_set
 from tests.interpreter.machine import (
     Cell,
     Machine,
@@ -135,15 +136,15 @@ class Events:
 
 class Protocol:
     """What the hosts know of the protocol between runs (`device.sharing`): runs of a plan of several sets use them in
-    turn, by the order of all runs, or by their places in a graph, whose first run stands behind others' replays."""
+    turn, by the order of all runs; those of graphs others, by places in a graph. The first may follow any replay."""
 
     @staticmethod
     def of_run(plan: DevicePlan, issued: int) -> int:
-        return issued % plan.sets
+        return buffer_set(plan.sets, issued, embedded=False)
 
     @staticmethod
     def of_replay(plan: DevicePlan, place: int) -> int:
-        return place % plan.sets
+        return buffer_set(plan.sets, place, embedded=True)
 
     @staticmethod
     def replayed(place: int) -> Manner:
@@ -153,8 +154,8 @@ class Protocol:
     def slots(plan: DevicePlan, tensor: str) -> list[object]:
         """The kinds of slots in which scratch lies, one of each set: plans share those of a kind."""
         if tensor in plan.private:
-            return ["private"] * plan.sets
-        return [*range(plan.sets)] if plan.sets > 1 else ["large"]
+            return ["private"] * all_sets(plan)
+        return [*range(all_sets(plan))] if plan.sets > 1 else ["large"]
 
 
 def script(rng: random.Random, members: Sequence[Member]) -> list[Step]:
@@ -297,7 +298,7 @@ class Trial:
         self.memory = self._memory()
         places = [{place for program in member.programs.values() for place in program.places} for member in members]
         self.semaphores = [
-            [{place: Cell() for place in of} for _ in range(member.plan.sets)]
+            [{place: Cell() for place in of} for _ in range(all_sets(member.plan))]
             for member, of in zip(members, places, strict=True)
         ]
         self.hosts = [self._process(p) for p in dict.fromkeys(self.placement.processes or (0,))]
@@ -322,7 +323,7 @@ class Trial:
                 if t.kind != "scratch"
                 for rank, shape in enumerate(t.shapes)
             }
-            found.append([dict(own) for _ in range(member.plan.sets)])
+            found.append([dict(own) for _ in range(all_sets(member.plan))])
             for rank in range(len(self.placement.devices)):
                 for tensor, slot in zip(mine, rng.sample(range(number), len(mine)), strict=True):
                     shape = tensor.shapes[rank]

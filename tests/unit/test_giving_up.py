@@ -396,7 +396,7 @@ class World:
         self.log.append("clear")
 
     def issue(self) -> None:
-        binding: Any = SimpleNamespace(more=(), number=0, latest=None, of=None)
+        binding: Any = SimpleNamespace(more=(), number=0, latest=None, of=None, complete=True)
         self.runs.run(binding, (), "streams")
 
 

@@ -54,7 +54,7 @@ def test_no_semaphore_leads_to_another_node(name: str) -> None:
     ],
 )
 def test_what_leads_to_another_node_is_refused(placement: Placement, said: str) -> None:
-    found = made("gemm_rs/hierarchical", FOUR)
+    found = made("gemm_rs/hierarchical", FOUR, "traced")  # whose runs begin with a barrier
     with pytest.raises(PlanError, match=said):
         check(replace(found, placement=placement))
 
