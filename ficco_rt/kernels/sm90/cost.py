@@ -297,9 +297,10 @@ def _multiply(v: Variant, scaled: bool) -> float:
 
 
 def _promotion(v: Variant) -> float:
-    """What a step's promotion adds: the additions of a consumer; swapped: and that all read the scales of each row."""
+    """What a step's promotion adds: the additions of a consumer, of which half are hidden if there are two (on an H200
+    not if there are three); swapped: and that all read the scales of each row."""
     p, side = _PLAIN, v.tile[0] if v.swapped else v.tile[1]
-    return p.adds * v.blocks_m * side / v.consumers + p.scales * side * v.consumers * v.swapped
+    return p.adds * v.blocks_m * side / (1 + (v.consumers == 2)) + p.scales * side * v.consumers * v.swapped
 
 
 def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> float:
