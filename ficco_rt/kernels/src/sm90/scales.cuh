@@ -193,7 +193,8 @@ __device__ __forceinline__ void load_first_scales(const Parameters& p, const Sha
 __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {
     ScaleFeeder feeder(p, memory);
     int index = blockIdx.x;
-    if (!ADDENDS && p.first.steps > 0) feeder.foresee_tile(), index += gridDim.x;
+    // NOTE the last blocks of a cluster that makes parts of K may have no tile
+    if (!ADDENDS && p.first.steps > 0 && index < p.tile_count) feeder.foresee_tile(), index += gridDim.x;
     for (; index < p.tile_count; index += gridDim.x) feeder.feed_tile(index);
 }
 #elif SCALES == 1
