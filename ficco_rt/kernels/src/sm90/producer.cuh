@@ -51,6 +51,7 @@ __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count)
         if (uniform(seen) >= count) break;
         __nanosleep(32);
     }
+    __syncwarp();   // what lane 0 has seen, all have
 }
 
 // ---------------------------------------------------------------- the feeding warps
