@@ -27,7 +27,7 @@ class Races(Clocks[Node]):
         scratch = {t.name for t in self.plan.tensors if t.kind == "scratch"} - set(self.plan.private)
         self.scratch = scratch if self.plan.sets > 1 else set()  # of which each set has its own
         self.later: dict[tuple[int, int], Region] = {}  # by id of a region, and set
-        sets = range(all_sets(self.plan))
+        sets = range(all_sets(self.plan.sets, self.plan.features))
         semaphores = len(sets) * len(self.plan.semaphores)
         shapes = {_in_set(t.name, i): t.shapes for t in self.plan.tensors for i in sets}
         self.semaphores = [_WORD.on(semaphore) for semaphore in range(semaphores)]

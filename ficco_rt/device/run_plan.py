@@ -327,7 +327,9 @@ def _lines(r: RunPlan) -> Iterator[str]:
     processes = f", process {r.process}" if plan.placement.processes else ""
     yield f"run plan of {plan.schedule}, mode {plan.mode}{processes}"
     which = "a part of callers' graphs" if r.run is None else f"run {r.run}"
-    sets = f" of {all_sets(plan)}, {plan.sets} of which are used alternately" if plan.sets > 1 else ""
+    sets = (
+        f" of {all_sets(plan.sets, plan.features)}, {plan.sets} of which are used alternately" if plan.sets > 1 else ""
+    )
     yield f"  {which}, set {r.number}{sets}: {r.manner}"
     numbers = dict(r.priorities)
     streams = process_streams(plan, r.process, r.manner.called)

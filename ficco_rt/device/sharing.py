@@ -28,7 +28,7 @@ from ..graph.ir import Copy, Reduce
 from ..plan.ir import CollectiveCall, Launch, Part, Plan, Record, Stream, WaitEvent
 from ..types import TYPES
 from .collectives import barrier_peers, calls_of, part_of
-from .ir import DevicePlan, Features, Placement
+from .ir import Features, Placement
 
 # bytes of a device's scratch that others touch. A second set is kept beside it: that is worth the microseconds of an
 # entry barrier where runs are short
@@ -47,15 +47,10 @@ class Sharing:
     entry: Literal["never", "replays", "always"] = "never"
     local_streams: frozenset[int] = frozenset()
 
-    @property
-    def all_sets(self) -> int:
-        """With those for callers' graphs."""
-        return 2 * self.sets if self.entry == "replays" else self.sets
 
-
-def all_sets(plan: DevicePlan) -> int:
-    """As `Sharing.all_sets`."""
-    return 2 * plan.sets if plan.sets > 1 and plan.features.embeds else plan.sets
+def all_sets(sets: int, features: Features) -> int:
+    """`sets` between which runs alternate, with those for callers' graphs."""
+    return 2 * sets if sets > 1 and features.embeds else sets
 
 
 def buffer_set(sets: int, run: int, *, embedded: bool) -> int:

@@ -22,8 +22,9 @@ def _lines(plan: ir.DevicePlan) -> Iterator[str]:
     yield f"  {len(devices)} ranks on {plan.device.name}"
     yield f"  plan {plan.plan_hash}"
     if plan.sets > 1:
-        more = f", and {all_sets(plan) - plan.sets} more in callers' graphs" if plan.features.embeds else ""
-        yield f"  {plan.sets} sets of semaphores and scratch, which runs use alternately{more}"
+        more = all_sets(plan.sets, plan.features) - plan.sets
+        embedded = f", and {more} more in callers' graphs" if more else ""
+        yield f"  {plan.sets} sets of semaphores and scratch, which runs use alternately{embedded}"
     yield f"  ranks on devices {' '.join(map(str, devices))}"
     if plan.placement.processes:
         yield f"  ranks in processes {' '.join(map(str, plan.placement.processes))}"

@@ -154,8 +154,8 @@ class Protocol:
     def slots(plan: DevicePlan, tensor: str) -> list[object]:
         """The kinds of slots in which scratch lies, one of each set: plans share those of a kind."""
         if tensor in plan.private:
-            return ["private"] * all_sets(plan)
-        return [*range(all_sets(plan))] if plan.sets > 1 else ["large"]
+            return ["private"] * all_sets(plan.sets, plan.features)
+        return [*range(all_sets(plan.sets, plan.features))] if plan.sets > 1 else ["large"]
 
 
 def script(rng: random.Random, members: Sequence[Member]) -> list[Step]:
@@ -298,7 +298,7 @@ class Trial:
         self.memory = self._memory()
         places = [{place for program in member.programs.values() for place in program.places} for member in members]
         self.semaphores = [
-            [{place: Cell() for place in of} for _ in range(all_sets(member.plan))]
+            [{place: Cell() for place in of} for _ in range(all_sets(member.plan.sets, member.plan.features))]
             for member, of in zip(members, places, strict=True)
         ]
         self.hosts = [self._process(p) for p in dict.fromkeys(self.placement.processes or (0,))]
@@ -323,7 +323,7 @@ class Trial:
                 if t.kind != "scratch"
                 for rank, shape in enumerate(t.shapes)
             }
-            found.append([dict(own) for _ in range(all_sets(member.plan))])
+            found.append([dict(own) for _ in range(all_sets(member.plan.sets, member.plan.features))])
             for rank in range(len(self.placement.devices)):
                 for tensor, slot in zip(mine, rng.sample(range(number), len(mine)), strict=True):
                     shape = tensor.shapes[rank]

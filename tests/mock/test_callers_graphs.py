@@ -296,6 +296,7 @@ def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool,
 
 def test_a_graph_has_a_node_for_each_event_beside_its_kernels(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a replay has begun, and that it has ended: behind all runs, and nothing comes behind it."""
+    monkeypatch.setattr("ficco_rt.driver.cuda.vendor._CAPTURES", RANKS)  # those under way
     with captured(cuda, "gemm_ar/oneshot", joined=False) as made:
         cu, asked = made.callers.cu, Counter[str]()
 

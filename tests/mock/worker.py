@@ -355,7 +355,7 @@ class Worker(Tensors, Workspaces):
         with self.executor(name) as executor:
             words = executor.driver._parts.resources.addresses
             distinct = len({address for of in words for address in of})
-            assert distinct == executor.driver._plans().layout.sharing.all_sets * len(words[0]), "sets share words"
+            assert distinct == executor.driver._all_sets() * len(words[0]), "sets share words"
             self.fill(executor, 0)
             executor.run()
             with self._graph_of(executor) as replay:

@@ -154,7 +154,7 @@ def test_what_stands_between_runs_is_refused(
 def test_runs_in_callers_graphs_have_sets_of_their_own(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run behind a replay has no entry barrier: what the replay uses may still be in use on the other device."""
     plan = small("gemm_rs/oneshot", mode, apart=True)
-    assert (plan.sets, sharing.all_sets(plan)) == (2, 4)
+    assert (plan.sets, sharing.all_sets(plan.sets, plan.features)) == (2, 4)
     check(plan)
     monkeypatch.setattr(sharing, "buffer_set", lambda sets, run, *, embedded: run % sets)
     with pytest.raises(PlanError, match="nothing orders the two"):

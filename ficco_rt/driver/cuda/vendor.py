@@ -31,7 +31,7 @@ from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
 _LEGACY = 1
-_RECORDS = 1024  # nodes that are remembered: those of many captures at once
+_CAPTURES = 64  # whose nodes are remembered: more than are under way at once
 _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 _ASKING = Lock()  # the environment is the whole process's
 
@@ -55,7 +55,7 @@ class Cuda(gpu.Vendor):
         self._primary: dict[int, int] = {}  # their contexts
         self._buffer_id = int(self.cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID)
         self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
-        self._outside: dict[tuple[int, int], gpu.Handle] = {}  # nodes of `record_outside`, by capture and event
+        self._outside: dict[int, dict[int, gpu.Handle]] = {}  # nodes of `record_outside`, by capture and event
         self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
 
     # ---- devices
@@ -425,15 +425,15 @@ class Cuda(gpu.Vendor):
             if code:
                 return (code,)
             _, capture, graph, before, _, count = found
-            key = int(capture), int(event)
-            if key in self._outside:
-                behind = [self._outside[key]] * count
+            nodes = self._outside.setdefault(int(capture), {})
+            if int(event) in nodes:
+                behind = [nodes[int(event)]] * count
                 result: tuple[Any, ...] = cu.cuGraphAddDependencies(graph, before, behind, None, count)
                 return result
             code, *node = cu.cuGraphAddEventRecordNode(graph, before, count, event)
             if not code:
-                self._outside[key] = node[0]
-                while len(self._outside) > _RECORDS:
+                nodes[int(event)] = node[0]
+                while len(self._outside) > _CAPTURES:
                     del self._outside[next(iter(self._outside))]
             return (code,)
 

@@ -27,6 +27,7 @@ from ...device.fit_table import blocks_left, too_little_left
 from ...device.ir import EventName, Mode, Placement
 from ...device.layout import Layout
 from ...device.run_plan import RunPlan
+from ...device.sharing import all_sets
 from ...errors import DeviceError, UsageError, cause_words
 from ...geometry.rows import Rows
 from ...kernels.catalogue import VENDOR_GEMM
@@ -119,7 +120,7 @@ class GpuDriver(api.Driver):
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "gate"))
             named = "" if library is None else library.version()
             self._parts = PlanParts(
-                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, layout.sharing.all_sets),
+                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, self._all_sets()),
                 PlanKernels(
                     {k.name: k for k in plan.kernels},
                     partial(blocks_left, layout.plan, arch=self._device.arch, library=named),
@@ -203,7 +204,11 @@ class GpuDriver(api.Driver):
         sharing = self._plans().layout.sharing
         if scratch in sharing.private:
             return (PRIVATE,)
-        return range(sharing.all_sets) if sharing.sets > 1 else (LARGE,)
+        return range(self._all_sets()) if sharing.sets > 1 else (LARGE,)
+
+    def _all_sets(self) -> int:
+        layout = self._plans().layout
+        return all_sets(layout.sharing.sets, layout.features)
 
     def _slot(self, rank: int, kind: int, size: int) -> int:
         self._slots[rank].append(self._workspace.slot(rank, kind, size, self._slots[rank]))
@@ -359,7 +364,7 @@ class GpuDriver(api.Driver):
     def _in_sets(self, memory: Memory, tensors: DeviceTensors) -> list[DeviceTensors]:
         """The tensors, with the scratch of each set."""
         found = [tensors]
-        for number in range(1, self._plans().layout.sharing.all_sets):
+        for number in range(1, self._all_sets()):
             more = {key: self._more[buffer][number - 1] for key, buffer in memory.items() if self._more.get(buffer)}
             found.append({**tensors, **more})
         return found
