@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import errno
+import gc
 import os
 import socket
 import tempfile
@@ -24,6 +25,7 @@ WAYS: tuple[SocketNames, ...] = ("abstract", "path")
 @pytest.fixture(autouse=True)
 def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gc.collect()  # what earlier tests left may hold descriptors, which would close meanwhile
     before = sorted(os.listdir("/proc/self/fd"))
     yield
     assert sorted(os.listdir("/proc/self/fd")) == before
