@@ -503,7 +503,9 @@ def _split_all(
     else:
         tiles = np.concatenate(works)
         whole = len(tiles) - len(tiles) // cluster % groups * cluster
-        fits = not together or (len(tiles) - whole) * split_k.tail <= groups  # a block has one such part
+        least = min(tiles["tile"]["k_blocks"][whole:].tolist(), default=0)
+        # a block has one such part
+        fits = not together or ((len(tiles) - whole) * split_k.tail <= groups and least >= split_k.tail)
         runs = [(tiles[:whole], 1), (tiles[whole:], split_k.tail if fits else 1)]
     out, partials = [], 0
     for tiles, splits in runs:

@@ -422,7 +422,10 @@ SCALED = {
         ),
         "sm90_gemm_24x64_c1_swapped": (Shape((40, 20), 136, 2184, 2), Shape((50,), 136, 264, 6, before=True)),
         "sm90_gemm_16x128_c2_parts": (Shape((13,), 264, 2184, 6, splits=2, before=True),),
-        "sm90_gemm_112x128_c4_parts": (Shape((88,), 200, 1032, 4, splits=4, before=True),),  # two blocks have no tile
+        "sm90_gemm_112x128_c4_parts": (
+            Shape((88,), 200, 1032, 4, splits=4, before=True),  # two blocks have no tile
+            Shape((88, 20), 128, 264, 8, splits=4),  # fewer steps than parts: each block makes a whole tile
+        ),
         # a tile's columns lie in two blocks, a cluster's rows in two tiles; waves go through K there and back
         "sm90_gemm_128x160_c2": (Shape((256, 40), 480, 648, 1, resets=True),),
         "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2),),  # side by side, and the last one alone
