@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,8 @@ from .device import shared, sms
 from .launch import Launch, build, compiled
 from .product import operand
 from .variants import Key, keys_of
+
+SECONDS = 20  # after which a launch counts as hanging
 
 
 def check_case(rng: random.Random, key: Key, most: int, source: Path | None) -> str | None:
@@ -56,11 +60,21 @@ def run(case: Case, launch: Launch, what: str) -> None:
 
 
 def finish(what: str) -> None:
-    """Wait for the device. SystemExit: it failed, and nothing works after that."""
+    """Wait for the device. It failed, or does not end: that is printed, and the process ends with exit code 4."""
+    end, until, why = torch.cuda.Event(), time.monotonic() + SECONDS, "it does not end"
     try:
-        torch.cuda.synchronize()
+        end.record()
+        while not end.query():
+            if time.monotonic() > until:
+                break
+            time.sleep(1e-5)
+        else:
+            torch.cuda.synchronize()  # other streams, too
+            return
     except RuntimeError as e:
-        raise SystemExit(f"check: {what}: {e}") from e
+        why = str(e)
+    print(f"check: {what}: {why}", flush=True)
+    os._exit(4)  # NOTE an exit that waits for the device would not end either
 
 
 def misplaced(case: Case) -> str | None:

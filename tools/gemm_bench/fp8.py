@@ -32,6 +32,7 @@ from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.kernels.works import View
 from ficco_rt.types import TYPES
 
+from .check import finish
 from .device import SMEM, sms
 from .launch import Launch, build, compiled
 from .product import matrix, whole
@@ -201,10 +202,7 @@ def check(seed: int, cases: int, only: str) -> int:
                 launch()
                 with torch.cuda.stream(side):
                     flags[0].copy_(up[: flags.shape[1]], non_blocking=True)
-                try:
-                    torch.cuda.synchronize()
-                except RuntimeError as e:
-                    raise SystemExit(f"check: {told}: {e}") from e
+                finish(f"{told}: turn {turn}")
                 limit = FAST_ERROR if s.fast else ERROR
                 error = worst(a, b, c, limit)
                 most[s.fast] = max(most[s.fast], error)
