@@ -188,7 +188,7 @@ def _all_gather_scaled_matmul(
         """The largest product that an operation makes beside the copies; the others, if any, behind it."""
         scaling, by = _scales(of, A, A_scale, gather_dim)
         largest = max((p for p in products if not p.unmade), key=lambda p: p.B.shape[1])
-        x, weight = scaled.scaled(_rows(A, gather_dim), by, scaling), largest.weight(scaling)
+        x, weight = largest.operands(_rows(A, gather_dim), by, scaling)
         assert largest.out is not None
         bias, out, fast = largest.bias, largest.out, bool(largest.fast)
         y, kept = scaled.all_gather_matmul(of, x, weight, bias, out, keep=True, fast=fast)
@@ -238,10 +238,9 @@ def _scaled_matmul_reduce_scatter(
     def ours() -> torch.Tensor:
         whole = A.reshape(*lead, A.shape[-1])
         scaling, by = _scales(of, whole, A_scale if A_scale.numel() == 1 else A_scale.reshape(*lead, 1), dim)
-        x = scaled.scaled(_rows(whole, dim), by, scaling)
+        x, weight = product.operands(_rows(whole, dim), by, scaling)
         assert out_dtype is not None
-        weight, fast = product.weight(scaling), bool(use_fast_accum)
-        y = scaled.matmul_reduce_scatter(of, x, weight, None, out_dtype, fast=fast)
+        y = scaled.matmul_reduce_scatter(of, x, weight, None, out_dtype, fast=bool(use_fast_accum))
         restored = _restored(y, whole, dim).contiguous()
         if reduce_op == "avg":
             return restored.div_(of.ranks)
@@ -330,8 +329,15 @@ class _Product(NamedTuple):
         held = [self.out, *(DTYPES if self.out == torch.float32 else ())]
         return "" if self.bias is None or self.bias.dtype in held else "the bias has another type than the result"
 
-    def weight(self, scaling: Scaling) -> scaled.Scaled:
-        return scaled.scaled(self.B.t(), self.scale, scaling)
+    def operands(self, x: torch.Tensor, by: torch.Tensor, scaling: Scaling) -> tuple[scaled.Scaled, scaled.Scaled]:
+        """`x` [m, k] with its scales `by`, and the weight. Scales of two tensors are multiplied by each other first, as
+        cuBLASLt does: then results are the same to the last bit where k is short."""
+        weight, scale = self.B.t(), self.scale
+        if scaling == "row":
+            return scaled.scaled(x, by, scaling), scaled.scaled(weight, scale, scaling)
+        both = scale.reshape(1, 1).expand(weight.shape[0], 1) * by.reshape(())
+        ones = by.new_ones(x.shape[0], 1)
+        return scaled.Scaled(groups.dense(x), ones, scaling), scaled.Scaled(groups.dense(weight), both, scaling)
 
 
 def _pytorch(name: str, A: torch.Tensor) -> Any:

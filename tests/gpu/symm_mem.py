@@ -61,6 +61,13 @@ def main(each: int, number: int) -> bool:
             for result, one in zip(given, drawn, strict=True):
                 right(result, one)
 
+        if hopper:  # scales that are no powers of two, and sums that are exact: the bits tell the order of the factors
+            fp8, weight = (torch.rand(n, 32, device="cuda").to(torch.float8_e4m3fn) for n in (64, 16))
+            scales, rest = [torch.tensor(n, device="cuda") for n in (0.1, 0.37)], (None, None, torch.float32, False)
+            scaled = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+            product = fp8, [weight.t()], scales[0], scales[1:], 0, name, *([one] for one in rest)
+            gathered, [y] = scaled(*product)
+            assert torch.equal(y, torch._scaled_mm(gathered, weight.t(), *scales, *rest))
         x, weight = (torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in ((16, 1024), (512, 1024)))
         gather = torch.ops.symm_mem.fused_all_gather_matmul
 
