@@ -9,7 +9,7 @@ import numpy as np
 
 from ficco_rt.driver.api import Array
 from ficco_rt.exec.executor import Executor
-from ficco_rt.exec.inputs import exact_limit, fresh_inputs
+from ficco_rt.exec.inputs import exact_limit, fresh_inputs, plain, quantizations
 from ficco_rt.exec.reference import evaluate
 from ficco_rt.graph.ir import Claim
 from ficco_rt.plan.ir import Plan
@@ -56,9 +56,9 @@ class NumpyData:
         return self._references[draw]
 
     def _reference(self, claim: Claim, draw: Draw) -> Reference:
-        arrays = list(evaluate(claim.value, self._inputs[draw]))
+        arrays = list(evaluate(claim.value, plain(self._plan, self._inputs[draw])))
         largest = max((float(abs(a).max()) for a in arrays if a.size), default=0.0)
-        exact = draw.values == "exact" and largest <= self._limit
+        exact = draw.values == "exact" and largest <= self._limit and not quantizations(self._plan)
         if exact:
             dtype = numpy_dtype(self._plan.tensor(claim.targets[0].tensor).dtype)
             arrays = [a.astype(dtype) for a in arrays]

@@ -114,6 +114,16 @@ def test_one_reference_a_draw_serves_all_schedules_of_an_operation(machine: Mach
     assert data.made == 4
 
 
+@pytest.mark.parametrize("name", [e.name for e in shipped.entries() if e.name.startswith("quantized/")])
+def test_what_is_quantized_is_near_its_reference(name: str, machine: Machine) -> None:
+    of = plan(name, machine)
+    with Executor(of, "host", machine=machine) as executor:
+        facts = check(executor, Hosted(of), draws("small", 1), Spent())
+        assert 0 < facts.error <= facts.tolerance < 0.5
+        with pytest.raises(NumbersError, match=r"C of rank 1, \[2, 3\]: 100"):
+            check(executor, Damaged(of, 100.0, graph=False), [EXACT], Spent())
+
+
 class Damaged(Hosted):
     """Changes one element of what a run on streams, or as a graph, leaves."""
 
