@@ -15,6 +15,7 @@ MAX_STAGES = 16
 STATIC_BYTES = 272  # of shared memory: barriers, and how much has been waited for
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
 CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
+TURNED_BYTES = 1024  # … swapped: a quarter of 32 rows
 ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
 ADDEND_REGISTERS = (72, 216)  # of producer and consumers: a producer with addends has more to do
 FITTING = {3: 39, 4: 30, 6: 17, 8: 15}  # clusters of so many blocks that 132 multiprocessors of an H200 hold
@@ -180,7 +181,8 @@ class Variant:
 
     def smem(self, stages: int, right_transposed: bool, scaling: str | None = None) -> int:
         """Dynamic shared memory of a block, of operands with such scales."""
-        buffers = 4 * self.consumers * self.buffers(scaling) * CHUNK_BYTES
+        buffer = TURNED_BYTES if self.swapped else CHUNK_BYTES
+        buffers = 4 * self.consumers * self.buffers(scaling) * buffer
         others = self.scale_bytes(scaling) + buffers + self.part_bytes
         return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + others
 

@@ -81,7 +81,9 @@ constexpr int HELD_BYTES = HELD * 512;             // of 64 columns, for a warp
 // A warp stores 16 rows at a time, a chunk of 128 bytes of each, from buffers of its own: no barrier among warps. BOX_ROWS
 // 64: a group stores whole tiles, in boxes that its four warps fill together, and each warp copies what is left of others.
 constexpr bool GROUP_BOXES = BOX_ROWS == 64;
-constexpr int CHUNK_BYTES = 16 * 128;
+constexpr int TURNED = 32;                         // SWAPPED: rows that a group turns at once …
+constexpr bool IN_LINES = TILE_N > 64 && TILE_M > 16;   // … and stores together
+constexpr int CHUNK_BYTES = (SWAPPED ? TURNED / 4 : 16) * 128;
 constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;
 constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 constexpr int OUT_ITEM = OUT_FP32 ? 4 : 2;         // bytes of an element of the output

@@ -358,7 +358,7 @@ struct Consumer {
             if (store_whole(p, t, d, group, warp & 3, staging)) return;
         }
         if constexpr (SWAPPED)
-            store_turned(p, t, d, group * BLOCKS_M * 64 + (warp & 3) * 16, min(t.splits, SHARES), lanes, staging);
+            store_turned(p, t, d, group, warp & 3, min(t.splits, SHARES), lanes, staging);
 #pragma unroll
         for (int m = 0; m < BLOCKS_M && !SWAPPED; ++m) {
             if constexpr (THROTTLED) turn = 0;

@@ -196,39 +196,48 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
     else store_staged(d, to, &p.operands[t.operands].out, out_row, t.out_col, staging, turn);
 }
 
-// SWAPPED: a warp's 16 columns of each 64, from column `first` of the tile on, whose rows lie along wgmma's columns. It turns
-// 64 rows at a time in its buffer. `mine`: a bit for each split of K whose share of `shares` is stored.
-__device__ __forceinline__ void store_turned(const Parameters& p, const Tile& t, const float (&d)[BLOCKS_M][ACC], int first,
-                                             u32 shares, u32 mine, u32 buffer) {
+// SWAPPED: a group's columns, whose rows lie along wgmma's columns. It turns some rows of 64 columns at a time in its buffer:
+// each warp brings 16 columns. IN_LINES, they store whole lines; otherwise, or where warps may differ in `mine`, each stores
+// its own columns. `mine`: a bit for each split of K whose share of `shares` is stored.
+__device__ __forceinline__ void store_turned(const Parameters& p, const Tile& t, const float (&d)[BLOCKS_M][ACC], int group,
+                                             int warp, u32 shares, u32 mine, u32 staging) {
     const OperandInfo& info = p.infos[t.operands];
     const int lane = threadIdx.x & 31, rows = min(t.rows, info.rows - t.out_row);
     const long long pitch = info.out_pitch * OUT_ITEM;
+    const bool apart = !IN_LINES || (PARTS == 1 && t.splits > 1);
+    auto meet = [&] {
+        if (apart) __syncwarp();
+        else named_barrier_sync<128>(1 + group);
+    };
+    // rows of 128 bytes, swizzled. Of 16 of them, a lane stores 16 bytes of one; apart: in an order without bank conflicts
+    const u32 buffer = staging - warp * CHUNK_BYTES, row_of_8 = lane & 7;
+    const int own = (lane >> 1 & 3) * 2 + (lane >> 3 & 1) + (lane >> 4) * 8, within = apart ? own : warp * 4 + (lane >> 3);
+    const int unit = apart ? warp * 2 + (lane & 1) : lane & 7;
+    const u32 to = buffer + ((lane >> 4) * 8 + row_of_8) * 128 + (((warp * 2 + (lane >> 3 & 1)) ^ row_of_8) << 4);
+    const u32 from = buffer + within * 128 + ((unit ^ (within & 7)) << 4);
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m) {
-        const int unit = lane & 1, col = first + 64 * m + 8 * unit;
-        u8* const corner = info.out + t.out_row * pitch + (long long)(t.out_col + col) * OUT_ITEM;
+        const int col = (group * BLOCKS_M + m) * 64 + 8 * unit;
+        u8* const corner = info.out + (t.out_row + within) * pitch + (long long)(t.out_col + col) * OUT_ITEM;
 #pragma unroll
-        for (int c = 0; c < ACC / 4; c += 8) {
+        for (int c = 0; c < ACC / 4; c += TURNED / 8) {
             if (8 * c >= rows) break;
-            __syncwarp();   // all lanes have read what was there
 #pragma unroll
-            for (int i = 0; i < 8 && c + i < ACC / 4; i += 2) {
+            for (int i = 0; i < TURNED / 8 && c + i < ACC / 4; i += 2) {
                 const int k = 4 * (c + i);
                 const bool pair = k + 4 < ACC;
-                // rows of 32 bytes, whose halves are exchanged in every second four: no bank conflicts
-                const u32 r = 8 * i + (lane & 7) + (lane >> 4) * 8;
-                store_matrices_turned(buffer + r * 32 + (((lane >> 3 & 1) ^ (r >> 2 & 1)) << 4), pack(d[m][k], d[m][k + 1]),
-                                      pack(d[m][k + 2], d[m][k + 3]), pair ? pack(d[m][k + 4], d[m][k + 5]) : 0,
-                                      pair ? pack(d[m][k + 6], d[m][k + 7]) : 0);
+                store_matrices_turned(to + 1024 * i, pack(d[m][k], d[m][k + 1]), pack(d[m][k + 2], d[m][k + 3]),
+                                      pair ? pack(d[m][k + 4], d[m][k + 5]) : 0, pair ? pack(d[m][k + 6], d[m][k + 7]) : 0);
             }
-            __syncwarp();
+            meet();
 #pragma unroll
-            for (int i = 0; i < 8 && c + i < ACC / 4; i += 2) {
-                const int r = 8 * i + (lane >> 1), row = 8 * c + r;
-                const uint4 v = load_shared(buffer + r * 32 + ((unit ^ (r >> 2 & 1)) << 4));
+            for (int i = 0; i < TURNED / 8 && c + i < ACC / 4; i += 2) {
+                const int row = 8 * (c + i) + within;
+                const uint4 v = load_shared(from + 1024 * i);
                 if (row < rows && col < t.cols && mine >> (row / 8 * shares / (ACC / 4)) & 1)
-                    *(uint4*)(corner + row * pitch) = v;
+                    *(uint4*)(corner + 8 * (c + i) * pitch) = v;
             }
+            meet();   // all have read it
         }
     }
 }
