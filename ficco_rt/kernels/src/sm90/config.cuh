@@ -47,7 +47,7 @@ constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 // share, neighbours load the columns between twice, to the same place.
 constexpr int RIGHT_SLICE = LEFT_SHARED ? TILE_N : (TILE_N / CLUSTER + 7) / 8 * 8;
 constexpr int MAX_STAGES = 16;
-constexpr bool EARLY = !ADDENDS && CLUSTER == 1 && BLOCKS_M * ACC <= 64;   // loads begin before the warp groups part
+constexpr bool EARLY = !ADDENDS && CLUSTER == 1 && (BLOCKS_M * ACC <= 64 || !(FP8 || PARTS > 1));   // loads begin before the warp groups part
 
 // Or it holds rows of an addend: those of the whole tile, or of one consumer; with PINGPONG, of a 64-row block.
 constexpr int ADDEND_ATOMS = (TILE_N + 63) / 64;
