@@ -147,7 +147,7 @@ class Variant:
         """Whether sums of a step of fp8 operands fit beside those of a tile, of 64 rows a time; swapped: and all rows'
         scales."""
         if self.swapped:
-            return self.blocks_m == 1 and self.tile[0] <= 128
+            return self.blocks_m == 1 and self.consumers < 3 and self.tile[0] <= 128
         accumulators = (self.blocks_m + 1) * self.tile[1] // 2
         return accumulators <= 192 and not (self.pingpong or self.launch_registers)
 
@@ -301,12 +301,13 @@ SWAPPED: tuple[Variant, ...] = tuple(
         1,
         odd=True,
         swapped=True,
+        consumer_registers=152 if consumers == 3 else 224,
         adds=False,
     )
     for blocks, consumers, cluster, heights in (
         (1, 1, 1, range(8, 257, 8)),
         (1, 2, 1, range(8, 257, 8)),
-        (3, 1, 1, range(8, 81, 8)),
+        (1, 3, 1, range(8, 193, 8)),
         (2, 2, 1, range(8, 169, 8)),
         (2, 2, 2, range(80, 169, 8)),
     )
@@ -317,7 +318,7 @@ SWAPPED: tuple[Variant, ...] = tuple(
 PARTED: tuple[Variant, ...] = tuple(
     replace(v, name=v.name.replace("_c1_swapped", f"_c{parts}_parts"), parts=parts)
     for v in SWAPPED
-    if v.cluster == 1 and v.blocks_m == 1 and (v.tile[0] <= 64 or v.tile[0] % 16 == 0) and v.tile[0] <= 192
+    if v.cluster == v.blocks_m == 1 and v.consumers < 3 and v.tile[0] in (*range(8, 65, 8), *range(80, 193, 16))
     for parts in (2, 3, 4, 6, 8)
 )
 

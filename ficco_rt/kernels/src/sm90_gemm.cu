@@ -18,7 +18,7 @@
 //   ENTRY                      the kernel's name
 //   TILE_N                     columns of a block's tile, a multiple of 16 up to 256
 //   BLOCKS_M                   64-row blocks that a consumer makes; the tile has 64 · BLOCKS_M · CONSUMERS rows
-//   CONSUMERS                  consumer warp groups, 1 or 2
+//   CONSUMERS                  consumer warp groups, 1 to 3
 //   TILE_ROWS                  if it is defined, wgmma's rows are columns of the output: BLOCKS_M counts 64-column blocks,
 //                              and the tile has as many rows as this says, a multiple of 8
 //   PINGPONG                   1: the two consumers take the block's tiles in turn, of 64 · BLOCKS_M rows: while one
