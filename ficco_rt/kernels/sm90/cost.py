@@ -127,6 +127,10 @@ _LOADED = 1.25  # times the step where a device is at work for long, and what co
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
 ODD = 0.97  # times the estimate of any other variant: where one of an odd width is taken …
+# … and one of `_doubted`: on an H200 its time may be a third longer than the estimate. 317 × 5248 × 13568 took 89.5 µs
+# by 64 × 208, and 67.3 by transposed 112 × 128; 97 × 6272 × 6080 27.4 by 64 × 96, and 24.2 by transposed 104 × 64.
+DOUBTED = 0.91
+NARROW, LONG, FULL = 128 * 128, 10000, 0.85  # elements of a tile; of K; and the share of its rows that there are
 FEW = 16  # … but not where so few rows are a transposed tile: its estimate holds
 # … and times that of tiles of 128 × 256 in clusters of two, where these are taken, of so many waves. Alone on an H200,
 # single blocks are up to 0.7 % faster; beside copies 2 to 5 % slower: `ag_gemm` of two ranks that share the GPU, 4096 ×
@@ -306,9 +310,21 @@ def _promotion(v: Variant) -> float:
 def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> float:
     """What the estimate of a plain product is multiplied by where variants are compared."""
     if v.odd:
-        return 1.0 if v.swapped and max(rows) <= min(FEW, v.tile[0]) else 1 / ODD
+        if v.swapped and max(rows) <= min(FEW, v.tile[0]):
+            return 1.0
+        return 1 / (DOUBTED if _doubted(v, max(rows), k) else ODD)
     steady = v.tile == (128, 256) and v.cluster == 2 and not v.throttled and k > SHORT
     return 1 / STEADY if steady and cluster_tiles(v, rows, columns) > WAVES * v.clusters(sms) else 1.0
+
+
+def _doubted(v: Variant, rows: int, k: int) -> bool:
+    """Whether a tile is transposed, high, and of 64 columns; or small, not transposed, and those below it come apart,
+    because one has less to load, or over much of K: L2 then merges no loads of theirs."""
+    m, n = v.tile
+    if v.swapped:
+        return n == 64 and m > 128 and v.parts == 1
+    high = ceil(rows / m)
+    return high > 1 and m * n <= NARROW and (k > LONG or rows < FULL * high * m)
 
 
 def least(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, scaled: bool = False) -> float:
