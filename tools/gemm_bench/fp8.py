@@ -26,6 +26,7 @@ from ficco_rt.kernels import tiles, vendor_gemm
 from ficco_rt.kernels.family import Matmul, Operand
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import cost
+from ficco_rt.kernels.sm90.choice import band as best_band
 from ficco_rt.kernels.sm90.choice import worthwhile
 from ficco_rt.kernels.sm90.variants import BESIDE, ODD, VARIANTS, Variant
 from ficco_rt.kernels.tile_table import SplitK
@@ -118,6 +119,7 @@ def product(
         for i, piece in enumerate(rows)
     ]  # fmt: skip
     key = Key(v, signature)
+    band = band or best_band(v, works, signature.transposed, sms(), 1)
     split_k = SplitK(works=(splits,) * len(works)) if len(works) > 1 else SplitK(splits)
     return Launch(
         build(works, key, blocks=sms(), stages=stages or key.stages(SMEM), split_k=split_k, band=band), source
