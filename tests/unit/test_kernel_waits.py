@@ -420,6 +420,11 @@ SCALED = {
             Shape((100,), 192, 640, 2, stages=2, before=True),
             Shape((40,), 64, 2568, 1, before=True),  # more steps than stages, and than a slot of scales has
         ),
+        # steps overlap, of two consumers; one to four steps stand behind the last four
+        "sm90_gemm_128x128_c1": (
+            Shape((200,), 264, 2184, 2, splits=3, before=True),
+            Shape((128,), 256, 1160, 2, stages=2),
+        ),
         "sm90_gemm_24x64_c1_swapped": (Shape((40, 20), 136, 2184, 2), Shape((50,), 136, 264, 6, before=True)),
         "sm90_gemm_16x128_c2_parts": (Shape((13,), 264, 2184, 6, splits=2, before=True),),
         "sm90_gemm_112x128_c4_parts": (

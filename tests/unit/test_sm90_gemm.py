@@ -608,6 +608,9 @@ def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
     every = tuple(v for v in variants.VARIANTS if v.takes(scaled()[1]))
     assert choice.choose([8192], [2560], 4096, 132, True, variants=every, scaling="1x128").variant in every
     assert not any(v.pingpong or v.tile[0] * v.tile[1] > 256 * 128 for v in every)
+    narrow = choice.choose([512], [7168], 2048, 132, True, variants=every, scaling="1x128").variant
+    assert narrow.name == "sm90_gemm_128x128_c1"
+    assert choice.band(narrow, [scaled()[0]], PLAIN.transposed, 132, 1) == 8
     (work,) = in_pieces(512)
     assert choice.wait_groups([replace(work, waits=(8,))], 8192, item=1) == choice.wait_groups(
         [replace(work, waits=(8,))], 4096

@@ -60,7 +60,7 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
         assert smem + variants.STATIC_BYTES <= 232448
 
 
-@pytest.mark.parametrize("tile", ["256x128_c1x2", "128x192_c2", "64x64_c1"])
+@pytest.mark.parametrize("tile", ["256x128_c1x2", "128x192_c2", "128x128_c1", "64x64_c1"])
 def test_promotion_reads_registers_of_both_banks(tile: str) -> None:
     """FFMA takes a second cycle where all three of its registers have even numbers, or odd ones."""
     variant = named(f"sm90_gemm_{tile}")

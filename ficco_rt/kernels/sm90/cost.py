@@ -56,6 +56,10 @@ _SWAPPED = 0.44 / (128 * 192)
 # … times as long where fp8 sums of each step are promoted: with scales of rows or none, and with those of blocks.
 # 8192 × 2560 × 8192 on an H200, tiles of 256 × 128: 286 and 311 µs, fast 249 (tools.gemm_bench --types fp8)
 PROMOTION = (1.15, 1.25)
+# … but of these tiles promotion is hidden behind the next step's multiplication, in launches of few waves: 512 × 7168 ×
+# 4096 on an H200 27.7 µs, 3000 × 576 × 7168 24.8. In 10 waves power takes that back: 4096 × 5120 × 5120 171
+_HIDDEN = (128, 128)
+_SHORT_WAVES = 2
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _ADDEND = 1.8  # … and each of its addends
 _LAUNCH = 6.0
@@ -293,11 +297,11 @@ def alone(
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
-def _multiply(v: Variant, scaled: bool) -> float:
-    """A step's multiplication, as `_plain` has it, and what promotion adds."""
+def _multiply(v: Variant, scaled: bool, tiles: int, clusters: int) -> float:
+    """A step's multiplication, as `_plain` has it, and what promotion adds, of so many tiles of clusters."""
     p = _PLAIN
     time = p.multiply[0] + p.multiply[1] * _instructions(v) + p.cluster * (v.cluster - 1)
-    return time + (_promotion(v) if scaled else 0.0)
+    return time + (_promotion(v) if scaled and (v.tile != _HIDDEN or tiles > _SHORT_WAVES * clusters) else 0.0)
 
 
 def _promotion(v: Variant) -> float:
@@ -329,7 +333,8 @@ def _doubted(v: Variant, rows: int, k: int) -> bool:
 
 def least(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, scaled: bool = False) -> float:
     """What the estimate of a plain product exceeds: the multiplications, on all multiprocessors."""
-    return cluster_tiles(v, rows, columns) * ceil(k / DEPTH) * _multiply(v, scaled) / v.clusters(sms)
+    tiles, clusters = cluster_tiles(v, rows, columns), v.clusters(sms)
+    return tiles * ceil(k / DEPTH) * _multiply(v, scaled, tiles, clusters) / clusters
 
 
 def _plain(
@@ -354,7 +359,7 @@ def _plain(
         loads = v.cluster * _sectors(v, lines) / _SECTORS
     if v.parts > 1 and high > 1:
         loads *= p.apart
-    multiply, end = _multiply(v, scaled), p.end + p.tile * size
+    multiply, end = _multiply(v, scaled, high * wide, clusters), p.end + p.tile * size
 
     def step(at_work: int) -> float:
         """Of so many clusters."""

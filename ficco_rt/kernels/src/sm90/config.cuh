@@ -61,7 +61,7 @@ constexpr bool PROMOTED = FP8 && !FAST;            // sums of a step are added t
 constexpr bool BLOCK_SCALES = SCALES == 2;
 constexpr bool UNROLLED = PROMOTED && !THROTTLED && !ADDENDS;   // by four steps
 // A step is multiplied while the one before is added. NOTE with scales of rows the compiler would wait for each wgmma
-constexpr bool OVERLAPPED = UNROLLED && BLOCK_SCALES && BLOCKS_M == 1 && ACC <= 32;
+constexpr bool OVERLAPPED = UNROLLED && BLOCK_SCALES && BLOCKS_M == 1 && ACC <= (CONSUMERS == 2 && !SWAPPED ? 64 : 32);
 constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
 constexpr int SLOTS = 2;                           // of scales of some steps, or of a tile
