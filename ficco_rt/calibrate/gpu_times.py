@@ -14,6 +14,7 @@ from ..driver.registry import VENDORS, devices_open
 from ..errors import UsageError
 from ..exec.executor import Executor
 from ..plan.ir import Plan
+from ..process.group import Group
 from ..types import Dtype, numpy_dtype
 from .measure import Times
 from .probes import Mode
@@ -26,12 +27,16 @@ NORMAL = 1 << 18  # numbers, which inputs repeat: what operands hold decides how
 
 
 class OnGpus:
-    """A `measure.Clock`. UsageError: the host measures nothing."""
+    """A `measure.Clock`, of the process alone or of a group. `rest`: seconds between runs. UsageError: the host
+    measures nothing."""
 
-    def __init__(self, backend: DriverName) -> None:
+    def __init__(
+        self, backend: DriverName, group: Group | None = None, *, runs: int = 0, rest: float | None = None
+    ) -> None:
         if backend not in VENDORS:
             raise UsageError(f"times are taken on GPUs: --backend {' or '.join(VENDORS)}, not {backend}")
-        self._backend = backend
+        self._backend, self._group = backend, group
+        self._runs, self._rest = runs or RUNS, REST if rest is None else rest
         self._normal = np.random.default_rng(0).standard_normal(NORMAL, dtype=np.float32)
         self._blocks: dict[Dtype, Array] = {}
         self.spent: dict[str, float] = {}  # seconds, by what they went to
@@ -42,7 +47,9 @@ class OnGpus:
 
     def times(self, plan: Plan, mode: Mode) -> Times:
         with self._to("opening"):
-            executor = Executor(plan, self._backend, machine=plan.target, graph=mode == "graph", timeout=TIMEOUT)
+            executor = Executor(
+                plan, self._backend, machine=plan.target, graph=mode == "graph", timeout=TIMEOUT, group=self._group
+            )
         with executor:
             executor.gated = True
             with self._to("inputs"):
@@ -50,8 +57,8 @@ class OnGpus:
                     for rank, shape in enumerate(tensor.shapes if tensor.kind == "input" else ()):
                         executor.write(tensor.name, rank, self._values(tensor.dtype, shape))
             times: list[float] = []
-            while len(times) < WARMUP + RUNS and not (len(times) > WARMUP and times[-1] > LONG):
-                time.sleep(REST)
+            while len(times) < WARMUP + self._runs and not (len(times) > WARMUP and times[-1] > LONG):
+                time.sleep(self._rest)
                 with self._to("runs" if times else "first runs"):
                     executor.run()
                 times.append(executor.duration)

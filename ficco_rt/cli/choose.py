@@ -21,6 +21,7 @@ from .console import Progress, Style, table
 from .messages import say, tell
 
 if TYPE_CHECKING:
+    from ..kernels.families import Timer
     from ..machine.model import Machine
     from ..select.candidates import Candidate
     from ..select.choose import Choice
@@ -65,9 +66,10 @@ def chosen(
     measured: str | None = None,
     ranks_per_gpu: int = 1,
     vendor: bool = True,
+    timer: Timer | None = None,
 ) -> Choice:
     """The choice for what a command line says, on all ranks of the machine. `vendor`: the vendor's library is there, or
-    nothing runs on GPUs."""
+    nothing runs on GPUs; `timer` as for `choose`."""
     from ..select import measurements
     from ..select.choose import BY, choose
 
@@ -79,7 +81,7 @@ def chosen(
     own = None if candidates is None else candidates_of(candidates)
     sizes = parse_settings(settings)
     by_: Any = by
-    return choose(operation, machine.ranks, machine, by_, own, known, sizes, ranks_per_gpu, vendor)
+    return choose(operation, machine.ranks, machine, by_, own, known, sizes, ranks_per_gpu, vendor, timer=timer)
 
 
 def default_of(operation: str, settings: tuple[str, ...], machine: Machine) -> str:

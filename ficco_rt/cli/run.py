@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ..driver.api import GPUS, DriverName
@@ -102,8 +103,12 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
     machine = machine_of(options.machine, options.gpus) if found is None else found(options.gpus)
     each = options.ranks_per_gpu
     by = options.by or default_of(options.target, options.settings, machine)
-    library = backend not in GPUS or by == "rules" or has_gemms(backend)
-    choice = chosen(options.target, options.settings, machine, by, ranks_per_gpu=each, vendor=library)
+    library, timer = backend not in GPUS or has_gemms(backend), None
+    if backend in GPUS and processes == 1:  # others may measure otherwise
+        from ..calibrate.alone import times
+
+        timer = partial(times, driver=backend)
+    choice = chosen(options.target, options.settings, machine, by, ranks_per_gpu=each, vendor=library, timer=timer)
     graph = choice.mode == "graph" if options.graph is None and backend in GPUS else options.graph
     settings = settings_of(choice, options.settings)
     return replace(options, target=choice.schedule, gpus=machine.ranks, settings=settings, graph=graph), choice

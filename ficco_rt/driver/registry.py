@@ -111,6 +111,16 @@ def driver_version(name: DriverName) -> str:
     return _vendor(name).version()
 
 
+def uncaptured(name: DriverName) -> AbstractContextManager[None]:
+    """Context manager: calls inside are none of the captures that the caller may have begun."""
+    return _vendor(name).uncaptured()
+
+
+def gemms_version(name: DriverName) -> str:
+    """The vendor's library of GEMMs, with its version. DeviceError: it is not there."""
+    return _vendor(name).gemms().name
+
+
 def has_gemms(name: DriverName) -> bool:
     """Whether the vendor's library of GEMMs is there for the driver `name`."""
     return _vendor(name).has_gemms()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from ..graph.ir import Body, Gemm
 from ..machine.durations import vendor_gemm
@@ -20,7 +20,7 @@ from .pace import Pace
 from .sm80.family import SM80
 from .sm90.family import SM90
 from .user import USER
-from .vendor_cost import LONGEST, beside_ours
+from .vendor_cost import FEW_ROWS, LONGEST, beside_ours
 from .vendor_gemm import VENDOR
 from .works import Work
 
@@ -80,14 +80,40 @@ def tuned(arch: str) -> bool:
     return any(family.made_for(arch) for family in FAMILIES)
 
 
-def beside_library(products: Sequence[tuple[Gemm, Dtype, Dtype]], device: Device) -> tuple[float, float] | None:
-    """Microseconds, estimated, that our kernels and the vendor's library take for products alone, one after another.
-    Each is given with the types of its operands and of its output. None: there are none, one is not plain or too long,
-    or the estimates were not compared on such a device."""
+@dataclass(frozen=True, slots=True)
+class PlainProduct:
+    """Of whole matrices, [m, k] · [k, n], to which nothing is added, of one type."""
+
+    m: int
+    n: int
+    k: int
+    right_transposed: bool
+    dtype: Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AloneTimes:
+    """Microseconds of products that nothing runs beside, one after another: by our kernels and by the vendor's library.
+    `measured`: on a GPU; otherwise they are estimated."""
+
+    ours: float
+    library: float
+    measured: bool = True
+
+
+Timer: TypeAlias = Callable[[PlainProduct], AloneTimes | None]  # None: it cannot be measured
+
+
+def beside_library(
+    products: Sequence[tuple[Gemm, Dtype, Dtype]], device: Device, timer: Timer | None = None
+) -> AloneTimes | None:
+    """The times of products, measured where there is a timer. Each is given with the types of its operands and of its
+    output. None, and ours is to be taken: there are none, one is not plain or too long, or it was not measured, and
+    has few rows or estimates were not compared on such a device."""
     known = vendor_gemm(device)
-    if known is None or not SM90.serves(device.arch) or not products:
+    if not SM90.serves(device.arch) or not products:
         return None
-    ours = library = 0.0
+    ours, library, measured = 0.0, 0.0, True
     for gemm, dtype, out in products:
         added = gemm.accumulate or gemm.addends or gemm.function or gemm.scales
         whole = all(len(region.boxes) == 1 for region in (gemm.out, gemm.left, gemm.right))
@@ -95,10 +121,15 @@ def beside_library(products: Sequence[tuple[Gemm, Dtype, Dtype]], device: Device
             return None
         if gemm.flops > LONGEST:
             return None
-        (m, n), k = gemm.out.shape, gemm.depth
-        ours += SM90.alone(m, n, k, gemm.right_transposed, device, dtype)
-        library += beside_ours(m, n, k, device, dtype, known)
-    return ours, library
+        (m, n), k, right_t = gemm.out.shape, gemm.depth, gemm.right_transposed
+        times = None if timer is None else timer(PlainProduct(m, n, k, right_t, dtype))
+        if times is None and known is not None and m > FEW_ROWS:
+            estimates = SM90.alone(m, n, k, right_t, device, dtype), beside_ours(m, n, k, device, dtype, known)
+            times = AloneTimes(*estimates, measured=False)
+        if times is None:
+            return None
+        ours, library, measured = ours + times.ours, library + times.library, measured and times.measured
+    return AloneTimes(ours, library, measured)
 
 
 def configure(request: LaunchRequest, limits: Limits, *, vendor: bool = False) -> tuple[KernelConfig, ...]:

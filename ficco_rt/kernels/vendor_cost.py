@@ -1,9 +1,9 @@
 """Cost model of the vendor's GEMM library: an estimate of the time of a call.
 
-The library does not say in advance which of its kernels it takes. It has many tiles, and usually finds one that fills
-its waves: for 5000 × 1000 cuBLAS was seen to take 256 × 152, which is one wave of 132 tiles (docs/results/kernels.md).
-So the estimate is that of the best of a few tiles, in both orientations. Three numbers depend on the device:
-`cost.VendorGemm`.
+Where no GPU is, the library does not say which of its kernels it takes. It has many tiles, and usually finds one that
+fills its waves: for 5000 × 1000 cuBLAS was seen to take 256 × 152, which is one wave of 132 tiles
+(docs/results/kernels.md). So the estimate is that of the best of a few tiles, in both orientations. Three numbers
+depend on the device: `cost.VendorGemm`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _LOADS, _PORT, _SHARED = 1.15e7, 7.0e4, 2 / 3
 # 249 plain products of up to LONGEST operations, of random sizes and of layers (docs/results/kernels.md).
 _BETWEEN, _OVER = 2.5, (0.050, -0.028)
 LONGEST = 3e11  # of longer ones both are within 2 %, and ours leave copies more of L2
+FEW_ROWS = 64  # of products with so few ours is faster, or within 2 %, for 107 of 110 of random sizes
 
 
 def call_time(

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 from .. import compiler
 from ..errors import UsageError
 from ..files.arguments import multiprocessors, plain, whole
-from ..kernels.families import tuned
+from ..kernels.families import Timer, tuned
 from ..machine.durations import vendor_gemm, vendor_source, was_measured
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
@@ -40,7 +40,7 @@ DRAW = 0.02  # of the time: the virtual clock's median error (docs/internals/mod
 AHEAD = (
     0.05  # of the time: what the vendor's GEMM must gain on kernels of ours that were measured; its price may be off
 )
-LIBRARY = "docs/results/kernels.md, 'Our kernel or cuBLAS': 298 products on an H200"
+LIBRARY = "docs/results/kernels.md, 'Our kernel or cuBLAS': 206 products on an H200"
 COMMAND = 2.75  # µs of the host for a command of a run on streams (docs/results/bench.md, "Figures": 2.5 to 3)
 
 
@@ -128,8 +128,10 @@ def choose(
     ranks_per_gpu: int = 1,
     vendor: bool = True,
     leave: int = 0,
+    timer: Timer | None = None,
 ) -> Choice:
     """See `ficco_rt.choose`. `measured`: the measured times to use; by default the user's own (`measurements.place`).
+    `timer`: of products that nothing runs beside, which our kernel or the vendor's may make; otherwise it is estimated.
     Ranks that share a GPU have measured times of their own; rules and the model assume that each rank has a GPU.
     Measured times are those of runs that leave no multiprocessors.
 
@@ -138,6 +140,7 @@ def choose(
     if by is not None and by not in BY:
         raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
     asked = question(operation, ranks, machine, candidates, sizes, ranks_per_gpu, vendor, leave)
+    asked = replace(asked, timer=timer)
     if by == "measured":
         return _by_measured(asked, measurements.stored() if measured is None else measured)
     return _by_rules(asked) if (by or default(asked)) == "rules" else _by_model(asked)
@@ -230,22 +233,23 @@ def _by_rules(asked: Question) -> Choice:
         why.append(f"{apart}: on {asked.machine.name} take --by model, or by='model'")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
-    best, library = _by_library(asked, best)
+    best, library, by = _by_library(asked, best)
     why += library
-    sources = [*heuristics.cited(f, (rule, *values)), *([LIBRARY] if library else ()), *_compared(asked)]
+    sources = [*heuristics.cited(f, (rule, *values)), *by, *_compared(asked)]
     return _answer(asked, "rules", best, lambda: ranking.beside(asked, best, NEXT), why, sources)
 
 
-def _by_library(asked: Question, best: Candidate) -> tuple[Candidate, list[str]]:
-    """The candidate, with its products by the vendor's library if that is estimated to be faster; and why."""
+def _by_library(asked: Question, best: Candidate) -> tuple[Candidate, list[str], list[str]]:
+    """The candidate, with its products by the vendor's library if that is faster; why, and on what this rests."""
     found = ranking.alone(asked, best)
-    if found is None or found[0] <= found[1]:
-        return best, []
-    ours, library = found
-    return by_vendor(best), [
-        f"kernel = vendor: nothing runs beside a rank's products, which are estimated to take {library:.4g} µs by "
-        f"the vendor's library, {ours:.4g} by our kernels"
-    ]
+    if found is None or found.ours <= found.library:
+        return best, [], []
+    how = "were measured to take" if found.measured else "are estimated to take"
+    why = (
+        f"kernel = vendor: nothing runs beside a rank's products, which {how} {found.library:.4g} µs by the vendor's "
+        f"library, {found.ours:.4g} by our kernels"
+    )
+    return by_vendor(best), [why], [] if found.measured else [LIBRARY]
 
 
 def _ruled(asked: Question) -> Candidate | None:
@@ -281,7 +285,7 @@ def _by_model(asked: Question) -> Choice:
             why.append(f"the rules say the same schedule {reason}")
         else:
             why.append(f"the rules say {wanted} {reason}")
-    taken, library = _by_library(asked, best)
+    taken, library, _ = _by_library(asked, best)
     if library:
         priced = replace(taken, predicted=best.predicted, commands=best.commands)
         best, beside = next((o for o in found.ranked if o == taken), priced), ""

@@ -18,7 +18,7 @@ from ..exec.operation import require_operation
 from ..files import atomic, shipped
 from ..files.records import Reader, json_text
 from ..graph.ir import Gemm
-from ..kernels.families import beside_library, tuned
+from ..kernels.families import AloneTimes, Timer, beside_library, tuned
 from ..kernels.tiles import DEPTH
 from ..machine.durations import vendor_gemm, was_measured
 from ..machine.model import Machine
@@ -62,6 +62,7 @@ class Question:
     ranks_per_gpu: int = 1
     vendor: bool = True  # whether the vendor's library may make the products
     leave: int = 0  # multiprocessors that launches which wait leave to other libraries
+    timer: Timer | None = None  # measures products that nothing runs beside
 
     @property
     def baseline(self) -> str:
@@ -201,11 +202,11 @@ def _offered(asked: Question) -> bool:
     return asked.vendor and known and tuned(device.arch)
 
 
-def alone(asked: Question, candidate: Candidate) -> tuple[float, float] | None:
-    """Microseconds, estimated, of a rank's products by our kernels and by the vendor's library, where they run alone
-    and a candidate may have either; None otherwise. NOTE beside copies nobody has compared them."""
-    usual = asked.own is None and asked.ranks_per_gpu == 1 and not asked.leave
-    if not (usual and _offered(asked)) or candidate.vendored or candidate.schedule != asked.baseline:
+def alone(asked: Question, candidate: Candidate) -> AloneTimes | None:
+    """The times of a rank's products, where they run alone and a candidate may have them by our kernels or by the
+    vendor's library; None otherwise. NOTE beside copies nobody has compared them."""
+    usual = asked.own is None and asked.ranks_per_gpu == 1 and not asked.leave and asked.vendor
+    if not usual or candidate.vendored or candidate.schedule != asked.baseline:
         return None
     try:
         graph = compiler.build(text_of(candidate.schedule), asked.ranks, {**asked.sizes, **dict(candidate.params)})
@@ -214,7 +215,7 @@ def alone(asked: Question, candidate: Candidate) -> tuple[float, float] | None:
     dtypes = {tensor.name: tensor.dtype for tensor in graph.tensors}
     gemms = (op.body for op in graph.ops if isinstance(op.body, Gemm) and op.body.left.rank == 0)
     products = [(g, dtypes[g.left.tensor], dtypes[g.out.tensor]) for g in gemms]
-    return beside_library(products, asked.machine.device)
+    return beside_library(products, asked.machine.device, asked.timer)
 
 
 def _with_vendor(asked: Question, found: Ranking) -> Ranking:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import takewhile
 from math import prod
+from typing import Any
 
+from ..calibrate import alone
 from ..driver.registry import has_gemms
 from ..errors import UsageError
 from ..exec import padded
@@ -24,7 +27,10 @@ from ..files.store import user_store
 from ..geometry.rows import Rows
 from ..graph.budget import without_collection
 from ..graph.scales import name_of
+from ..kernels.families import AloneTimes, PlainProduct
+from ..plan.codec import content_hash
 from ..plan.ir import Plan
+from ..process.group import gathered
 from ..types import TYPES
 from . import measurements
 from .choose import By, choose
@@ -142,14 +148,33 @@ class Operation:
         """The plan of the schedule that is chosen: kept since it was proven, or proven now."""
         asked = self._operation, self._workspace.ranks, self._workspace.machine, self._by
         said = sorted((name, plain(value)) for name, value in sizes.items())
-        library = self._workspace.driver == "host" or has_gemms(self._workspace.driver)
+        on_gpus = self._workspace.shared is not None
+        library = not on_gpus or has_gemms(self._workspace.driver)
         measured = measurements.stored() if self._by == "measured" else None
         key = (*asked, library, self._leave, said, measured)
         plan = self._store.get(key, Plan)
+        if self._workspace.group is not None:  # processes that have not all kept the same plan choose again
+            kept = self._of_all("" if plan is None else content_hash(plan), "look for a plan")
+            plan = plan if len(set(kept)) == 1 else None
         if plan is None:
-            plan = choose(*asked, sizes=sizes, vendor=library, leave=self._leave).plan
+            timer = self._times if on_gpus else None
+            plan = choose(*asked, sizes=sizes, vendor=library, leave=self._leave, timer=timer).plan
             self._store.put(key, plan)
         return plan
+
+    def _times(self, product: PlainProduct) -> AloneTimes | None:
+        """As the first process measures them."""
+        group, mine = self._workspace.group, None
+        if group is None or group.rank == 0:
+            driver = self._workspace.driver
+            mine = alone.times(product, driver, None if group is None else group.part((group.rank,)))
+        found = self._of_all(None if mine is None else asdict(mine), "measure a product")[0]
+        return None if found is None else AloneTimes(**found)
+
+    def _of_all(self, mine: object, step: str) -> list[Any]:
+        """What every process states."""
+        group = self._workspace.group
+        return [mine] if group is None else gathered(group, mine, self._workspace.timeout, step)
 
     def warm(self) -> None:
         """Make the executors of all buckets, ahead of runs.

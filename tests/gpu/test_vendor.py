@@ -10,16 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import ficco_dsl
 from ficco_rt import Executor, discover
+from ficco_rt.calibrate import alone
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.exec.inputs import InputValues
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.files.store import Store
+from ficco_rt.kernels.families import PlainProduct
 from ficco_rt.plan.ir import Plan
 from ficco_rt.types import ELEMENT_TYPES, TYPES
 from tests.gpu.apart import apart
@@ -123,6 +130,13 @@ CASES = (
     Case(1021, 509, 1031),
     Case(2048, 2048, 2048, dtype="fp32", out="fp32"),
 )
+ALONE = (
+    (220, 1536, 14528, False),
+    (294, 2048, 13056, False),
+    (64, 7168, 4096, True),
+    (16, 2560, 8192, True),
+    (3964, 11392, 1216, False),
+)
 ROUNDS, LOOP = 2, 20  # turns of the timings, and runs of a turn
 LIMIT = 120  # seconds of all cases
 
@@ -139,6 +153,24 @@ def test_scaled_products() -> None:
 
 def test_times(long: int) -> None:
     apart(times, ROUNDS * long, limit=LIMIT * long)
+
+
+def test_what_products_take_alone() -> None:
+    apart(measured_again, limit=LIMIT)
+
+
+def measured_again() -> bool:
+    """Whether ours and the library's take as long, one beside the other, when both are measured again."""
+    fine = True
+    for shape in ALONE:
+        found = []
+        for _ in range(2):
+            with TemporaryDirectory() as folder, patch.object(alone, "user_store", partial(Store, Path(folder))):
+                found.append(alone.times(PlainProduct(*shape, "bf16"), "cuda"))
+        print(shape, *found, flush=True)
+        ratios = [times.library / times.ours for times in found if times is not None]
+        fine = fine and len(ratios) == 2 and max(ratios) < 1.06 * min(ratios)
+    return fine
 
 
 def products() -> bool:

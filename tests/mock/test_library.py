@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,16 @@ import pytest
 
 import ficco_dsl
 from ficco_dsl.diagnostics import ScheduleError
+from ficco_rt.calibrate import alone
 from ficco_rt.compiler import build, compile_schedule, plan_of
 from ficco_rt.driver import registry
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.files.store import Store
 from ficco_rt.kernels import vendor_gemm
+from ficco_rt.kernels.families import PlainProduct
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select import tune
 from tests import cases
@@ -262,6 +267,25 @@ def test_tune_measures_the_serial_schedule_by_the_library_too(
     by_library = next(t.candidate for t in times if t.candidate.label.endswith("kernel=vendor"))
     plan = compile_schedule(by_library.schedule, 2, {**sizes, **dict(by_library.params)})
     assert {launch.kernel for _, launch in plan.launches()} == {"vendor_gemm"}
+
+
+def test_a_product_alone_is_measured_once(
+    gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(alone, "user_store", lambda: Store(tmp_path))
+    product = PlainProduct(16, 128, 48, True, "bf16")
+    gemms.reset("devices 1")
+    found = alone.times(product, gemms.face)
+    assert found is not None
+    assert found.measured
+    assert min(found.ours, found.library) > 0
+    entries = Counter(launch.entry for launch in gemms.launches())
+    lazy = gemms.face == "cuda"  # its kernel is loaded by a call that is not run
+    assert entries == {"naive_gemm_bf16_bf16": 16, "library_matmul": 16 + lazy}  # in a graph each
+    assert alone.times(product, gemms.face) == found
+    assert Counter(launch.entry for launch in gemms.launches()) == entries
+    gemms.reset("devices 0")
+    assert alone.times(product, gemms.face) is None
 
 
 def test_who_has_no_library_is_told_what_to_install(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

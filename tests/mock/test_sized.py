@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,9 +16,12 @@ import numpy as np
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.calibrate import alone
 from ficco_rt.driver.gpu import driver
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.errors import UsageError
+from ficco_rt.files.store import Store
+from ficco_rt.kernels.families import PlainProduct
 from tests import cases
 from tests.host.test_sized import OPERATIONS, K, N
 from tests.host.test_sized import tensors as numbers_of
@@ -353,6 +357,31 @@ def test_captured_with_fewer_rows(cuda: StandIn) -> None:
     assert not cuda.live()
 
 
+def test_a_product_is_measured_beside_a_capture(cuda: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As by the first run of an operation, which a caller captures with the mode that everybody's calls can spoil."""
+    pytest.importorskip("nvmath.bindings")
+    cuda.gemms()
+    cuda.reset(f"devices {RANKS}")
+    monkeypatch.setattr(alone, "user_store", lambda: Store(tmp_path))
+    with ficco.Workspace(RANKS) as workspace:
+        made = operation(workspace, "ag_gemm")
+        caller = Caller(made.executor(13).plan)
+        placed = caller.placed(numbers_of("ag_gemm", 13, 0)[0])
+        captures = Captures(caller, joined=True)
+        with captures.capturing():
+            assert alone.times(PlainProduct(16, 32, 48, False, "bf16"), "cuda") is not None
+            made.run(streams=[int(s) for s in caller.streams], **placed)
+        values, wanted = numbers_of("ag_gemm", 13, 1)
+        caller.give(placed, values)
+        captures.replay([0], caller.streams)
+        caller.wait()
+        assert caller.holds(placed, wanted)
+        captures.close()
+        caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
 @pytest.mark.parametrize("both", ["cuda", "hip"], indirect=True)
 def test_in_two_processes(both: Processes) -> None:
     others = [name for name in OPERATIONS if name != "gemm_ar"]
@@ -361,3 +390,11 @@ def test_in_two_processes(both: Processes) -> None:
         asked = [(name, m) for m in (0, 3, 8, 15, 33, 8, 15, 40, 40) for name in names]
         answers = both.ask("sized", asked, touching)
         assert answers == [(True, "")] * 2, answers
+
+
+@pytest.mark.parametrize(("ours", "kernel"), [(1.0, "sm90_gemm_64x64_c1"), (3.0, "vendor_gemm")])
+def test_processes_measure_once_and_take_one_plan(cuda_pair: Processes, ours: float, kernel: str) -> None:
+    answers = cuda_pair.ask("measured", ours, settings="devices 2; arch sm_90", once=True)
+    for kernels, micros, left in answers:
+        assert (kernels, left) == ([kernel] * 3, "")
+        assert micros > 0

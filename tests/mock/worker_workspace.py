@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,37 @@ class Workspaces:
             none = any("backward" in name and not m for name, m in asked)  # a sum over no rows is one over zeros
             fine = fine and (touching or none) == bool(workspace.memory.get("staging"))
         return fine, self.left()
+
+    def measured(self: Any, ours: float) -> tuple[list[str], float, str]:
+        """The kernels of an operation's plan: when nothing is kept, when that is kept, and when process 1 has kept
+        another. The first process measures, by itself, that ours takes so long and the library's 2 µs. And what a real
+        measurement takes here."""
+        import ficco_rt as ficco
+        from ficco_rt.calibrate import alone
+        from ficco_rt.calibrate.gpu_times import OnGpus
+        from ficco_rt.driver.registry import discover
+        from ficco_rt.kernels.families import AloneTimes, PlainProduct
+        from ficco_rt.select import sized
+        from ficco_rt.select.choose import choose
+
+        kept: Any = SimpleNamespace(
+            plan=None, get=lambda *_: kept.plan, put=lambda _, plan: setattr(kept, "plan", plan)
+        )
+        sized.has_gemms, mine = lambda _: True, self.group.part((self.place,))
+        alone.times = lambda product, driver, group: (
+            AloneTimes(ours, 2.0) if (self.place, group) == (0, mine) else exit(1)
+        )
+        sizes, kernels = {"N": 512, "K": 512, "counts": ((64, 64), (64, 64))}, []
+        with ficco.Workspace(2, self.face, group=self.group, timeout=TIMEOUT) as workspace:
+            operation = ficco.Operation(workspace, "a2a_gemm", max_m=64, by="rules", N=512, K=512)
+            operation._store = kept
+            for turn in range(3):
+                if turn == 2 and self.place:
+                    machine, other = workspace.machine, AloneTimes(4.0 - ours, 2.0)
+                    kept.plan = choose("a2a_gemm", 2, machine, "rules", sizes=sizes, timer=lambda _, o=other: o).plan
+                kernels += sorted({launch.kernel for _, launch in operation._plan(sizes).launches()})
+        small, one = PlainProduct(16, 16, 16, True, "bf16"), discover(self.face, 1)
+        return kernels, alone._micros(small, one, OnGpus(self.face, mine)), self.left()
 
     def _binds_alone(self: Any, executors: Sequence[Any]) -> None:
         """Where all that processes touch of one another is scratch, one of them binds for itself."""

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from ficco_rt.cli import run as command
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver import registry
 from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.kernels.families import AloneTimes, PlainProduct
 from ficco_rt.kernels.vendor_cost import call_time
 from ficco_rt.machine import file
 from ficco_rt.machine.durations import overheads, power_of, vendor_gemm
@@ -27,7 +29,7 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select import choose as chooser
 from ficco_rt.select.candidates import BASELINE
-from ficco_rt.select.choose import AHEAD, Choice, choose
+from ficco_rt.select.choose import AHEAD, LIBRARY, Choice, choose
 from ficco_rt.sim.simulate import simulate
 from tests.schemas import hold
 from tests.unit.command_line import Ending
@@ -223,25 +225,47 @@ def test_where_no_gemm_of_ours_is_made_the_vendors_is_the_default(run: Callable[
     assert "its GEMM has no price here, so choices count the rate of large GEMMs; ficco calibrate measures one" in told
 
 
+def test_products_alone_are_made_by_what_was_measured_faster() -> None:
+    sizes, asked = {"M": 256, "N": 8192, "K": 8192, "transb": 1}, []
+
+    def timed(times: AloneTimes | None) -> Callable[[PlainProduct], AloneTimes | None]:
+        return lambda product: asked.append(product) or times  # type: ignore[func-returns-value]
+
+    for machine in ("h200-switch", "h100-switch"):
+        for ours, by in ((7.0, "vendor"), (6.0, None)):
+            made = choose("ag_gemm", 1, profile(machine, 1), "rules", sizes=sizes, timer=timed(AloneTimes(ours, 6.0)))
+            assert made.params.get("kernel") == by
+            assert (LIBRARY in made.sources, made.vendored) == (False, by == "vendor")
+            told = "which were measured to take 6 µs by the vendor's library, 7 by our kernels"
+            assert any(told in sentence for sentence in made.why) == (by == "vendor")
+    assert set(asked) == {PlainProduct(256, 8192, 8192, True, "bf16")}
+    # one that cannot be measured is estimated, where it can be
+    for given, timer in product(({}, {"M": 64}), (None, timed(None))):
+        for machine, vendored in (("h200-switch", not given), ("h100-switch", False)):
+            made = choose("ag_gemm", 1, profile(machine, 1), "rules", sizes=sizes | given, timer=timer)
+            assert made.vendored == vendored
+            assert (LIBRARY in made.sources) == vendored
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_run_on_gpus_offers_what_is_installed(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+    asked: list[tuple[bool, bool]] = []
 
-    def chosen(*_: object, vendor: bool, **__: object) -> Choice:
-        asked.append(vendor)
+    def chosen(*_: object, vendor: bool, timer: object, **__: object) -> Choice:
+        asked.append((vendor, timer is not None))
         raise UsageError("seen")
 
     monkeypatch.setattr(command, "chosen", chosen)
     monkeypatch.setattr(registry, "discover", lambda *_: H200)
     monkeypatch.setattr(registry, "has_gemms", lambda _: there)
-    for backend in ("cuda", "sim"):
+    for by, backend, processes in product(("model", "rules"), ("cuda", "sim"), (1, 2)):
         options = SimpleNamespace(
-            target="ag_gemm", by="model", emit=None, backend=backend, graph=None, ranks_per_gpu=1, collectives="auto",
+            target="ag_gemm", by=by, emit=None, backend=backend, graph=None, ranks_per_gpu=1, collectives="auto",
             order=None, machine=None, gpus=1, node=False, settings=(),
         )  # fmt: skip
         with pytest.raises(UsageError, match="seen"):
-            command._named(options, 1)  # type: ignore[arg-type]
-    assert asked == [there, True]
+            command._named(options, processes)  # type: ignore[arg-type]
+    assert asked == [(there, True), (there, False), (True, False), (True, False)] * 2
 
 
 def test_a_machine_says_what_it_knows_of_the_vendors_gemm(run: Callable[..., Ending]) -> None:
