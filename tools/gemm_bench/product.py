@@ -10,19 +10,18 @@ from typing import Any
 
 import torch
 
+from ficco_rt.calibrate import alone
 from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
 from ficco_rt.kernels.by_address import Way, fastest
+from ficco_rt.kernels.families import PlainProduct
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import choice as sm90
-from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.kernels.sm90.variants import ODD, VARIANTS
 from ficco_rt.kernels.sm90.variants import Variant as Hopper
 from ficco_rt.kernels.tile_table import SplitK
-from ficco_rt.kernels.vendor_cost import LONGEST, beside_ours
-from ficco_rt.machine.durations import vendor_gemm
-from ficco_rt.machine.profiles import stored
+from ficco_rt.kernels.vendor_cost import LONGEST
 
 from .device import SMEM, arch, shared, sms
 from .launch import Launch, build
@@ -80,12 +79,9 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
 
 
 def by_library(m: int, n: int, k: int, right_t: bool) -> bool:
-    """Whether `choose` would take the vendor's library for such a product alone, on an H200."""
-    device = stored("h200-switch").device
-    known = vendor_gemm(device)
-    assert known is not None
-    ours = SM90.alone(m, n, k, right_t, device, "bf16")
-    return 2 * m * n * k <= LONGEST and beside_ours(m, n, k, device, "bf16", known) < ours
+    """Whether a run would take the vendor's library for such a product alone, by what was measured once on this GPU."""
+    found = None if 2 * m * n * k > LONGEST else alone.times(PlainProduct(m, n, k, right_t, "bf16"), "cuda")
+    return found is not None and found.library < found.ours
 
 
 def unseen(count: int, seed: int) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, be
             print(f"{group}: geometric mean {geomean(ratios):.3f}, "
                   f"lowest {min(ratios):.3f}")  # fmt: skip
             taken = [1.0 if r["library"] else r["ratio"] for r in rows if r["group"] == group]
-            print(f"  with the library where it is estimated faster: {geomean(taken):.3f}, lowest {min(taken):.3f}\n")
+            print(f"  with the library where a run takes it: {geomean(taken):.3f}, lowest {min(taken):.3f}\n")
     if out:
         out.write_text(json.dumps(rows, indent=1))
     return bad
