@@ -223,7 +223,7 @@ def case_full_graphs_of_fp8() -> None:
 
     def layer(x: Tensor) -> Tensor:
         y = OPS.linear_reduce_scatter_scaled(x, w, s, of_w, None, 1, name) * 2
-        return OPS.all_gather_linear_scaled(x, w, s, of_w, None, 1, name, out_dtype=torch.float32).sum() + y
+        return OPS.all_gather_linear_scaled(x, w, s, of_w, None, 1, name, out_dtype=torch.float32).sum() + y.float()
 
     compiled = torch.compile(layer, fullgraph=True, backend="inductor" if ALL else "aot_eager")
     assert torch.equal(compiled(x), layer(x))
