@@ -608,13 +608,13 @@ def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
     every = tuple(v for v in variants.VARIANTS if v.takes(scaled()[1]))
     assert choice.choose([8192], [2560], 4096, 132, True, variants=every, scaling="1x128").variant in every
     assert not any(v.pingpong or v.tile[0] * v.tile[1] > 256 * 128 for v in every)
-    narrow = choice.choose([512], [7168], 2048, 132, True, variants=every, scaling="1x128").variant
-    assert narrow.name == "sm90_gemm_128x128_c1"
-    assert choice.band(narrow, [scaled()[0]], PLAIN.transposed, 132, 1) == 8
-    (work,) = in_pieces(512)
-    assert choice.wait_groups([replace(work, waits=(8,))], 8192, item=1) == choice.wait_groups(
-        [replace(work, waits=(8,))], 4096
-    )
+    one = [named(f"sm90_gemm_{tile}") for tile in ("128x128_c1", "128x128_c1_swapped", "128x192_c1")]
+    assert choice.choose([512], [7168], 2048, 132, True, variants=every, scaling="1x128").variant == one[0]
+    assert choice.band(one[0], [scaled()[0]], PLAIN.transposed, 132, 1) == 8
+    least = [[cost.least(v, [128], [128], 2048, 132, scaled=by) for by in (False, True)] for v in one]
+    assert [bare == promoted for bare, promoted in least] == [True, False, False]
+    late = [replace(work, waits=(8,)) for work in in_pieces(512)]
+    assert choice.wait_groups(late, 8192, item=1) == choice.wait_groups(late, 4096)
 
 
 def test_what_of_fp8_the_kernel_cannot_take_is_said() -> None:

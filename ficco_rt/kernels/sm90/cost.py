@@ -56,8 +56,9 @@ _SWAPPED = 0.44 / (128 * 192)
 # … times as long where fp8 sums of each step are promoted: with scales of rows or none, and with those of blocks.
 # 8192 × 2560 × 8192 on an H200, tiles of 256 × 128: 286 and 311 µs, fast 249 (tools.gemm_bench --types fp8)
 PROMOTION = (1.15, 1.25)
-# … but of these tiles promotion is hidden behind the next step's multiplication, in launches of few waves: 512 × 7168 ×
-# 4096 on an H200 27.7 µs, 3000 × 576 × 7168 24.8. In 10 waves power takes that back: 4096 × 5120 × 5120 171
+# … but of these tiles, not transposed, promotion is hidden behind the next step's multiplication, in launches of few
+# waves: 512 × 7168 × 4096 on an H200 27.7 µs, 3000 × 576 × 7168 24.8. In 10 waves power takes that back: 4096 × 5120 ×
+# 5120 171
 _HIDDEN = (128, 128)
 _SHORT_WAVES = 2
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
@@ -301,7 +302,8 @@ def _multiply(v: Variant, scaled: bool, tiles: int, clusters: int) -> float:
     """A step's multiplication, as `_plain` has it, and what promotion adds, of so many tiles of clusters."""
     p = _PLAIN
     time = p.multiply[0] + p.multiply[1] * _instructions(v) + p.cluster * (v.cluster - 1)
-    return time + (_promotion(v) if scaled and (v.tile != _HIDDEN or tiles > _SHORT_WAVES * clusters) else 0.0)
+    hidden = v.tile == _HIDDEN and not v.swapped and tiles <= _SHORT_WAVES * clusters
+    return time + (_promotion(v) if scaled and not hidden else 0.0)
 
 
 def _promotion(v: Variant) -> float:
