@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ..graph.functions import FUNCTIONS, FunctionName
 from ..types import ACCUMULATOR, TYPES
 from . import target
 from .tiles import DEPTH
 
+# What is done with fp8 sums of each step of K: nothing; they are added to a tile's in fp32; and scaled before
+Promoted = Literal[None, "sums", "scales"]
 SCALINGS = ("row", "1x128")  # of the left operand; the right one's is alike, and 128x128
 
 
@@ -51,6 +54,10 @@ class Signature:
     def blocks(self) -> bool:
         """Whether operands have scales of blocks."""
         return self.scaling == "1x128"
+
+    @property
+    def promoted(self) -> Promoted:
+        return None if self.fast or not self.fp8 else "scales" if self.blocks else "sums"
 
     @property
     def step(self) -> int:

@@ -441,7 +441,12 @@ SCALED = {
             Shape((100, 30), 136, 264, 3),
             Shape((64, 64), 64, 512, 4, splits=4),
             Shape((64,), 64, 1920, 1, stages=13),  # all that there are for stages
-        )
+        ),
+        # transposed: the tile's rows lie along wgmma's columns; by one, two and three groups of consumers
+        "sm90_gemm_24x64_c1_swapped": (Shape((40, 20), 136, 648, 2), Shape((50,), 136, 264, 6, before=True)),
+        "sm90_gemm_16x128_c2_parts": (Shape((13,), 264, 1096, 6, splits=2, before=True),),
+        "sm90_gemm_72x192_c1_swapped": (Shape((100,), 264, 264, 2),),
+        "sm90_gemm_64x72_c1": (Shape((100,), 136, 264, 3, splits=2),),
     },
 }
 

@@ -27,7 +27,7 @@ from ficco_rt.kernels.family import Matmul, Operand
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import cost
 from ficco_rt.kernels.sm90.choice import band as best_band
-from ficco_rt.kernels.sm90.choice import worthwhile
+from ficco_rt.kernels.sm90.choice import choose, worthwhile
 from ficco_rt.kernels.sm90.variants import BESIDE, ODD, VARIANTS, Variant
 from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.kernels.works import View
@@ -224,17 +224,19 @@ def compile_all(keys: Sequence[Key]) -> None:
 
 
 def ways(m: int, n: int, k: int, s: Signature, only: str) -> list[tuple[float, Variant, int]]:
-    """Estimates, variants and splits of the last wave, the best first."""
+    """Estimates, variants and splits of the last wave: first what a launch takes, then others, the best first."""
+    depth, lines = math.ceil(k / 2), (k % BLOCK == 0,) * 2
+    every = [v for v in (*VARIANTS, *BESIDE, *ODD) if v.takes(s) and named(v, only) and not v.throttled]
+    first = choose(
+        [m], [n], depth, sms(), True, SMEM, variants=every, lines=lines, scaling=s.scaling, promoted=s.promoted
+    ).variant
     found = []
-    for v in (*VARIANTS, *BESIDE, *worthwhile([v for v in ODD if v.takes(s)], [m], [n], sms(), True)):
-        if named(v, only) and v.takes(s) and not v.throttled and not v.pingpong:
-            estimate, splits = cost.alone(
-                v, [m], [n], math.ceil(k / 2), sms(), 0, True, right_transposed=True, scaled=s.blocks
-            )
-            splits = max(splits, v.parts)
-            if v.parts > 1 or min(splits, most_splits(v, m, n, k // 2, v.clusters(sms()))) == splits:
-                found.append((estimate, v, splits))
-    return sorted(found, key=lambda way: way[0])
+    for v in worthwhile(every, [m], [n], sms(), True):
+        estimate, splits = cost.alone(v, [m], [n], depth, sms(), 0, True, lines, True, s.promoted)
+        splits = max(splits, v.parts)
+        if v.parts > 1 or min(splits, most_splits(v, m, n, k // 2, v.clusters(sms()))) == splits:
+            found.append((estimate * cost.handicap(v, [m], [n], depth, sms()), v, splits))
+    return sorted(found, key=lambda way: (way[1] != first, way[0]))
 
 
 class Library:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
+from ..signature import Promoted
 from ..tile_table import WHOLE_K, SplitK, band_of
 from ..tiles import Matrix, MatrixWork, depth_of
 from . import cost
@@ -47,9 +48,9 @@ def split_k_of(
     sms: int,
     item: int = 2,
     right_transposed: bool = False,
-    scaled: bool = False,
+    promoted: Promoted = None,
 ) -> SplitK:
-    """How K of the works' tiles is best split, `item` bytes an element, which are `scaled` as `cost.alone` has it.
+    """How K of the works' tiles is best split, `item` bytes an element, `promoted` as `cost.alone` has it.
     Works that wait for flags come one after another, and one that makes few tiles leaves multiprocessors idle until the
     next has come: then all are split, if what a split costs is hidden. Works that signal are split where all tiles are
     at work at once, and wait for the same flags, or for none: they end together. A flag goes up behind the last part of
@@ -60,7 +61,9 @@ def split_k_of(
     rows = [n for group in found for n in group.rows]
     plain = not addends and len(found) == 1
     tail = SplitK(
-        tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item), right_transposed, scaled)[1]
+        tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item), right_transposed, promoted)[
+            1
+        ]
     )
     clusters, tiles = v.clusters(sms), cost.cluster_tiles(v, rows, columns)
     if v.parts > 1:
@@ -128,10 +131,11 @@ def choose(
     variants: Sequence[Variant] = VARIANTS,
     lines: tuple[bool, bool] = cost.LINES,
     scaling: str | None = None,
+    promoted: Promoted = None,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
-    a variant of that kind if one fits. `lines` as `cost.alone` has it; `scaling`: of fp8 operands.
+    a variant of that kind if one fits. `lines` and `promoted` as `cost.alone` has them; `scaling`: of fp8 operands.
     ValueError: none fits
     `smem`."""
     plain = not late and not addends
@@ -147,14 +151,16 @@ def choose(
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
-    least, scaled = math.inf, scaling == "1x128"
+    least = math.inf
     for v in worthwhile(
         [v for v in fitting if v.throttled is throttled] or fitting, rows, columns, sms, right_transposed
     ):
         handicap = cost.handicap(v, rows, columns, k, sms) if together else 1.0
-        if v.odd and plain and found and cost.least(v, rows, columns, k, sms, scaled) * handicap > least:
+        if v.odd and plain and found and cost.least(v, rows, columns, k, sms, promoted) * handicap > least:
             continue
-        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines, right_transposed, scaled)
+        alone, parts_of_tail = cost.alone(
+            v, rows, columns, k, sms, addends, together, lines, right_transposed, promoted
+        )
         estimate = alone
         if late:
             start = cost.start(v)
@@ -166,7 +172,7 @@ def choose(
                 after = (
                     last.share
                     * cost.alone(
-                        v, last.rows, columns, k, sms, addends, together, cost.LINES, right_transposed, scaled
+                        v, last.rows, columns, k, sms, addends, together, cost.LINES, right_transposed, promoted
                     )[0]
                 )
                 estimate = max(estimate, start + span, last.last + after)

@@ -16,6 +16,7 @@ from ...machine.model import Device
 from ...types import TYPES
 from ..pace import Drift, Pace
 from ..shared_costs import BESIDE, best_splits
+from ..signature import Promoted
 from ..tile_table import MAX_SPLITS
 from ..tiles import DEPTH
 from .variants import Variant
@@ -286,31 +287,33 @@ def alone(
     plain: bool = False,
     lines: tuple[bool, bool] = LINES,
     right_transposed: bool = False,
-    scaled: bool = False,
+    promoted: Promoted = None,
 ) -> tuple[float, int]:
     """The least time, and the splits of the last wave that give it. `plain`: nothing is added, and all works wait for
     the same flags, or for none; `lines`: whether rows of the left and the right operand start at whole lines of 128
-    bytes; `scaled`: fp8 operands have scales of blocks."""
+    bytes; `promoted`: what of fp8 operands is done with the sums of each step."""
     if plain:
-        return _plain(v, rows, columns, k, sms, lines, right_transposed, scaled)
+        return _plain(v, rows, columns, k, sms, lines, right_transposed, promoted)
     c = _costs(v, rows, columns, k, sms, addends, lines)
     cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved, BESIDE)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
-def _multiply(v: Variant, scaled: bool, tiles: int, clusters: int) -> float:
+def _multiply(v: Variant, promoted: Promoted, tiles: int, clusters: int) -> float:
     """A step's multiplication, as `_plain` has it, and what promotion adds, of so many tiles of clusters."""
     p = _PLAIN
     time = p.multiply[0] + p.multiply[1] * _instructions(v) + p.cluster * (v.cluster - 1)
-    hidden = v.tile == _HIDDEN and not v.swapped and tiles <= _SHORT_WAVES * clusters
-    return time + (_promotion(v) if scaled and not hidden else 0.0)
+    hidden = promoted == "scales" and v.tile == _HIDDEN and not v.swapped and tiles <= _SHORT_WAVES * clusters
+    return time + (_promotion(v, promoted) if promoted and not hidden else 0.0)
 
 
-def _promotion(v: Variant) -> float:
+def _promotion(v: Variant, promoted: Promoted) -> float:
     """What a step's promotion adds: the additions of a consumer, of which half are hidden if there are two (on an H200
     not if there are three); swapped: and that all read the scales of each row."""
     p, side = _PLAIN, v.tile[0] if v.swapped else v.tile[1]
-    return p.adds * v.blocks_m * side / (1 + (v.consumers == 2)) + p.scales * side * v.consumers * v.swapped
+    return p.adds * v.blocks_m * side / (1 + (v.consumers == 2)) + (
+        p.scales * side * v.consumers * v.swapped * (promoted == "scales")
+    )
 
 
 def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> float:
@@ -333,10 +336,12 @@ def _doubted(v: Variant, rows: int, k: int) -> bool:
     return high > 1 and m * n <= NARROW and (k > LONG or rows < FULL * high * m)
 
 
-def least(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, scaled: bool = False) -> float:
+def least(
+    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, promoted: Promoted = None
+) -> float:
     """What the estimate of a plain product exceeds: the multiplications, on all multiprocessors."""
     tiles, clusters = cluster_tiles(v, rows, columns), v.clusters(sms)
-    return tiles * ceil(k / DEPTH) * _multiply(v, scaled, tiles, clusters) / clusters
+    return tiles * ceil(k / DEPTH) * _multiply(v, promoted, tiles, clusters) / clusters
 
 
 def _plain(
@@ -347,7 +352,7 @@ def _plain(
     sms: int,
     lines: tuple[bool, bool],
     right_transposed: bool,
-    scaled: bool,
+    promoted: Promoted,
 ) -> tuple[float, int]:
     """As `alone`, where nothing is added, and all works wait for the same or for nothing."""
     (m, n), p = v.tile, _PLAIN
@@ -361,7 +366,7 @@ def _plain(
         loads = v.cluster * _sectors(v, lines) / _SECTORS
     if v.parts > 1 and high > 1:
         loads *= p.apart
-    multiply, end = _multiply(v, scaled, high * wide, clusters), p.end + p.tile * size
+    multiply, end = _multiply(v, promoted, high * wide, clusters), p.end + p.tile * size
 
     def step(at_work: int) -> float:
         """Of so many clusters."""

@@ -42,7 +42,7 @@ def _chosen(
     variants = _takers(odd, signature)
     return choose(
         rows, columns, k, sms, signature.right_transposed, smem, late, addends, throttled, variants, lines,
-        signature.scaling,
+        signature.scaling, signature.promoted,
     )  # fmt: skip
 
 
@@ -107,8 +107,9 @@ class Sm90(Family[Variant]):
         rows, columns, addends = gemm.rows, gemm.columns, gemm.addends
         if request.leave:
             made = choose(
-                rows, columns, depth, sms, transposed, most, late, addends, throttled, variants, lines, scaling
-            )
+                rows, columns, depth, sms, transposed, most, late, addends, throttled, variants, lines, scaling,
+                signature.promoted,
+            )  # fmt: skip
         else:
             made = _chosen(rows, columns, depth, sms, most, late, addends, throttled, odd, lines, signature)
         v, stages = made.variant, made.stages
@@ -154,7 +155,7 @@ class Sm90(Family[Variant]):
         smem = max(budget, v.smem(stages, transposed, signature.scaling))
         clusters = v.clusters(request.sms)
         split_k = split_k_of(
-            v, works, gemm.columns, gemm.depth, request.sms, signature.item, transposed, signature.blocks
+            v, works, gemm.columns, gemm.depth, request.sms, signature.item, transposed, signature.promoted
         )
         tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, across=v.shares_left,
                       step=signature.step, split_k=split_k)  # fmt: skip

@@ -142,14 +142,19 @@ class Variant:
         its turned rows."""
         return not (self.throttled or self.swapped) or out_dtype != ACCUMULATOR
 
-    @property
-    def promotes(self) -> bool:
-        """Whether sums of a step of fp8 operands fit beside those of a tile, of 64 rows a time; swapped: and all rows'
-        scales."""
-        if self.swapped:
+    def promotes(self, blocks: bool) -> bool:
+        """Whether sums of a step of fp8 operands fit beside those of a tile, of 64 rows a time; swapped, with scales of
+        `blocks`: and all rows' scales."""
+        if self.swapped and blocks:
             return self.blocks_m == 1 and self.consumers < 3 and self.tile[0] <= 128
-        accumulators = (self.blocks_m + 1) * self.tile[1] // 2
-        return accumulators <= 192 and not (self.pingpong or self.launch_registers)
+        accumulators = (self.blocks_m + 1) * self.tile[0 if self.swapped else 1] // 2
+        most = 128 if self.consumers == 3 else 192
+        return accumulators <= most and not (self.pingpong or self.launch_registers)
+
+    def crowded(self, fast: bool) -> bool:
+        """Swapped: whether sums leave too few registers for scales of rows."""
+        rows = self.tile[0]
+        return self.blocks_m == 2 and rows > 136 if fast else self.consumers == 2 and self.parts > 4 and rows > 144
 
     def takes(self, signature: Signature) -> bool:
         """Whether it is made for these types and scales."""
@@ -157,12 +162,15 @@ class Variant:
             return False
         if self.shares_left and (not signature.fp8 or signature.fast):
             return False
-        wide = self.odd and not (self.adds or (self.swapped and signature.blocks))
-        if signature.fp8 and (self.launch_registers or wide):
+        if signature.fp8 and self.launch_registers:
             return False
-        if signature.fp8 and not (signature.fast or self.promotes):
+        if signature.fp8 and not (signature.fast or self.promotes(signature.blocks)):
+            return False
+        if signature.blocks and self.odd and not (self.adds or self.swapped):
             return False
         if signature.blocks and self.consumers == 1 and self.tile[1] > 160:  # it would spill
+            return False
+        if signature.scaling == "row" and self.swapped and self.crowded(signature.fast):  # likewise
             return False
         if signature.blocks and self.tile == (128, 64):  # 64 x 128 is as fast, or up to 23 % faster
             return False

@@ -101,7 +101,6 @@ static_assert(!LEFT_SHARED || (FP8 && TILE_M % (8 * CLUSTER) == 0), "each block 
 static_assert(!FP8 || (RIGHT_T && !LEFT_T), "fp8: both operands along K");
 static_assert(!PROMOTED || !PINGPONG, "sums of two tiles and of a step do not fit the registers");
 static_assert(!BLOCK_SCALES || (PROMOTED && SPANNED <= (SWAPPED ? 1 : 2)), "scales of two blocks of columns at most");
-static_assert(!FP8 || !SWAPPED || BLOCK_SCALES, "of fp8: with scales of blocks alone");
 static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");
 static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two groups in turn, 128 rows each");
 

@@ -299,22 +299,25 @@ __device__ __forceinline__ void scale_sums(const SharedMemory& memory, int numbe
     const TileScales from(memory, number);
     const int lane = threadIdx.x & 31, row = group * 64 * BLOCKS_M + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
     barrier_wait(from.come, from.parity);
+    // of wgmma's rows and columns; SWAPPED, those are the tile's columns and rows
+    const u32 down = SWAPPED ? from.columns : from.rows, across = SWAPPED ? from.rows : from.columns;
     float of_row[BLOCKS_M][2];
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) load_shared(from.rows + 4 * (row + 64 * m + 8 * h), of_row[m][h]);
+        for (int h = 0; h < 2; ++h) load_shared(down + 4 * (row + 64 * m + 8 * h), of_row[m][h]);
 #pragma unroll
     for (int j = 0; j < ACC / 4; ++j) {
-        float x, y;
-        load_shared(from.columns + 32 * j + (lane & 3) * 8, x, y);
+        float of_column[2];
+        load_shared(across + 32 * j + (lane & 3) * 8, of_column[0], of_column[1]);
 #pragma unroll
-        for (int m = 0; m < BLOCKS_M; ++m) {
-            d[m][4 * j] = d[m][4 * j] * x * of_row[m][0];
-            d[m][4 * j + 1] = d[m][4 * j + 1] * y * of_row[m][0];
-            d[m][4 * j + 2] = d[m][4 * j + 2] * x * of_row[m][1];
-            d[m][4 * j + 3] = d[m][4 * j + 3] * y * of_row[m][1];
-        }
+        for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float first = SWAPPED ? of_row[m][i / 2] : of_column[i % 2];
+                const float second = SWAPPED ? of_column[i % 2] : of_row[m][i / 2];
+                d[m][4 * j + i] = d[m][4 * j + i] * first * second;
+            }
     }
     __syncwarp();
     if (lane == 0) barrier_arrive_here(from.read);
