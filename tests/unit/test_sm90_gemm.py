@@ -312,6 +312,31 @@ def test_paced_tiles_of_short_products_are_walked_in_narrow_bands(k: int, rows: 
     assert made.table.tiles["left_row"][len(first)] == rows * 2 * 128
 
 
+@pytest.mark.parametrize(
+    ("m", "tile", "band"),
+    [
+        (832, "104x64_c1_swapped", 4),  # eight rows of tiles
+        (785, "64x96_c1", 7),  # seven and six
+        (534, "64x160_c1", 5),  # five and four
+        (785, "64x192_c1", 1),  # five across
+        (384, "64x160_c1", None),  # six
+        (785, "64x48_c1", None),  # more than are at work at once
+        (832, "128x64_c2_parts", None),
+    ],
+)
+def test_single_blocks_at_work_at_once_are_walked_in_even_bands(m: int, tile: str, band: int | None) -> None:
+    """Blocks that start one after another load the same."""
+    rows, n, depth = (Interval(0, m),), (Interval(0, 960),), (Interval(0, 512),)
+    left, right, out = matrix(1 << 20, rows, depth), matrix(2 << 20, n, depth), matrix(3 << 20, rows, n)
+    work, v = tiles.MatrixWork(left, right, out, rows, depth, n, depth, rows, n), named(f"sm90_gemm_{tile}")
+    assert choice.band(v, [work], TURNED.transposed, 132) == band
+    assert choice.band(v, [work, work], TURNED.transposed, 132) is None
+    made = tables.build([work], v, TURNED, clusters=v.clusters(132), stages=3, band=band)
+    assert made.first is not None
+    if band and band > 1:
+        assert len(set(made.table.tiles["left_row"][: 2 * band].tolist())) == band
+
+
 def test_a_variant_fits_what_it_is_given() -> None:
     def chosen(smem: int = 200 << 10, sms: int = 132, throttled: bool = False) -> variants.Variant:
         return choice.choose([4096], [4096], 4096, sms, False, smem, throttled=throttled).variant

@@ -110,6 +110,8 @@ def plain(
     key = Key(choice.variant, Signature("bf16", "bf16", left_t, right_t, bool(addends)))
     stages = choice.stages or key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
     blocks, split_k, band = sms() * choice.residency, SplitK(choice.splits), choice.band if band is None else band
+    if band is None and isinstance(choice.variant, Hopper):
+        band = sm90.band(choice.variant, [work], key.signature.transposed, sms())
     made = build([work], key, blocks=blocks, stages=stages, split_k=split_k, band=band, foreseen=choice.foreseen,
                  read_only=(choice.chained and not flag, choice.chained), resets=[flag] if flag else ())  # fmt: skip
     return Launch(made, source, choice.promotion, choice.chained)

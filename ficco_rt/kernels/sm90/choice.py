@@ -12,14 +12,18 @@ from itertools import groupby, takewhile
 
 from ..signature import Promoted
 from ..tile_table import WHOLE_K, SplitK, band_of
-from ..tiles import Matrix, MatrixWork, depth_of
+from ..tiles import Matrix, MatrixWork, depth_of, pieces_of
 from . import cost
 from .cost import WaitGroup
 from .variants import VARIANTS, Variant
 
-# Rows of clusters' tiles that are walked together, of fp8 operands: some 16 blocks that start one after another share
-# what they read from L2. 3000 × 576 × 7168 on an H200, tiles of 128 × 128: 25.3 µs, in bands of 12 27.2, of 24 31.9
-_FP8_BAND = 8
+# Rows of clusters' tiles that are walked together: of fp8 operands, at most; and of single blocks that are all at work
+# at once, where these divide the rows, else at most; and so few tiles across are walked row by row. Some 16 blocks that
+# start one after another run in the same group of an H200's multiprocessors (GPC), which merges their loads: 104 × 64
+# for 785 × 960 × 4864 takes 16.1 µs in bands of 4, and 20.4 of 8; 80 × 128 for 1217 × 512 × 12160 26.3 row by row, and
+# 31.5 in bands of 16; 128 × 128 for 3000 × 576 × 7168 (fp8) 24.4, 24.8 of 4, 25.6 of 8, 29.6 of 16; but 64 × 160 for
+# 534 × 2176 × 2048 14.2 of 4, 4 and 1, and 11.2 of 5 and 4.
+_FP8_BAND, _QUARTER, _EVEN, _ACROSS = 8, 4, 7, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool],
     square = band_of(v.clusters(sms), v.cluster_tile)
     if v.throttled and depth_of(works, transposed) * item // 2 <= cost.SHORT:
         return max(1, square // 2)
+    found = pieces_of(works[0], transposed)
+    high, wide = (sum(-(-n // side) for *_, n in axis) for axis, side in zip(found, v.tile, strict=True))
+    if len(works) == v.together == 1 and high >= _EVEN and high * wide <= sms:
+        return 1 if wide <= _ACROSS else _QUARTER if high % _QUARTER == 0 else -(-high // -(-high // _EVEN))
     return min(_FP8_BAND, square) if item == 1 else None
 
 
