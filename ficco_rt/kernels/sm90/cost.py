@@ -327,13 +327,14 @@ def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sm
 
 
 def _doubted(v: Variant, rows: int, k: int) -> bool:
-    """Whether a tile is transposed, high, and of 64 columns; or small, not transposed, and those below it come apart,
-    because one has less to load, or over much of K: L2 then merges no loads of theirs."""
+    """Whether a tile is transposed, of 64 columns, and high, or over much of K with others below it; or small, not
+    transposed, and those below it come apart, because they are many, one has less to load, or over much of K: L2 then
+    merges no loads of theirs."""
     m, n = v.tile
-    if v.swapped:
-        return n == 64 and m > 128 and v.parts == 1
     high = ceil(rows / m)
-    return high > 1 and m * n <= NARROW and (k > LONG or rows < FULL * high * m)
+    if v.swapped:
+        return n == 64 and v.parts == 1 and (m > 128 or (high > 1 and k > LONG))
+    return high > 1 and m * n <= NARROW and (high > 2 or k > LONG or rows < FULL * high * m)
 
 
 def least(
