@@ -20,7 +20,7 @@ from .pace import Pace
 from .sm80.family import SM80
 from .sm90.family import SM90
 from .user import USER
-from .vendor_cost import FEW_ROWS, LONGEST, beside_ours
+from .vendor_cost import FEW_ROWS, LONGEST, MEASURED, beside_ours
 from .vendor_gemm import VENDOR
 from .works import Work
 
@@ -119,11 +119,9 @@ def beside_library(
         whole = all(len(region.boxes) == 1 for region in (gemm.out, gemm.left, gemm.right))
         if added or not whole or gemm.left_transposed or gemm.stored_afar or (dtype, out) not in _MEASURED:
             return None
-        if gemm.flops > LONGEST:
-            return None
         (m, n), k, right_t = gemm.out.shape, gemm.depth, gemm.right_transposed
-        times = None if timer is None else timer(PlainProduct(m, n, k, right_t, dtype))
-        if times is None and known is not None and m > FEW_ROWS:
+        times = timer(PlainProduct(m, n, k, right_t, dtype)) if timer and gemm.flops <= MEASURED else None
+        if times is None and known is not None and m > FEW_ROWS and gemm.flops <= LONGEST:
             estimates = SM90.alone(m, n, k, right_t, device, dtype), beside_ours(m, n, k, device, dtype, known)
             times = AloneTimes(*estimates, measured=False)
         if times is None:

@@ -239,6 +239,13 @@ def test_products_alone_are_made_by_what_was_measured_faster() -> None:
             told = "which were measured to take 6 µs by the vendor's library, 7 by our kernels"
             assert any(told in sentence for sentence in made.why) == (by == "vendor")
     assert set(asked) == {PlainProduct(256, 8192, 8192, True, "bf16")}
+    # a long one is measured, where that takes less than a second, and is not estimated
+    for deep, by in ((8192, "vendor"), (16384, None)):
+        asked.clear()
+        long = sizes | {"M": 4096, "N": 8192, "K": deep}
+        made = choose("ag_gemm", 1, H200, "rules", sizes=long, timer=timed(AloneTimes(7.0, 6.0)))
+        assert (made.params.get("kernel"), len(asked)) == (by, by == "vendor")
+        assert not choose("ag_gemm", 1, H200, "rules", sizes=long).vendored
     # one that cannot be measured is estimated, where it can be
     for given, timer in product(({}, {"M": 64}), (None, timed(None))):
         for machine, vendored in (("h200-switch", not given), ("h100-switch", False)):

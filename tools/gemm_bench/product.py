@@ -21,7 +21,7 @@ from ficco_rt.kernels.sm90 import choice as sm90
 from ficco_rt.kernels.sm90.variants import ODD, VARIANTS
 from ficco_rt.kernels.sm90.variants import Variant as Hopper
 from ficco_rt.kernels.tile_table import SplitK
-from ficco_rt.kernels.vendor_cost import LONGEST
+from ficco_rt.kernels.vendor_cost import MEASURED
 
 from .device import SMEM, arch, shared, sms
 from .launch import Launch, build
@@ -80,7 +80,7 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
 
 def by_library(m: int, n: int, k: int, right_t: bool) -> bool:
     """Whether a run would take the vendor's library for such a product alone, by what was measured once on this GPU."""
-    found = None if 2 * m * n * k > LONGEST else alone.times(PlainProduct(m, n, k, right_t, "bf16"), "cuda")
+    found = None if 2 * m * n * k > MEASURED else alone.times(PlainProduct(m, n, k, right_t, "bf16"), "cuda")
     return found is not None and found.library < found.ours
 
 
