@@ -172,7 +172,7 @@ class KernelConfig:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """What cuTensorMapEncodeTiled is given; rank 2, element strides 1, no interleave, 128-byte swizzle."""
+    """What cuTensorMapEncodeTiled is given; rank 2, element strides 1, no interleave, zero fill."""
 
     address: int
     dtype: str
@@ -180,6 +180,7 @@ class TensorMap:
     pitch: int  # bytes
     box: tuple[int, int]
     offset: int  # where its 128 bytes go in the parameters
+    swizzle: int = 128  # bytes; 0: none
 
 
 Encode: TypeAlias = Callable[[TensorMap], bytes]

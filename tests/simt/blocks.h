@@ -46,10 +46,10 @@ struct Lane : Fiber {
     int commits[256], committed;     // wgmma: products up to each group's end
     struct Store { const EncodedMap* map; int x, y; u32 from; int group; bool read, done; } stores[64];
     int store_count, store_groups;   // TMA's stores, and their groups
-    struct Copy { u32 to; const u8* from; int size, group; bool done, unordered, word; } copies[128];   // word: not 16 bytes
+    struct Copy { u32 to; const u8* from; int size, group; bool done, unordered; } copies[128];
     int copy_count, copy_groups;     // cp.async
 };
-struct Load { const EncodedMap* map; int x, y, block, cluster; u32 to, barrier, mask; bool done, unordered[256]; };   // rows
+struct Load { const EncodedMap* map; int x, y, block, cluster; u32 to, barrier, mask; bool done; u32 unordered[256]; };   // of rows
 
 static Lane* lanes;
 static Block* blocks;
@@ -108,7 +108,7 @@ template <class T> static T* exchange(const T& value, T (&all)[32]) {
 static Block& block_of(u32 address, int from) { return blocks[address >> 24 ? from / cluster_size * cluster_size + (int)(address >> 24) - 1 : from]; }
 static char* shared_at(u32 address, int from) { return block_of(address, from).shared + (address & 0xffffff); }
 static char* shared_at(u32 address) { return shared_at(address, me().block); }
-static u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+static u32 swizzled(u32 address, u32 wide = 128) { return wide ? address ^ (address >> 7 & (wide / 16 - 1)) << 4 : address; }
 
 static u32 variables = 0;            // bytes that they have
 // A variable in shared memory: the first thread of all to come gives it a place, alike in every block.

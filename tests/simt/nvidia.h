@@ -20,14 +20,20 @@ static bool elected() {
 static u32 item_of(const EncodedMap* m) { return m->type == 7 ? 4 : m->type == 0 ? 1 : 2; }
 static bool inside(const EncodedMap* m, int x, int y) { return x >= 0 && y >= 0 && (u64)x < m->columns && (u64)y < m->rows; }
 
+// Elements of a row that are all ordered, or none. Of scales, some may be needed that others write later.
+static u32 part_of(const EncodedMap* m) { return m->swizzle == 128 ? m->box_columns : 1; }
+
 static void load_box(u32 to, const void* map, int x, int y, u32 barrier, u32 mask) {
     const EncodedMap* m = (const EncodedMap*)map;
     if (load_count == LOADS) abort();
     Load& l = loads[load_count++] = {m, x, y, me().block, me().block / cluster_size * cluster_size, to, barrier, mask, false, {}};
     const u64 wide = (u64)x < m->columns ? m->columns - (u64)x < m->box_columns ? m->columns - (u64)x : m->box_columns : 0;
+    const u32 part = part_of(m);
     for (u32 r = 0; r < m->box_rows; ++r)
-        if (inside(m, x, y + (int)r))
-            l.unordered[r] = !check_read(number(), m->address + (y + r) * m->pitch + (u64)x * item_of(m), wide * item_of(m), true, "TMA", hint);
+        for (u32 i = 0; i < wide && inside(m, x, y + (int)r); i += part) {
+            const u64 at = m->address + (y + r) * m->pitch + (u64)(x + i) * item_of(m);
+            if (!check_read(number(), at, (wide - i < part ? wide - i : part) * item_of(m), true, "TMA", hint)) l.unordered[r] |= 1u << i / part;
+        }
 }
 static void load_now(Load& l) {
     const u32 item = item_of(l.map);
@@ -37,10 +43,10 @@ static void load_now(Load& l) {
         if (l.mask ? !(l.mask >> c & 1) : c > 0) continue;
         for (u32 r = 0; r < l.map->box_rows; ++r)
             for (u32 i = 0; i < l.map->box_columns; ++i) {
-                const u32 at = swizzled((l.to & 0xffffff) + r * l.map->box_columns * item + i * item);
+                const u32 at = swizzled((l.to & 0xffffff) + (r * l.map->box_columns + i) * item, l.map->swizzle);
                 char* to = blocks[target].shared + at;
                 const int x = l.x + (int)i, y = l.y + (int)r;
-                if (l.unordered[r]) memset(to, 0xFF, item);   // it may be as old as can be
+                if (l.unordered[r] >> i / part_of(l.map) & 1) memset(to, 0xFF, item);   // it may be as old as can be
                 else if (inside(l.map, x, y)) memcpy(to, (void*)(l.map->address + (u64)y * l.map->pitch + (u64)x * item), item);
                 else memset(to, 0, item);
             }
@@ -275,12 +281,12 @@ static void mma_tf32(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1,
 
 static void copy_done(Lane& t, Lane::Copy& c) {
     char* to = shared_at(c.to, t.block);
-    if (!c.word) memset(to, 0, 16);
+    memset(to, 0, 16);
     if (c.unordered) memset(to, 0xFF, (size_t)c.size);   // it may be as old as can be
     else memcpy(to, c.from, (size_t)c.size);
     c.done = true;
 }
-static void copy_async(u32 to, const void* from, int size, bool word = false) {
+static void copy_async(u32 to, const void* from, int size) {
     Lane& t = me();
     const bool unordered = !check_read(number(), (u64)from, (u64)size, false, "cp.async", hint);
     int kept = 0;
@@ -288,21 +294,11 @@ static void copy_async(u32 to, const void* from, int size, bool word = false) {
         if (!t.copies[i].done) t.copies[kept++] = t.copies[i];
     t.copy_count = kept;
     if (kept == 128) abort();
-    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, false, unordered, word};
+    t.copies[t.copy_count++] = {to, (const u8*)from, size, t.copy_groups, false, unordered};
     if (!draw((u32)lag + 1)) copy_done(t, t.copies[t.copy_count - 1]);
-}
-// Some of the four words may not be there yet.
-static void copy_words(u32 to, const void* from) {
-    for (u32 i = 0; i < 16; i += 4) copy_async(to + i, (const u8*)from + i, 4, true);
 }
 static void copy_async_if(u32 to, const void* from, int yes) {
     if (yes) copy_async(to, from, 16);
-}
-static void copies_arrive(u32 bar) {
-    Lane& t = me();
-    for (int i = 0; i < t.copy_count; ++i)
-        if (!t.copies[i].done) copy_done(t, t.copies[i]);
-    barrier_arrive(bar, 0);
 }
 static void copies_commit() { ++me().copy_groups; }
 static void copies_wait(int most) {

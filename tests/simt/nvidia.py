@@ -126,8 +126,6 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
         r"@yes cp\.async\.cg\.shared\.global\.L2::128B \[%0\], \[%1\], 16; \}",
         "copy_async_if(%0, %1, %2)",
     ),
-    (r"cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;", "copy_words(%0, %1)"),
-    (r"cp\.async\.ca\.shared\.global \[%0\], \[%1\], 4;", "copy_async(%0, %1, 4, true)"),
     (
         r"\{ \.reg \.pred yes; setp\.ne\.b32 yes, %2, 0; mov\.b16 %0, 0; @yes ld\.global\.b16 %0, \[%1\]; \}",
         "%0 = (%2) ? load_checked((const unsigned short*)(%1)) : (unsigned short)0",
@@ -141,7 +139,6 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"ld\.shared\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];", "load_shared(%4, %0, %1, %2, %3)"),
     (r"cvt\.rna\.tf32\.f32 %0, %1;", "%0 = tf32(%1)"),
     (r"cvt\.rn\.satfinite\.(e4m3|e5m2)x2\.f32 %0, %1, %2;", "%0 = pair_of({0}, %1, %2)"),
-    (r"cp\.async\.mbarrier\.arrive\.noinc\.shared::cta\.b64 \[%0\];", "copies_arrive(%0)"),
     (r"cp\.async\.wait_group 0;", "copies_wait(0)"),
     (r"cp\.async\.commit_group;", "copies_commit()"),
     (r"cp\.async\.wait_group %0;", "copies_wait(%0)"),

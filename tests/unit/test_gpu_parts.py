@@ -486,7 +486,7 @@ def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, r
     (config,) = families.configure(request, Limits.of(H200))
     assert config.read_only == read_only
     (data,) = families.tables(config, request.works).arguments(0, 0, 0, lambda m: bytes(128))
-    assert sm90.INFO.unpack_from(data, sm90.INFOS_AT)[3] == 2 * read_only[0] + read_only[1]
+    assert sm90.INFO.unpack_from(data, sm90.INFOS_AT)[4] == 2 * read_only[0] + read_only[1]
 
 
 SMEM = 200 << 10

@@ -37,7 +37,7 @@ from tests.simt import nvidia
 from tests.simt.memory import DTYPES, Memory, aligned
 from tests.unit.hand_made import copied, total
 
-MAP = struct.Struct("<5Q3I")  # EncodedMap of mock/src/tensor_map.h
+MAP = struct.Struct("<5Q4I")  # EncodedMap of mock/src/tensor_map.h
 MAGIC = 0x70616D726F736E74
 MAP_TYPES = {"bf16": 9, "fp16": 6, "fp32": 7, "fp8_e4m3": 0, "fp8_e5m2": 0}
 SEEDS = range(6)
@@ -45,7 +45,7 @@ NAIVE = KERNELS / "naive.cu"
 
 
 def encoded(m: TensorMap) -> bytes:
-    return MAP.pack(MAGIC, m.address, *m.dims, m.pitch, *m.box, MAP_TYPES[m.dtype]).ljust(128, b"\0")
+    return MAP.pack(MAGIC, m.address, *m.dims, m.pitch, *m.box, MAP_TYPES[m.dtype], m.swizzle).ljust(128, b"\0")
 
 
 @dataclass(frozen=True)
@@ -426,7 +426,10 @@ SCALED = {
             Shape((128,), 256, 1160, 2, stages=2),
         ),
         "sm90_gemm_24x64_c1_swapped": (Shape((40, 20), 136, 2184, 2), Shape((50,), 136, 264, 6, before=True)),
-        "sm90_gemm_16x128_c2_parts": (Shape((13,), 264, 2184, 6, splits=2, before=True),),
+        "sm90_gemm_16x128_c2_parts": (
+            Shape((13,), 264, 2184, 6, splits=2, before=True),
+            Shape((13,), 264, 4200, 4, before=True),  # whole tiles, and more steps than two slots of scales have
+        ),
         "sm90_gemm_112x128_c4_parts": (
             Shape((88,), 200, 1032, 4, splits=4, before=True),  # two blocks have no tile
             Shape((88, 20), 128, 264, 8, splits=4),  # fewer steps than parts: each block makes a whole tile

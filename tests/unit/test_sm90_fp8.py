@@ -36,13 +36,20 @@ def test_steps_of_fp8_operands_are_128_deep() -> None:
         ("fp8_e4m3", (128, 128)),
         ("fp8_e4m3", (128, 80)),
         ("bf16", (64, 16)),
+        ("fp32", (8, 128)),
     ]
+    scales = launch.maps[3]
+    assert (scales.dims, scales.pitch, scales.swizzle, scales.offset) == ((10, 300), 48, 0, tables.PARAMETER_BYTES)
+    few = tables.build([work], named("sm90_gemm_64x64_c1"), signature, clusters=4, stages=4).maps[3]
+    assert (few.box, few.swizzle) == ((16, 64), 64)
     whole = tables.build([work], named("sm90_gemm_128x128_c2"), signature, clusters=4, stages=4)
     assert whole.maps[2].box == (64, 64)  # a group's, of four warps
-    data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
+    data = launch.parameters(1 << 30, 1 << 31, [bytes([i]) * 128 for i in range(4)])
+    assert data[tables.PARAMETER_BYTES :] == bytes([3]) * 128 + bytes(7 * 128)
+    assert tables.INFO.unpack_from(data, tables.INFOS_AT)[2:4] == (128 * (128 + 160), 4 * 8 * 128)
     assert tables.SCALES.unpack_from(data, tables.SCALES_AT) == (4 << 20, 5 << 20, 12, 12)
     moved = launch.moved(lambda address: address + 4096)
-    data = moved.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
+    data = moved.parameters(1 << 30, 1 << 31, [bytes(128)] * 4)
     assert tables.SCALES.unpack_from(data, tables.SCALES_AT)[:2] == ((4 << 20) + 4096, (5 << 20) + 4096)
 
 

@@ -35,11 +35,11 @@ Spans: TypeAlias = tuple[Interval, ...]
 
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 4  # different matrices that addends lie in
-PARAMETER_BYTES = 4032  # of 4096 that a launch's may have
+PARAMETER_BYTES = 4032  # of 4096 that a launch's may have; with scales of blocks, the maps of the left ones behind them
 SCALES = struct.Struct("<4Q")  # struct OperandScales
 OPERAND_BYTES = 384  # three tensor maps
 INFOS_AT = MAX_OPERANDS * OPERAND_BYTES
-INFO = struct.Struct("<3QIi")  # struct OperandInfo of `src/tiles.h`
+INFO = struct.Struct("<2Q3Ii")  # struct OperandInfo of `src/tiles.h`
 POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
 POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 ADDEND_MAPS_AT = 3456
@@ -147,7 +147,8 @@ class PackedLaunch:
         """The kernel's argument. `encoded` are `maps`, encoded; `epoch` and `abort` addresses of 32-bit words or 0:
         an up flag holds at least *epoch (else 1); waiting ends when *abort is not 0. `partials`: see `Table.pointers`.
         """
-        block, table, v = bytearray(PARAMETER_BYTES), self.table, self.variant
+        table, v = self.table, self.variant
+        block = bytearray(PARAMETER_BYTES + (128 * MAX_OPERANDS if self.signature.blocks else 0))
         left, right = self.read_only
         for m, data in zip(self.maps, encoded, strict=True):
             block[m.offset : m.offset + 128] = data
@@ -155,7 +156,9 @@ class PackedLaunch:
             # rows that the left box lacks
             short = 0 if self.signature.left_transposed else v.tile[0] - self.maps[3 * i].box[1] * v.left_boxes
             loaded = v.loaded_bytes(self.signature.right_transposed) - 128 * short
-            INFO.pack_into(block, INFOS_AT + i * INFO.size, out.address, out.pitch, loaded, right + 2 * left, out.rows)
+            scaled = 4 * (v.tile[0] - short) * v.scale_steps if self.signature.blocks else 0
+            info = out.address, out.pitch, loaded, scaled, right + 2 * left, out.rows
+            INFO.pack_into(block, INFOS_AT + i * INFO.size, *info)
         POINTERS.pack_into(
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort, partials), len(table.tiles),
             self.stages, *table.addend_pointers(constants), *table.resetting(scratch),
@@ -167,7 +170,6 @@ class PackedLaunch:
             if a.scales and b.scales:
                 at = SCALES_AT + i * SCALES.size
                 SCALES.pack_into(block, at, a.scales.address, b.scales.address, a.scales.pitch, b.scales.pitch)
-        assert len(block) == PARAMETER_BYTES
         return bytes(block)
 
 
@@ -327,6 +329,11 @@ def build(
         at = ADDEND_MAPS_AT + 128 * i
         dtype = signature.out_dtype if signature.fp8 else signature.dtype
         maps.append(TensorMap(m.address, dtype, (m.columns, m.rows), m.pitch * TYPES[dtype].bytes, box, at))
+    for i, (left, _, _) in enumerate(made.operands):
+        if left.scales and signature.blocks:
+            s, steps, high = left.scales, variant.scale_steps, maps[3 * i].box[1] * variant.left_boxes
+            dims, at, swizzle = (-(-ends[left] // 128), left.rows), PARAMETER_BYTES + 128 * i, 64 if steps == 16 else 0
+            maps.append(TensorMap(s.address, ACCUMULATOR, dims, s.pitch * 4, (steps, high), at, swizzle))
     return PackedLaunch(
         variant=variant,
         table=made,

@@ -180,11 +180,15 @@ class Variant:
         """For the scales of rows and columns of a tile; or for those of blocks of some steps."""
         return 0 if scaling is None else 2
 
+    @property
+    def scale_steps(self) -> int:
+        """Scales of blocks that a box brings of each row."""
+        return 16 if self.tile[0] <= 64 else 8
+
     def scale_bytes(self, scaling: str | None) -> int:
         """Of all of them."""
         rows, columns = self.tile
-        steps = 16 if rows <= 64 else 4
-        slot = (4 * steps + 16) * rows + 8 * steps + 32 if scaling == "1x128" else 4 * (rows + columns)
+        slot = self.scale_steps * (4 * rows + 8) + 16 if scaling == "1x128" else 4 * (rows + columns)
         return self.scale_slots(scaling) * slot
 
     def smem(self, stages: int, right_transposed: bool, scaling: str | None = None) -> int:

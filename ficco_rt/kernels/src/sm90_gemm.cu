@@ -77,6 +77,9 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
         prefetch_map(&p.operands[0].right);
         prefetch_map(&p.operands[0].out);
         if constexpr (ADDENDS) prefetch_map(p.addend_maps);
+#if SCALES == 2
+        prefetch_map(p.left_scales);
+#endif
     }
     {   // NOTE lanes of a warp would make theirs one after another
         if (threadIdx.x == 0) waits_seen = 0;
@@ -95,7 +98,7 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
             if (MAX_STAGES * 32 % THREADS && first + 8 * i >= memory.empty) break;
             // the last ones, which no stage has, belong to scales
             const bool of_scales = SCALES && (int)(each * warp + i) >= MAX_STAGES - SLOTS;
-            barrier_init(first + 8 * i, BLOCK_SCALES && of_scales ? 64 : 1);
+            barrier_init(first + 8 * i, 1);
             barrier_init(first + 8 * i + (memory.empty - memory.full), of_scales ? WARPS : GROUPS * CLUSTER);
         }
         fence_barrier_init();
@@ -107,9 +110,8 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
         const Foreseen tile(p.first, me);
         if (warp < 2) {
             if (warp == 1) load_first<true>(p, memory, tile, me);
-            else load_first<false>(p, memory, tile, me);
+            else load_first_scales(p, memory, tile), load_first<false>(p, memory, tile, me);
         }
-        if (warp == 3) load_first_scales(p, memory, tile);
     }
     if (warp < 4) {
         give_up_registers<PRODUCER_REGS>();

@@ -92,7 +92,8 @@ typedef struct MappedOperands { TensorMap left, right, out; } MappedOperands;
 typedef struct OperandInfo {
     u8* out;
     i64 out_pitch;    // elements
-    u64 stage_bytes;  // that loads bring into a stage: the box of the left operand may have fewer rows than the tile
+    u32 stage_bytes;  // that loads bring into a stage: the box of the left operand may have fewer rows than the tile
+    u32 scale_bytes;  // … and the box of its scales into a slot
     u32 read_only;    // bits, 1 right, 2 left: nothing in the plan writes the operand, so that it may be read at once
     int rows;         // of the output: what a tile has behind them is not stored
 } OperandInfo;
@@ -125,3 +126,8 @@ typedef struct MappedParameters {
     TensorMap addend_maps[4];          // of fp8 operands 2, and the operands' OperandScales behind these
     FirstGrid first;
 } MappedParameters;
+
+#ifdef __cplusplus
+// With scales of blocks. NOTE more than 4,096 bytes, which CUDA takes since 12.1
+struct ScaledParameters : MappedParameters { TensorMap left_scales[8]; };
+#endif

@@ -239,6 +239,6 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
         return INVALID_VALUE;
     if (!memory_home((Address)address, dims[0] * item)) return INVALID_VALUE;
     memset(map, 0, 128);
-    *(EncodedMap *)map = (EncodedMap){TENSOR_MAP, (Address)address, dims[0], dims[1], pitches[0], box[0], box[1], (uint32_t)type};
+    *(EncodedMap *)map = (EncodedMap){TENSOR_MAP, (Address)address, dims[0], dims[1], pitches[0], box[0], box[1], (uint32_t)type, 128};
     return OK;
 }

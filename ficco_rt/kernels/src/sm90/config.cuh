@@ -14,7 +14,11 @@
 #define BOX_ROWS 16
 #endif
 
+#if SCALES == 2
+typedef ScaledParameters Parameters;
+#else
 typedef MappedParameters Parameters;
+#endif
 
 constexpr int TILE_K = FP8 ? 128 : 64;             // elements: 128 bytes, one swizzle row
 constexpr int GROUPS = PINGPONG ? 1 : CONSUMERS;   // consumer groups that make a tile together
@@ -66,10 +70,11 @@ constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
 constexpr int SLOTS = 2;                           // of scales of some steps, or of a tile
 // NOTE few rows are read by all blocks at once: in one piece of 64 bytes each, because L2 answers slowly to so many who ask
-// for the same lines, and all loads wait behind
-constexpr int SLOT_STEPS = TILE_M <= 64 ? 16 : 4;
-constexpr int SLOT_PITCH = 4 * SLOT_STEPS + 16;    // of rows, bytes: they start at multiples of four scales
-constexpr int SLOT_BYTES = TILE_M * SLOT_PITCH + 8 * SLOT_STEPS + 32;
+// for the same lines, and all loads wait behind; 80 bytes take it longer still
+constexpr int SLOT_STEPS = TILE_M <= 64 ? 16 : 8;  // whose scales a box brings, if it starts with them: at a multiple of four
+constexpr int SLOT_PITCH = 4 * SLOT_STEPS;         // of rows, bytes; those of 64 are swizzled
+constexpr int ORDER_BYTES = 8 * SLOT_STEPS + 16;   // of a slot, behind the rows of all: scales of columns, and the order
+constexpr int SLOT_BYTES = TILE_M * SLOT_PITCH + ORDER_BYTES;
 constexpr int SCALE_BYTES = SLOTS * (BLOCK_SCALES ? SLOT_BYTES : SCALES ? (TILE_M + TILE_N) * 4 : 0);
 
 // PARTS: what a block holds of the others' sums, four of a lane at a time: those of its share of the tile's rows.
@@ -88,7 +93,7 @@ constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;
 constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 constexpr int OUT_ITEM = OUT_FP32 ? 4 : 2;         // bytes of an element of the output
 
-static_assert(sizeof(Parameters) <= 4096, "what a launch may be given");
+static_assert(sizeof(Parameters) <= (BLOCK_SCALES ? 32764 : 4096), "what a launch may be given");
 static_assert(WGMMA_N % 8 == 0 && WGMMA_N <= 256, "wgmma shapes");
 static_assert(!SWAPPED || (TILE_N == 64 * BLOCKS_M * GROUPS && STAGING == 1), "whole blocks of columns, a buffer a warp");
 static_assert(!SWAPPED || !(LEFT_T || OUT_FP32 || ADDENDS || PINGPONG || THROTTLED), "the plain product alone");

@@ -63,7 +63,7 @@ struct Consumer {
     RingPlace ring;
     RingPlace slots;          // the same of the scales', and the order of the slot that is read
     u32 slot_first, slot_step;
-    int opened;               // steps of that slot that are done, in fours
+    int opened, most;         // steps of that slot that are done, in fours, and that it may have
     u32 turn;                 // the buffer to write next
     Boxes boxes;
     int number;               // of its block's tiles
@@ -103,15 +103,15 @@ struct Consumer {
     __device__ __forceinline__ void open_slot() {
         const ScaleSlot slot(memory, slots.stage);
         barrier_wait(slot.come, slots.parity);
-        float first, step;
-        load_shared(slot.order, first, step);
-        slot_first = uniform(__float_as_uint(first)), slot_step = uniform(__float_as_uint(step));
-        opened = 0;
+        float order;
+        load_shared(slot.order, order);
+        const u32 word = uniform(__float_as_uint(order));
+        slot_first = word & 255, slot_step = (int)word >> 16, most = word >> 8 & 255, opened = 0;
     }
     // Of 64 rows; `number`: of four steps.
     __device__ __forceinline__ StepScales scales_of_step(int number, int m) const {
         StepScales scales;
-        if constexpr (SLOT_STEPS > 4) number += opened;
+        number += opened;
         if constexpr (BLOCK_SCALES)
             scales.load(ScaleSlot(memory, slots.stage),
                         SWAPPED ? 2 * (lane & 3) : (group * BLOCKS_M + m) * 64 + (warp & 3) * 16 + (lane >> 2), number,
@@ -124,7 +124,7 @@ struct Consumer {
         slots.advance(SLOTS);
     }
     // Behind the scales of four steps: whether they were the slot's last.
-    __device__ __forceinline__ bool four_done() { return SLOT_STEPS == 4 || (opened += 4) == SLOT_STEPS; }
+    __device__ __forceinline__ bool four_done() { return (opened += 4) == most; }
 
     // PROMOTED: wait for a step, add it to the sums, by registers of its own for 64 rows at a time, and give the stage back.
     // `left` and `right` are where the operands start in the first stage, in 16 bytes. The second block of scaled columns
@@ -469,7 +469,7 @@ __device__ __forceinline__ void consume(const Parameters& p, const SharedMemory&
     Consumer consumer{p, memory, thread, thread & 31, self, group, warp,
                       memory.staging + (thread >> 5) * STAGING * CHUNK_BYTES,
                       memory.ring + (SWAPPED ? LEFT_BYTES : 0) + group * BLOCKS_M * ATOM,
-                      {0, 0}, {0, 0}, 0, 0, 0, 0, {}, self * PINGPONG, -1};
+                      {0, 0}, {0, 0}, 0, 0, 0, 0, 0, {}, self * PINGPONG, -1};
     if constexpr (PINGPONG)
         if (self > 0) consumer.ring.advance_by(steps_of(p, blockIdx.x), p.stages);
     consumer.run(blockIdx.x + (PINGPONG ? self * gridDim.x : 0), (PINGPONG ? 2 : 1) * gridDim.x);

@@ -210,18 +210,6 @@ __device__ __forceinline__ void store_there(u32 at, u32 bar, u32 cta, float a, f
         ::"r"(at), "r"(bar), "r"(cta), "f"(a), "f"(b), "f"(c), "f"(d)
         : "memory");
 }
-// 16 bytes to shared memory, past L1.
-__device__ __forceinline__ void copy_async(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_word_async(u32 to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-// Twice for each lane: it has stored what it stores, and all its copies have come.
-__device__ __forceinline__ void arrive_with_copies(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-    barrier_arrive_here(bar);
-}
 // Four 8×8 matrices between a warp's registers and shared memory; each lane gives the address of a row.
 __device__ __forceinline__ void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"

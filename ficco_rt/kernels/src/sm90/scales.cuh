@@ -27,14 +27,18 @@ struct TileScales {
     }
 };
 
-// SCALES 2: where those of some steps of a tile are: of each row, and of each block of columns. `order`: where the first
-// step's are in a row, and from one step's to the next one's, bytes.
+// SCALES 2: where those of some steps of a tile are: of each row, and of each block of columns. `order` is a word: where
+// the first step's are in a row, how many steps there may be, and where the next one's are, bytes from one to the other.
 struct ScaleSlot {
     u32 rows, columns, order, come, read;
 
     __device__ __forceinline__ ScaleSlot(const SharedMemory& memory, int slot) {
-        rows = memory.scales + slot * SLOT_BYTES, columns = rows + TILE_M * SLOT_PITCH, order = columns + 8 * SLOT_STEPS;
+        rows = memory.scales + slot * TILE_M * SLOT_PITCH;
+        columns = memory.scales + SLOTS * TILE_M * SLOT_PITCH + slot * ORDER_BYTES, order = columns + 8 * SLOT_STEPS;
         come = memory.full + 8 * (MAX_STAGES - SLOTS + slot), read = memory.empty + 8 * (MAX_STAGES - SLOTS + slot);
+    }
+    __device__ __forceinline__ u32 of_row(int row, u32 at) const {   // what is `at` bytes from a row's start
+        return rows + row * SLOT_PITCH + (SLOT_PITCH == 64 ? at ^ (row & 6) << 3 : at);
     }
 };
 
@@ -76,14 +80,15 @@ struct ScaleWaits {
 #endif
 
 #if SCALES == 2
-// A warp that brings the scales of SLOT_STEPS steps of 128 at a time, ahead of their use.
+// A warp that brings the scales of up to SLOT_STEPS steps of 128 at a time, ahead of their use: a box of the left ones.
 // NOTE when a stage is given back, consumers add up what they have multiplied: a warp that wakes up at each step takes its
 // cycles from those of its part of the multiprocessor
 struct ScaleFeeder : ScaleWaits {
     RingPlace ring = {0, 1};   // of slots
     // of a tile
-    const float *left, *column;   // its first row's; those of its columns, as the lane reads them
-    int left_pitch, rows, right_last;
+    int operands, row, rows;
+    const float* column;       // those of its columns, as the lane reads them
+    int right_last;
     // of a piece of K: its next step, in each operand, up or down, and how many are left
     int piece, left_k, right_k, on, remain;
 
@@ -99,54 +104,62 @@ struct ScaleFeeder : ScaleWaits {
         ++piece;
     }
 
-    __device__ __forceinline__ const float* of_row(int row) const { return left + (long long)row * left_pitch; }
-
-    // The rows' of the next `steps`, all of a piece, 16 bytes a lane, side by side, once more if need be; where the first
-    // step's are. Nothing of rows that the tile lacks: none of their sums is stored.
+    // Steps that the next slot has room for: a box starts at a multiple of four.
+    __device__ __forceinline__ int room() const {
+        return (left_k + (on < 0)) % 4 ? SLOT_STEPS - 4 : SLOT_STEPS;
+    }
+    // The rows' of the next `steps`, all of a piece; where the first step's are.
     __device__ __forceinline__ int copy_rows(const ScaleSlot& slot, int steps) const {
-        constexpr int across = SLOT_STEPS / 4;
-        const int last = left_k + on * (steps - 1), low = min(left_k, last) & ~3, high = max(left_k, last) & ~3;
-#pragma unroll 1
-        for (int four = low + 4 * (lane % across); four <= high; four += 4 * across)
-#pragma unroll 1
-            for (int row = lane / across; row < min(TILE_M, rows); row += 32 / across)
-                copy_async(slot.rows + row * SLOT_PITCH + (four - low) * 4, of_row(row) + four);
+        const int low = min(left_k, left_k + on * (steps - 1)) & ~3;
+        load_box(slot.rows, p.left_scales + operands, low, row, slot.come);
         return left_k - low;
     }
-    // Those of columns, of which the lane copies one; then the slot has all.
-    __device__ __forceinline__ void end_slot(const ScaleSlot& slot, int of_column, int first, int step) const {
-        if (lane < SLOT_STEPS * SPANNED) copy_word_async(slot.columns + 4 * lane, column + max(0, min(of_column, right_last)));
-        if (lane == 0) store_shared(slot.order, __uint_as_float(4 * first), __uint_as_float(4 * step));
-        arrive_with_copies(slot.come);
+    // Those of columns, of which the lane copies one; then the slot has all, but for `bytes` that TMA brings.
+    __device__ __forceinline__ void end_slot(const ScaleSlot& slot, int of_column, int first, int step, int most,
+                                             u32 bytes) const {
+        if (lane < SLOT_STEPS * SPANNED)
+            store_shared(slot.columns + 4 * lane, load_scale(column + max(0, min(of_column, right_last))));
+        if (lane == 0) store_shared(slot.order, __uint_as_float(4 * first | most << 8 | 4 * step << 16));
+        __syncwarp();
+        barrier_expect(slot.come, bytes);
+    }
+    // Behind the rows' of the next `steps`, all of a piece.
+    __device__ __forceinline__ void end_steps(const ScaleSlot& slot, int first, int steps, int most) {
+        end_slot(slot, right_k + on * (lane % SLOT_STEPS), first, on, most, p.infos[operands].scale_bytes);
+        left_k += on * steps, right_k += on * steps, remain -= steps;
+        ring.advance(SLOTS);
     }
 
-    // The next `steps` of a tile, on their way to the next slot.
-    __device__ __forceinline__ void copy_slot(int steps, bool waiting) {
+    // The next steps of a tile that has `left`, on their way to the next slot; how many.
+    __device__ __forceinline__ int copy_slot(int left, bool waiting) {
         const ScaleSlot slot(memory, ring.stage);
         if (remain == 0) begin_piece(waiting);
         barrier_wait(slot.read, ring.parity);
-        int of_column = 0, first = 0, step = 1;
+        const int most = room(), steps = min(most, left);
         if (steps <= remain) {
-            first = copy_rows(slot, steps), step = on;
-            of_column = right_k + on * (lane % SLOT_STEPS);
-            left_k += on * steps, right_k += on * steps, remain -= steps;
-        } else {
-#pragma unroll 1
-            for (int i = 0; i < steps; ++i) {
-                if (remain == 0) begin_piece(waiting);
-#pragma unroll 1
-                for (int row = lane; row < min(TILE_M, rows); row += 32)
-                    store_shared(slot.rows + row * SLOT_PITCH + 4 * i, load_scale(of_row(row) + left_k));
-                if (lane % SLOT_STEPS == i) of_column = right_k;
-                left_k += on, right_k += on, --remain;
-            }
+            end_steps(slot, copy_rows(slot, steps), steps, most);
+            return steps;
         }
-        end_slot(slot, of_column, first, step);
+        const OperandScales& s = scales_of(p, operands);
+        int of_column = 0;
+#pragma unroll 1
+        for (int i = 0; i < steps; ++i) {
+            if (remain == 0) begin_piece(waiting);
+#pragma unroll 1
+            for (int r = lane; r < min(TILE_M, rows); r += 32)
+                store_shared(slot.of_row(r, 4 * i), load_scale(s.left + (row + r) * s.left_pitch + left_k));
+            if (lane % SLOT_STEPS == i) of_column = right_k;
+            left_k += on, right_k += on, --remain;
+        }
+        fence_async_shared();   // a box comes to the same place later
+        end_slot(slot, of_column, 0, 1, most, 0);
         ring.advance(SLOTS);
+        return steps;
     }
-    // A tile that starts at `row` and `col`; `below`, `right`: where it may end at most.
-    __device__ __forceinline__ void begin_steps(const OperandScales& s, int row, int col, int below, int right) {
-        left = s.left + row * s.left_pitch, left_pitch = (int)s.left_pitch, rows = below - row;
+    // A tile that starts at `from` and `col`; `below`, `right`: where it may end at most.
+    __device__ __forceinline__ void begin_steps(int which, int from, int col, int below, int right) {
+        operands = which, row = from, rows = below - from;
+        const OperandScales& s = scales_of(p, operands);
         // the first and the next SLOT_STEPS lanes read those of a block of columns each
         const long long block = min(col / 128 + lane / SLOT_STEPS, (right - 1) / 128);
         column = s.right + block * s.right_pitch, right_last = (int)s.right_pitch - 1;
@@ -156,18 +169,17 @@ struct ScaleFeeder : ScaleWaits {
         if (p.infos[0].read_only != 3) wait_launch_before();
         begun = true;
         walk(tile.depth);
-        begin_steps(scales_of(p, 0), min(tile.left_row, p.first.left_rows - 1), tile.right_col, p.first.left_rows,
-                    p.first.right_rows);
+        begin_steps(0, tile.left_row, tile.right_col, p.first.left_rows, p.first.right_rows);
     }
     __device__ __forceinline__ void foresee_tile() {
         const Foreseen tile(p.first, CLUSTER > 1 ? block_in_cluster() : 0);
         begin_foreseen(tile);
         int b = 0;
-        if constexpr (EARLY) {   // load_first_scales has loaded a slot's
-            ring.advance(SLOTS);
-            b += SLOT_STEPS, left_k += SLOT_STEPS, right_k += SLOT_STEPS, remain -= SLOT_STEPS;
+        if constexpr (EARLY) {   // load_first_scales has loaded a slot's box
+            b = min(room(), tile.depth.z);
+            end_steps(ScaleSlot(memory, 0), left_k % 4, b, room());
         }
-        for (; b < tile.depth.z; b += SLOT_STEPS) copy_slot(min(SLOT_STEPS, tile.depth.z - b), false);
+        while (b < tile.depth.z) b += copy_slot(tile.depth.z - b, false);
     }
 
     __device__ __forceinline__ void feed_tile(int index) {
@@ -175,19 +187,17 @@ struct ScaleFeeder : ScaleWaits {
         const Quad place = load_quad(t), size = load_quad(&t->rows), wait_for = load_quad(&t->operands);
         const bool waiting = begin_tile(wait_for);
         piece = size.z, remain = 0;
-        begin_steps(scales_of(p, wait_for.x), place.x, place.y, place.x + size.x, place.y + size.y);
-        for (int b = 0; b < size.w; b += SLOT_STEPS) copy_slot(min(SLOT_STEPS, size.w - b), waiting);
+        begin_steps(wait_for.x, place.x, place.y, place.x + size.x, place.y + size.y);
+        for (int b = 0; b < size.w;) b += copy_slot(size.w - b, waiting);
         end_tile(index);
     }
 };
 
-// Of the first steps of a block's first tile, as load_first.
+// The left ones of the first steps of a block's first tile, ahead of what load_first loads: boxes come in their order.
 __device__ __forceinline__ void load_first_scales(const Parameters& p, const SharedMemory& memory, const Foreseen& tile) {
-    ScaleFeeder feeder(p, memory);
-    feeder.begin_foreseen(tile);
+    if (!(p.infos[0].read_only & 2)) wait_launch_before();
     const ScaleSlot slot(memory, 0);
-    const int first = feeder.copy_rows(slot, min(SLOT_STEPS, tile.depth.z));
-    feeder.end_slot(slot, feeder.right_k + feeder.lane % SLOT_STEPS, first, 1);
+    load_box(slot.rows, p.left_scales, tile.depth.x / TILE_K & ~3, tile.left_row, slot.come);
 }
 
 __device__ __forceinline__ void feed_scales(const Parameters& p, const SharedMemory& memory) {
@@ -241,7 +251,7 @@ struct StepScales {
 
     // `row` of the tile, the first; `step`: number in the slot; `at`: where this is in a row.
     __device__ __forceinline__ void load(const ScaleSlot& slot, int row, int step, u32 at) {
-        const u32 from = slot.rows + row * SLOT_PITCH + at;
+        const u32 from = slot.of_row(row, at);
         float one, other, column;
         if constexpr (SWAPPED) {
             load_shared(slot.columns + 4 * step, column);
