@@ -54,9 +54,10 @@ _PACE_STEP = {(128, 128): 0.29}
 # … and of transposed tiles, for each element: as 128 × 192. On an H200, with --odd --tries, a step is 0.94 of that at
 # 5000 × 1000 × 3000 in whole lines, and 1.01 at 3000 × 2304 × 7168. The estimate is within 11 % of all nine times.
 _SWAPPED = 0.44 / (128 * 192)
-# … times as long where fp8 sums of each step are promoted: with scales of rows or none, and with those of blocks.
-# 8192 × 2560 × 8192 on an H200, tiles of 256 × 128: 286 and 311 µs, fast 249 (tools.gemm_bench --types fp8)
-PROMOTION = (1.15, 1.25)
+# … times as long in fp8, as `pace` has it: where the tensor core adds up all of K; where sums of each step are
+# promoted, with scales of rows or none; and with those of blocks. 8192 × 2560 × 8192 on an H200: 225, 232 and 240 µs.
+# Of four all-gathers with scales of blocks the model then says 0.98 to 1.01 of the time (docs/results/bench.md)
+FP8 = (0.97, 1.0, 1.03)
 # … but of these tiles, not transposed, promotion is hidden behind the next step's multiplication, in launches of few
 # waves: 512 × 7168 × 4096 on an H200 27.7 µs, 3000 × 576 × 7168 24.8. In 10 waves power takes that back: 4096 × 5120 ×
 # 5120 171
@@ -237,21 +238,17 @@ def _costs(
     )
 
 
-def pace(
-    v: Variant, clusters: int, tiles: int, stages: int, device: Device, dtype: str, promotion: float = 1.0
-) -> Pace:
+def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dtype: str, fp8: float = 1.0) -> Pace:
     """What the tiles of a launch take on a device whose tensor cores may be slower or faster than those of the GPU on
     which the steps above were measured: the steps keep their ratios, and the best variant's reach the device's rate.
-    `promotion`: of PROMOTION."""
+    `fp8`: of FP8."""
     m, n = v.tile
     size = m * n / (128 * 256)
     step, shown = _step(v)
     step = _PACE_STEP.get(v.tile, step)
     best = min(time / (a * b) for (a, b), time in _STEP.items())
     depth = 2 * DEPTH // TYPES[dtype].bytes
-    multiply = (
-        2.0 * m * n * depth * device.sms / (gemm_rate(device, dtype) * PIPELINE) * step / (m * n) / best * promotion
-    )
+    multiply = 2.0 * m * n * depth * device.sms / (gemm_rate(device, dtype) * PIPELINE) * step / (m * n) / best * fp8
     # what their steps load comes out of L2, the right operand shared in a cluster
     busy, loaded = min(tiles, clusters * v.cluster), 2 * DEPTH * v.loads
     step = max(multiply, busy * loaded / _LOADS, loaded / _PORT)

@@ -20,7 +20,7 @@ from ..signature import Signature
 from ..tile_table import count
 from ..works import Work, only
 from .choice import Choice, band, choose, split_k_of, wait_groups, whole_lines
-from .cost import FEW, LINES, PROMOTION, WaitGroup, alone, pace
+from .cost import FEW, FP8, LINES, WaitGroup, alone, pace
 from .tables import PackedLaunch, build, refusal
 from .variants import ARCH, BESIDE, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
 
@@ -194,9 +194,9 @@ class Sm90(Family[Variant]):
         )
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
-        promoted = TYPES[dtype].bytes == 1 and "_fast_" not in config.entry
-        promotion = PROMOTION[int("_1x128_" in config.entry)] if promoted else 1.0
-        return pace(self.variant(config.kernel), config.wave, config.tiles, config.stages, device, dtype, promotion)
+        promoted = 0 if "_fast_" in config.entry else 1 + ("_1x128_" in config.entry)
+        fp8 = FP8[promoted] if TYPES[dtype].bytes == 1 else 1.0
+        return pace(self.variant(config.kernel), config.wave, config.tiles, config.stages, device, dtype, fp8)
 
     def alone(self, m: int, n: int, k: int, right_transposed: bool, device: Device, dtype: Dtype) -> float:
         """Microseconds, estimated, of a plain [m, k] · [k, n] product in a graph of such launches."""
