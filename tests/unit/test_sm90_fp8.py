@@ -65,6 +65,10 @@ def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
     assert [[found > times[0] for found in times[1:]] for times in least] == [[True, False], [True, True], [True, True]]
     # the first hides additions with scales of blocks; the second reads scales of all its rows
     assert [times[1] == times[2] for times in least] == [False, False, True]
+    every = tuple(v for v in (*variants.VARIANTS, *variants.BESIDE) if v.takes(scaled()[1]))
+    waits = tuple(cost.WaitGroup((4096,), at, at) for at in (0.0, 60.0))  # of equal tiles, the one that loads less
+    made = choice.choose([4096] * 2, [2560], 4096, 132, True, late=waits, variants=every, promoted="scales")
+    assert made.variant == named("sm90_gemm_256x128_c1x2")
     late = [replace(work, waits=(8,)) for work in in_pieces(512)]
     assert choice.wait_groups(late, 8192, item=1) == choice.wait_groups(late, 4096)
 

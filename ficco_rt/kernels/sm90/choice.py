@@ -190,8 +190,8 @@ def choose(
             stages = cost.stages(v, rows, columns, parts_of_tail, sms, stages)
         found.append((alone, Choice(v, parts_of_tail, stages, estimate)))
         least = min(least, estimate)
-    # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
-    return min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: c[0])[1]
+    # of those that wait for what comes last, all as long, the one that is fastest when nothing is late, and loads less
+    return min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: (c[0], c[1].variant.loads))[1]
 
 
 def worthwhile(
