@@ -6,7 +6,7 @@ Two GPUs may stand for more ranks than two (`on_two`): each does what one rank d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -123,16 +123,20 @@ class Ours(Executors):
             self._own["back"] = each(n)
         if scenario.scales:
             each_gpu = zip(self._own["left"], self._tensors["B"], self._own["out"], strict=True)
-            made = [products(*of) for of in each_gpu]
-            for product in (product for of in made for product in of.values()):
-                product.prepare()
-            self._products = min(
-                ([of[name] for of in made] for name in made[0]),
-                key=lambda of: max(self._clock.time(lambda: self._multiply(of), TRIALS, self._wait)),
-            )
+            self._products = self._fastest([products(*of) for of in each_gpu])
         self._pushes = [self._pushes_of(gpu) for gpu in range(len(self._devices))]
         self._contestants[GEMM] = Contestant(self._gemm, self._wait)
         self._contestants[COPIES] = Contestant(self._copies, self._wait)
+
+    def _fastest(self, made: Sequence[Mapping[str, Product]]) -> list[Product]:
+        """Of libraries' products on each GPU those of the fastest library. NOTE one may compile at its first call."""
+        for product in (product for of in made for product in of.values()):
+            product.prepare()
+
+        def time(of: Sequence[Product]) -> float:
+            return max(self._clock.turn(lambda: self._multiply(of), self._wait, warmup=1, singles=0, loop=TRIALS)[1])
+
+        return min(([of[name] for of in made] for name in made[0]), key=time)
 
     def _pushes_of(self, gpu: int) -> list[tuple[int, int, int]]:
         """(destination, source, bytes) of what the GPU's rank sends to rank + 1, rank + 2, …"""
