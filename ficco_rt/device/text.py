@@ -121,7 +121,7 @@ def _launch(plan: ir.DevicePlan, number: int, launch: ir.DeviceLaunch) -> Iterat
     unwritten = [name for name, read_only in zip(("left", "right"), c.read_only, strict=True) if read_only]
     facts = {
         f"{c.stages} stages": c.stages,
-        f"{c.tiles} tiles": c.tiles,
+        f"{c.tiles} tiles{f' in bands of {c.band}' if c.band else ''}": c.tiles,
         f"read-only {' and '.join(unwritten)}": unwritten,
         f"resets flags {' '.join(map(str, c.resets))}": c.resets,
         f"K of the last wave's tiles in {c.split_k.tail} parts": c.split_k.tail > 1,

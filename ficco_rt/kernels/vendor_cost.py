@@ -38,8 +38,8 @@ _LOADS, _PORT, _SHARED = 1.15e7, 7.0e4, 2 / 3
 # the ratio of both exceeds that of the times by, at 10⁹ operations and for each ten times as many. Fitted on an H200 to
 # 249 plain products of up to LONGEST operations, of random sizes and of layers (docs/results/kernels.md).
 _BETWEEN, _OVER = 2.5, (0.050, -0.028)
-LONGEST = 3e11  # of longer ones both are within 2 %, by the estimate …
-MEASURED = 1e12  # … and measuring takes a second
+LONGEST = 3e11  # of longer ones the estimates were not compared …
+MEASURED = 1e12  # … and of these it takes a second to measure both
 FEW_ROWS = 64  # of products with so few ours is faster, or within 2 %, for 107 of 110 of random sizes
 
 

@@ -227,6 +227,8 @@ def ways(m: int, n: int, k: int, s: Signature, only: str) -> list[tuple[float, V
     """Estimates, variants and splits of the last wave: first what a launch takes, then others, the best first."""
     depth, lines = math.ceil(k / 2), (k % BLOCK == 0,) * 2
     every = [v for v in (*VARIANTS, *BESIDE, *ODD) if v.takes(s) and named(v, only) and not v.throttled]
+    if not every:
+        return []
     first = choose(
         [m], [n], depth, sms(), True, SMEM, variants=every, lines=lines, scaling=s.scaling, promoted=s.promoted
     ).variant
@@ -312,6 +314,9 @@ def bench(
             print(f"\n{scaling}{', fast' if fast else ''}: µs (TFLOP/s), and others' time over ours")
             for shape in shapes:
                 m, n, k = shape["m"], shape["n"], shape["k"]
+                if not found[shape["name"]]:
+                    print(f"{m}x{n}x{k}: no variant of --variants makes it")
+                    continue
                 size = m * k + n * k + 2 * m * n
                 data = [
                     (*(quantised(r, k, kind, "fp8_e4m3") for r, kind in zip((m, n), kinds(scaling), strict=True)),

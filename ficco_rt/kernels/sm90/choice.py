@@ -68,11 +68,8 @@ def split_k_of(
     k = k * item // 2
     rows = [n for group in found for n in group.rows]
     plain = not addends and len(found) == 1
-    tail = SplitK(
-        tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works, item), right_transposed, promoted)[
-            1
-        ]
-    )
+    lines = whole_lines(works, item)
+    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain, lines, right_transposed, promoted)[1])
     clusters, tiles = v.clusters(sms), cost.cluster_tiles(v, rows, columns)
     if v.parts > 1:
         return tail if plain else WHOLE_K

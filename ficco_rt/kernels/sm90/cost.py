@@ -308,9 +308,8 @@ def _promotion(v: Variant, promoted: Promoted) -> float:
     """What a step's promotion adds: the additions of a consumer, of which half are hidden if there are two (on an H200
     not if there are three); swapped: and that all read the scales of each row."""
     p, side = _PLAIN, v.tile[0] if v.swapped else v.tile[1]
-    return p.adds * v.blocks_m * side / (1 + (v.consumers == 2)) + (
-        p.scales * side * v.consumers * v.swapped * (promoted == "scales")
-    )
+    adds = p.adds * v.blocks_m * side / (1 + (v.consumers == 2))
+    return adds + p.scales * side * v.consumers if v.swapped and promoted == "scales" else adds
 
 
 def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> float:
