@@ -42,7 +42,7 @@ parsed = lru_cache(maxsize=256)(ficco_dsl.parse_bytes)  # a process compiles a t
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:
     """The graph of a schedule; see `ficco_rt.graph.build`. Numbers may be of any type with `__index__`. `kernel`, which
-    no param can be called, says `kernel = vendor` on all queues of multiprocessors, `fast` the same if no param is so
+    no param can be called, says `kernel = …` on all queues of multiprocessors, `fast` the same if no param is so
     called, and `compute.sms` what queue `compute` says of `sms`."""
     number = whole(ranks, "ranks")
     given = split_overrides({name: plain(value) for name, value in (params or {}).items()}, schedule)

@@ -36,6 +36,7 @@ from .vocabulary import (
     ENGINES,
     FUNCTIONS,
     LEFT,
+    NAMED,
     OF_COLLECTIVES,
     ON_KERNEL,
     ON_QUEUE,
@@ -285,8 +286,8 @@ class _Checker(Uses):
         words = WORDS.get(a.name)
         if words is not None:
             if not isinstance(a.value, Name):
-                self.mistake(a.span, f"{a.name} is {_list(words)}")
-            elif a.value.id not in words:
+                self.mistake(a.span, f"{a.name} is {_list(words)}" + ", or a name" * (a.name in NAMED))
+            elif a.value.id not in words and a.name not in NAMED:
                 message = f"{a.name} is {_list(words)}, not '{a.value.id}'"
                 self.mistake(a.value.span, message, help=self.like(a.value.id, words))
         elif a.name in STRINGS:

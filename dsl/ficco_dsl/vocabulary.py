@@ -35,6 +35,7 @@ WORDS = {
     "engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto"), "kernel": ("vendor",),
     "scale": ("pow2",),
 }  # fmt: skip
+NAMED = ("kernel",)  # … or also a name, which the language does not know
 STRINGS = ("host",)
 LEFT = "nccl"  # the word that `leave` takes, beside bytes and multiprocessors
 RESOURCES = ("priority", "smem", "residency", "sms", "leave", "order", "kernel", "fast", "scale")

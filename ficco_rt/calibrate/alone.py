@@ -1,4 +1,5 @@
-"""Whose GEMM is faster for a product that nothing runs beside, ours or the vendor's: measured once on a GPU, and kept.
+"""Which GEMM is fastest for a product that nothing runs beside, of ours and the vendor's: measured once on a GPU, and
+kept.
 
 The operands change from product to product and exceed L2, as weights of a model do. No product begins before the one
 before it has ended, as behind a collective.
@@ -13,10 +14,12 @@ from ..compiler import build, plan_of
 from ..driver.api import DriverName
 from ..driver.registry import discover, driver_version, gemms_version, uncaptured
 from ..errors import DeviceError
+from ..files.arguments import KERNEL, VENDOR
 from ..files.store import user_store
-from ..graph.overrides import by_library
-from ..kernels.families import AloneTimes, PlainProduct
+from ..kernels.families import AloneTimes, PlainProduct, family_of
+from ..kernels.sm90.family import SM90
 from ..machine.model import Machine
+from ..plan.ir import Plan
 from ..process.group import Group
 from ..types import TYPES
 from .gpu_times import OnGpus
@@ -36,18 +39,34 @@ def times(product: PlainProduct, driver: DriverName, group: Group | None = None)
         if found is None:
             clock = OnGpus(driver, group, runs=_RUNS, rest=0.0)
             with uncaptured(driver):
-                found = AloneTimes(_micros(product, machine, clock), _micros(product, machine, clock, vendor=True))
+                first = _plan(product, machine)
+                ours: dict[str | None, float] = {None: _micros(first, clock)}
+                ours |= {kernel: _micros(_plan(product, machine, kernel), clock) for kernel in _others(product, first)}
+                best = min(ours, key=lambda kernel: ours[kernel])
+                found = AloneTimes(ours[best], _micros(_plan(product, machine, VENDOR), clock), kernel=best)
             user_store().put(key, found)
         return found
     except DeviceError:
         return None
 
 
-def _micros(product: PlainProduct, machine: Machine, clock: OnGpus, *, vendor: bool = False) -> float:
-    """Of one product, with what lies between two."""
+def _others(product: PlainProduct, first: Plan) -> list[str]:
+    """Kernels of ours that may be faster than that of the plan."""
+    (taken,) = {launch.kernel for _, launch in first.launches()}
+    p = product
+    found = SM90.promising(p.m, p.n, p.k, p.right_transposed, first.target.device, p.dtype)
+    return [v.name for v, _ in found if v.name != taken] if family_of(taken) is SM90 else []
+
+
+def _plan(product: PlainProduct, machine: Machine, kernel: str | None = None) -> Plan:
+    """Of many such products, by that kernel."""
     m, n, k, item = product.m, product.n, product.k, TYPES[product.dtype].bytes
     count = max(2, min(2 * _TURNS, ceil(_OPERANDS / (item * k * (m + n)))))
-    sizes = {"M": m, "N": n, "K": k, "T": product.dtype, "transb": int(product.right_transposed)}
-    sizes |= {"count": count, "turns": _TURNS}
-    text = by_library(schedule("alone")) if vendor else schedule("alone")
-    return median(clock.times(plan_of(build(text, 1, sizes), machine), "graph").micros) / (2 * _TURNS)
+    sizes: dict[str, object] = {"M": m, "N": n, "K": k, "T": product.dtype, "transb": int(product.right_transposed)}
+    sizes |= {"count": count, "turns": _TURNS} | ({KERNEL: kernel} if kernel else {})
+    return plan_of(build(schedule("alone"), 1, sizes), machine)
+
+
+def _micros(plan: Plan, clock: OnGpus) -> float:
+    """Of one product, with what lies between two."""
+    return median(clock.times(plan, "graph").micros) / (2 * _TURNS)

@@ -10,7 +10,8 @@ from typing import TypeVar
 from ..errors import UsageError
 
 T = TypeVar("T")
-# Given beside params, for all products of a schedule: `vendor`, and 0 or 1, if no param is called so.
+# Given beside params, for all products of a schedule: `vendor` or the name of a kernel, and 0 or 1, if no param is
+# called so.
 KERNEL, FAST = "kernel", "fast"
 VENDOR = "vendor"
 _DEPTH = 8  # more than params nest; what lies deeper is refused where params are bound

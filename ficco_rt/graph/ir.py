@@ -64,7 +64,7 @@ class Resources:
     residency: int | None = None  # blocks a multiprocessor
     sms: int | None = None  # multiprocessors that a persistent grid may use
     order: Literal["text", "auto"] | None = None  # may transfers be reordered
-    kernel: Literal["vendor"] | None = None  # whose products: of the vendor's library
+    kernel: str | None = None  # that makes products, by its name; vendor: of the vendor's library
     scale: Literal["pow2"] | None = None  # which scales a quantize computes
     leave: Leave | None = None
     fast: int | None = None  # 1: products of fp8 are added up by the tensor cores alone

@@ -1,5 +1,5 @@
 """Overrides of a schedule's queue attributes by the caller: `compute.sms = 100`, `vendor.ctas = 8`, and `kernel =
-vendor` and `fast = 1` for all queues of multiprocessors.
+vendor`, or a kernel's name, and `fast = 1` for all queues of multiprocessors.
 
 Callers give overrides among the params. An override changes the syntax tree as if it were written at the queue. `None`,
 or the word `none`, removes an attribute. `written` applies overrides to the text of a schedule, for a copy of it.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import ficco_dsl
 from ficco_dsl.diagnostics import Span
 from ficco_dsl.nodes import Attribute, Expr, Int, Multiprocessors, Name, QueueDecl, Schedule
-from ficco_dsl.vocabulary import OF_COLLECTIVES, RESOURCES, WORDS
+from ficco_dsl.vocabulary import NAMED, OF_COLLECTIVES, RESOURCES, WORDS
 
 from ..errors import UsageError
 from ..files.arguments import FAST, KERNEL, VENDOR, near
@@ -64,8 +64,8 @@ def value_of(queue: QueueDecl, attribute: str) -> object | None:
 def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str, str]]:
     """The queues, each with the attribute, that a name speaks of."""
     if name in (KERNEL, FAST):
-        if name == KERNEL and value != VENDOR:
-            raise UsageError(f"kernel = {value}: a schedule's products are by its own kernels, or kernel = vendor")
+        if name == KERNEL and not _named(value):
+            raise UsageError(f"kernel = {value}: it is vendor, or the name of a kernel for products")
         if name == FAST and value not in (0, 1):
             raise UsageError(f"fast = {value}: it is 1, or 0")
         return [(q.name, name) for q in schedule.queues if q.engine == "sm" and value_of(q, name) is None]
@@ -79,13 +79,18 @@ def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str,
         raise UsageError(f"{name}: queue '{queue}' has no attribute '{attribute}'{_near(attribute, allowed)}")
     words = WORDS.get(attribute)
     known = value is None or value == NOTHING or (isinstance(value, int) if words is None else value in words)
+    known = known or (attribute in NAMED and _named(value))
     if attribute == "leave":  # bytes, multiprocessors, or room for a block of the library's collectives
         known = known or value == "nccl" or _SMS.fullmatch(str(value)) is not None
     if not known:
         needed = "a whole number" if words is None else " or ".join(words)
-        needed += ", such as 8 sms, or nccl" if attribute == "leave" else ""
+        needed += ", such as 8 sms, or nccl" if attribute == "leave" else ", or a name" if attribute in NAMED else ""
         raise UsageError(f"{name} = {value}: {attribute} is {needed}, or {NOTHING}")
     return [(queue, attribute)]
+
+
+def _named(value: object) -> bool:
+    return isinstance(value, str) and value.isidentifier()
 
 
 def _near(name: str, known: Sequence[str]) -> str:

@@ -287,6 +287,7 @@ class AddressFamily(Family[V]):
         ways = self._leaving(request, limits) if request.leave else self.ways(left, request, limits)
         of = gemm.signature
         ways = (replace(way, signature=of) for way in ways if self.takes(way.variant, of))
+        ways = (way for way in ways if request.kernel in (None, way.variant.name))
         best = fastest(self, tuple(ways), gemm.rows, gemm.columns, gemm.depth, request.sms or limits.sms, limits.arch)
         if best is None and request.leave:
             return NO_ROOM

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from ..files.arguments import VENDOR as LIBRARY
+from ..files.arguments import near
 from ..graph.ir import Body, Gemm
 from ..machine.durations import vendor_gemm
 from ..machine.model import Device
@@ -27,6 +29,7 @@ from .works import Work
 FAMILIES: tuple[Family[Any], ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for
 NAMED: tuple[Family[Any], ...] = (*FAMILIES, VENDOR)  # whose kernels plans name for products
 _MEASURED = ("bf16", "bf16"), ("fp16", "fp16")  # types whose estimates were compared with the library's
+_LEFT_OUT = "leave it out, and one is chosen"
 _BY_KERNEL: dict[str, Family[Any]] = {v.name: f for f in NAMED for v in f.variants} | {k.name: NAIVE for k in KERNELS}
 _BY_NAME: dict[str, Family[Any]] = {f.name: f for f in (*NAMED, USER)}
 
@@ -54,8 +57,13 @@ def tensor_core_families(arch: str) -> tuple[Family[Any], ...]:
 def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
     """The kernel of the first family that takes the works with the attributes of the text; a text if no family does,
     and why."""
-    if request.vendor:
+    if request.kernel == LIBRARY:
         return VENDOR.choose(request, limits)
+    families = FAMILIES if request.kernel is None else tuple(f for f in FAMILIES if request.kernel in _names(f))
+    if not families:
+        known = [name for f in FAMILIES if f.serves(limits.arch) for name in _names(f)]
+        hint = near(str(request.kernel), known) or f"; {_LEFT_OUT}"
+        return f"kernel = {request.kernel}: no kernel for products is called so{hint}"
     asked = request.sms, request.residency, request.smem
     reason = out_of_limits(*asked, limits)
     if reason is not None:
@@ -64,7 +72,7 @@ def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
     if isinstance(left, str):
         return left
     refused: list[Refusal] = []
-    for family in FAMILIES:
+    for family in families:
         if family.serves(limits.arch):
             found = family.choose(request, limits)
             if isinstance(found, Chosen):
@@ -72,7 +80,12 @@ def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
         else:
             found = f"it does not run on {limits.arch}"
         refused.append(Refusal(family.name, found))
-    return refused[-1].reason
+    reason = refused[-1].reason
+    return reason if request.kernel is None else f"kernel = {request.kernel}: {reason}; {_LEFT_OUT}"
+
+
+def _names(family: Family[Any]) -> list[str]:
+    return [v.name for v in family.variants]
 
 
 def tuned(arch: str) -> bool:
@@ -94,11 +107,13 @@ class PlainProduct:
 @dataclass(frozen=True, slots=True)
 class AloneTimes:
     """Microseconds of products that nothing runs beside, one after another: by our kernels and by the vendor's library.
-    `measured`: on a GPU; otherwise they are estimated."""
+    `measured`: on a GPU; otherwise they are estimated. `kernel`: ours, where it is not the one that the estimate
+    takes."""
 
     ours: float
     library: float
     measured: bool = True
+    kernel: str | None = None
 
 
 Timer: TypeAlias = Callable[[PlainProduct], AloneTimes | None]  # None: it cannot be measured
@@ -107,13 +122,13 @@ Timer: TypeAlias = Callable[[PlainProduct], AloneTimes | None]  # None: it canno
 def beside_library(
     products: Sequence[tuple[Gemm, Dtype, Dtype]], device: Device, timer: Timer | None = None
 ) -> AloneTimes | None:
-    """The times of products, measured where there is a timer. Each is given with the types of its operands and of its
-    output. None, and ours is to be taken: there are none, one is not plain or too long, or it was not measured, and
-    has few rows or estimates were not compared on such a device."""
+    """The times of products, measured where there is a timer, with the kernel of a single one. Each is given with the
+    types of its operands and of its output. None, and ours is to be taken: there are none, one is not plain or too
+    long, or it was not measured, and has few rows or estimates were not compared on such a device."""
     known = vendor_gemm(device)
     if not SM90.serves(device.arch) or not products:
         return None
-    ours, library, measured = 0.0, 0.0, True
+    found: list[AloneTimes] = []
     for gemm, dtype, out in products:
         added = gemm.accumulate or gemm.addends or gemm.function or gemm.scales
         whole = all(len(region.boxes) == 1 for region in (gemm.out, gemm.left, gemm.right))
@@ -122,12 +137,17 @@ def beside_library(
         (m, n), k, right_t = gemm.out.shape, gemm.depth, gemm.right_transposed
         times = timer(PlainProduct(m, n, k, right_t, dtype)) if timer and gemm.flops <= MEASURED else None
         if times is None and known is not None and m > FEW_ROWS and gemm.flops <= LONGEST:
-            estimates = SM90.alone(m, n, k, right_t, device, dtype), beside_ours(m, n, k, device, dtype, known)
-            times = AloneTimes(*estimates, measured=False)
+            _, ours = SM90.promising(m, n, k, right_t, device, dtype)[0]
+            times = AloneTimes(ours, beside_ours(m, n, k, device, dtype, known), measured=False)
         if times is None:
             return None
-        ours, library, measured = ours + times.ours, library + times.library, measured and times.measured
-    return AloneTimes(ours, library, measured)
+        found.append(times)
+    return AloneTimes(
+        ours=sum(times.ours for times in found),
+        library=sum(times.library for times in found),
+        measured=all(times.measured for times in found),
+        kernel=found[0].kernel if len(found) == 1 else None,
+    )
 
 
 def configure(request: LaunchRequest, limits: Limits, *, vendor: bool = False) -> tuple[KernelConfig, ...]:

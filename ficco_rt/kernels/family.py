@@ -41,7 +41,7 @@ class GemmRequest:
     streamed: bool = False
     arrival: float = 0.0  # µs from the launch's start until the last piece from another rank is there; 0: none comes
     private: frozenset[int] = frozenset()  # flags that nothing but this launch waits for
-    vendor: bool = False  # the text says `kernel = vendor`
+    kernel: str | None = None  # its name; vendor: the vendor's library
     leave: tuple[Footprint, ...] = ()  # each of these must fit beside all the launch's blocks of a multiprocessor
 
 

@@ -25,7 +25,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "scratch": "declares memory of each rank that begins unwritten",
     "computes": "claims what an output holds; it is proven before anything runs",
     "queue": "declares a stream on every rank: engine = copy, sm or nccl",
-    "kernel": "declares a kernel of yours; kernel = vendor: gemms are made by the vendor's library",
+    "kernel": "declares a kernel of yours; kernel = …: who makes gemms, vendor, or a kernel of ours by its name",
     "stage": "a part of the work, on a queue; stages happen in the order written, as far as data asks for it",
     "streamed": "one launch a rank, whose tiles wait for the pieces that they read",
     "step": "a loop that all ranks take together, turn by turn",

@@ -141,7 +141,9 @@ class _Chooser:
                 if not isinstance(body, ir.Collective)
             )
             leave = self.leaving.footprints(asked.leave)
-            request = GemmRequest(works, asked.smem, asked.residency, sms, streamed, arrival, private, vendor, leave)
+            request = GemmRequest(
+                works, asked.smem, asked.residency, sms, streamed, arrival, private, asked.kernel, leave
+            )
             self.known[key] = choose(request, self.limits)
         return self.known[key]
 

@@ -49,9 +49,9 @@ class Candidate:
         return inf if self.predicted is None else self.predicted
 
 
-def by_vendor(candidate: Candidate) -> Candidate:
-    """The candidate with its products by the vendor's library."""
-    return Candidate(candidate.schedule, (*candidate.params, (KERNEL, VENDOR)))
+def by_kernel(candidate: Candidate, kernel: str = VENDOR) -> Candidate:
+    """The candidate with its products by the vendor's library, or by a kernel of that name."""
+    return Candidate(candidate.schedule, (*candidate.params, (KERNEL, kernel)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from .. import compiler
 from ..errors import UsageError
-from ..files.arguments import multiprocessors, plain, whole
+from ..files.arguments import VENDOR, multiprocessors, plain, whole
 from ..kernels.families import Timer, tuned
 from ..machine.durations import vendor_gemm, vendor_source, was_measured
 from ..machine.model import Machine
@@ -20,8 +20,8 @@ from . import heuristics, measurements, ranking
 from .candidates import (
     Candidate,
     bound_sizes,
+    by_kernel,
     by_rules,
-    by_vendor,
     leaving,
     own,
     shipped_operation,
@@ -233,23 +233,25 @@ def _by_rules(asked: Question) -> Choice:
         why.append(f"{apart}: on {asked.machine.name} take --by model, or by='model'")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
-    best, library, by = _by_library(asked, best)
-    why += library
+    best, kernel, by = _with_kernel(asked, best)
+    why += kernel
     sources = [*heuristics.cited(f, (rule, *values)), *by, *_compared(asked)]
     return _answer(asked, "rules", best, lambda: ranking.beside(asked, best, NEXT), why, sources)
 
 
-def _by_library(asked: Question, best: Candidate) -> tuple[Candidate, list[str], list[str]]:
-    """The candidate, with its products by the vendor's library if that is faster; why, and on what this rests."""
+def _with_kernel(asked: Question, best: Candidate) -> tuple[Candidate, list[str], list[str]]:
+    """The candidate, with its products by the vendor's library if that is faster, or by the kernel of ours that was
+    measured to be the fastest; why, and on what this rests."""
     found = ranking.alone(asked, best)
-    if found is None or found.ours <= found.library:
+    kernel = None if found is None else VENDOR if found.library < found.ours else found.kernel
+    if found is None or kernel is None:
         return best, [], []
     how = "were measured to take" if found.measured else "are estimated to take"
     why = (
-        f"kernel = vendor: nothing runs beside a rank's products, which {how} {found.library:.4g} µs by the vendor's "
+        f"kernel = {kernel}: nothing runs beside a rank's products, which {how} {found.library:.4g} µs by the vendor's "
         f"library, {found.ours:.4g} by our kernels"
     )
-    return by_vendor(best), [why], [] if found.measured else [LIBRARY]
+    return by_kernel(best, kernel), [why], [] if found.measured else [LIBRARY]
 
 
 def _ruled(asked: Question) -> Candidate | None:
@@ -285,11 +287,11 @@ def _by_model(asked: Question) -> Choice:
             why.append(f"the rules say the same schedule {reason}")
         else:
             why.append(f"the rules say {wanted} {reason}")
-    taken, library, _ = _by_library(asked, best)
-    if library:
+    taken, kernel, _ = _with_kernel(asked, best)
+    if kernel:
         priced = replace(taken, predicted=best.predicted, commands=best.commands)
         best, beside = next((o for o in found.ranked if o == taken), priced), ""
-    why += [*library, *([beside] if beside else [])]
+    why += [*kernel, *([beside] if beside else [])]
     why += [f"{c.label} cannot be chosen: {refused}" for c, refused in found.refused]
     sources = [asked.machine.source]
     if beside or _vendored(asked, best):

@@ -27,8 +27,8 @@ from .candidates import (
     BASELINE,
     Candidate,
     ShippedOperation,
+    by_kernel,
     by_rules,
-    by_vendor,
     leaving,
     streams_products,
     text_of,
@@ -227,7 +227,7 @@ def _with_vendor(asked: Question, found: Ranking) -> Ranking:
     baseline = [c for c in plain if c.schedule == asked.baseline]
     # a schedule that our kernels are too slow for may come first by the library
     plain += [c for c in asked.candidates() if c not in plain and not streams_products(c.schedule)]
-    tried = dict.fromkeys(map(by_vendor, (*baseline, *plain[:VENDORED])))
+    tried = dict.fromkeys(map(by_kernel, (*baseline, *plain[:VENDORED])))
     return found.joined(rank(asked, list(tried), fewest=MORE).ranked)
 
 
@@ -254,7 +254,7 @@ def _with_neighbours(asked: Question, found: Ranking) -> Ranking:
 def _neighbours(asked: Question, option: Candidate) -> Iterator[Candidate]:
     yield from (v for v in variations(option) if asked.facts is None or sensible(asked.facts, v))
     if _offered(asked) and not option.vendored and not streams_products(option.schedule):
-        yield by_vendor(option)
+        yield by_kernel(option)
 
 
 # ---------------------------------------------------------------- kept answers

@@ -16,7 +16,7 @@ from ..errors import DeviceError, NumbersError, UsageError
 from ..exec.executor import Executor
 from ..exec.verify import verified_run, write_inputs
 from ..plan.ir import Plan
-from .candidates import BASELINE, Candidate, by_vendor
+from .candidates import BASELINE, Candidate, by_kernel
 from .choose import question
 from .measurements import MODES, MeasuredCase, Measurements, Mode, Time, measured_case
 from .ranking import ranked
@@ -93,7 +93,7 @@ def tune(
     with step("ranking candidates"):
         best = list(ranked(asked).ranked)
     if candidates is None:  # with what people have without this project: whole shards, then the library's product
-        baseline = [by_vendor(Candidate(f"{operation}/{BASELINE}"))] if asked.vendor else []
+        baseline = [by_kernel(Candidate(f"{operation}/{BASELINE}"))] if asked.vendor else []
         best = list(dict.fromkeys([*best[: effort.best], *baseline]))
     where = measured_case(asked.operation.name, number, asked.sizes, machine, ranks_per_gpu)
 

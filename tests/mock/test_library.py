@@ -23,7 +23,9 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.files.store import Store
 from ficco_rt.kernels import vendor_gemm
-from ficco_rt.kernels.families import PlainProduct
+from ficco_rt.kernels.families import AloneTimes, PlainProduct
+from ficco_rt.kernels.sm90.family import SM90
+from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select import tune
 from tests import cases
@@ -286,6 +288,30 @@ def test_a_product_alone_is_measured_once(
     assert Counter(launch.entry for launch in gemms.launches()) == entries
     gemms.reset("devices 0")
     assert alone.times(product, gemms.face) is None
+
+
+def test_the_best_of_a_few_kernels_is_measured(
+    cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("nvmath.bindings")
+    cuda.gemms()
+    cuda.reset("devices 1; arch sm_90; sms 132")
+    product = PlainProduct(64, 512, 512, True, "bf16")
+    kernels = [v.name for v, _ in SM90.promising(64, 512, 512, True, profile("h200-switch", 1).device, "bf16")]
+    assert len(kernels) == 4
+    asked: list[str | None] = []
+
+    def micros(plan: Plan, _: object) -> float:
+        (kernel,) = {launch.kernel for _, launch in plan.launches()}
+        asked.append(kernel)
+        return {kernels[2]: best, "vendor_gemm": 5.0}.get(kernel, 7.0)
+
+    monkeypatch.setattr(alone, "_micros", micros)
+    for best, taken in ((3.0, kernels[2]), (6.0, kernels[2]), (8.0, None)):
+        monkeypatch.setattr(alone, "user_store", lambda best=best: Store(tmp_path / str(best)))
+        assert alone.times(product, "cuda") == AloneTimes(min(best, 7.0), 5.0, kernel=taken)
+        assert sorted(asked) == sorted([*kernels, "vendor_gemm"])
+        asked.clear()
 
 
 def test_who_has_no_library_is_told_what_to_install(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

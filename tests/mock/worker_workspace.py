@@ -220,7 +220,7 @@ class Workspaces:
                     kept.plan = choose("a2a_gemm", 2, machine, "rules", sizes=sizes, timer=lambda _, o=other: o).plan
                 kernels += sorted({launch.kernel for _, launch in operation._plan(sizes).launches()})
         small, one = PlainProduct(16, 16, 16, True, "bf16"), discover(self.face, 1)
-        return kernels, alone._micros(small, one, OnGpus(self.face, mine)), self.left()
+        return kernels, alone._micros(alone._plan(small, one), OnGpus(self.face, mine)), self.left()
 
     def _binds_alone(self: Any, executors: Sequence[Any]) -> None:
         """Where all that processes touch of one another is scratch, one of them binds for itself."""

@@ -58,7 +58,7 @@ def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
     assert not any(v.pingpong or v.tile[0] * v.tile[1] > 256 * 128 for v in every)
     one = [named(f"sm90_gemm_{tile}") for tile in ("128x128_c1", "128x128_c1_swapped", "128x192_c1")]
     for promoted, tile in (("scales", "128x128_c1"), (None, "256x128_c2")):
-        made = choice.choose([512], [7168], 2048, 132, True, variants=every, scaling="1x128", promoted=promoted)
+        made = choice.ranked([512], [7168], 2048, 132, True, variants=every, scaling="1x128", promoted=promoted)[0]
         assert made.variant == named(f"sm90_gemm_{tile}")
     assert choice.band(one[0], [scaled()[0]], PLAIN.transposed, 132, 1) == 8
     least = [[cost.least(v, [128], [128], 2048, 132, by) for by in (None, "sums", "scales")] for v in one]
@@ -67,7 +67,7 @@ def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
     assert [times[1] == times[2] for times in least] == [False, False, True]
     every = tuple(v for v in (*variants.VARIANTS, *variants.BESIDE) if v.takes(scaled()[1]))
     waits = tuple(cost.WaitGroup((4096,), at, at) for at in (0.0, 60.0))  # of equal tiles, the one that loads less
-    made = choice.choose([4096] * 2, [2560], 4096, 132, True, late=waits, variants=every, promoted="scales")
+    made = choice.ranked([4096] * 2, [2560], 4096, 132, True, late=waits, variants=every, promoted="scales")[0]
     assert made.variant == named("sm90_gemm_256x128_c1x2")
     late = [replace(work, waits=(8,)) for work in in_pieces(512)]
     assert choice.wait_groups(late, 8192, item=1) == choice.wait_groups(late, 4096)

@@ -148,10 +148,10 @@ def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     assert list(parts) == sorted(parts)
     # their ends are hidden where consumers take turns; the last ones stay whole if they come early, or along K
     late = choice.wait_groups(works, 8192, 92.0)
-    by_turns = choice.choose([512] * 4, [2560], 8192, 132, False, late=late).variant
+    by_turns = choice.ranked([512] * 4, [2560], 8192, 132, False, late=late)[0].variant
     assert by_turns.pingpong
     assert by_turns.tile == v.tile
-    assert not choice.choose([512] * 4, [2560], 8192, 132, False, late=late, addends=1).variant.pingpong
+    assert not choice.ranked([512] * 4, [2560], 8192, 132, False, late=late, addends=1)[0].variant.pingpong
     *firsts, last = works
     along_k = replace(last, depth_waits=tuple((2048 * i, (4096 + 64 * i,)) for i in range(1, 4)))
     assert choice.split_k_of(v, [*firsts, along_k], [2560], 8192, 132) == SplitK(works=(2, 2, 1, 1))
@@ -200,9 +200,9 @@ def test_what_is_added_comes_behind_the_operands() -> None:
 def test_of_variants_that_wait_alike_the_fastest_is_chosen() -> None:
     """If what is added comes last of all, no variant ends before another: then what one does alone counts."""
     sizes = ([512] * 4, [2560], 8192, 132, False)
-    alone = choice.choose(*sizes, addends=1)
+    alone = choice.ranked(*sizes, addends=1)[0]
     late = choice.wait_groups(added_late(in_pieces(512, 512, 512, 512)), 8192, 10_000.0)
-    found = choice.choose(*sizes, late=late, addends=1)
+    found = choice.ranked(*sizes, late=late, addends=1)[0]
     assert found.variant == alone.variant != variants.VARIANTS[0]
     assert found.estimate == pytest.approx(10_000, abs=20)
 
@@ -289,7 +289,7 @@ def test_stores_of_short_products_are_hidden_by_consumers_that_alternate() -> No
     """48.0 µs at 5000 × 2880 × 1024 on an H200, where other tiles took 51.8 and more."""
 
     def chosen(m: int, n: int, k: int, **more: Any) -> variants.Variant:
-        return choice.choose([m], [n], k, 132, False, **more).variant
+        return choice.ranked([m], [n], k, 132, False, **more)[0].variant
 
     assert chosen(5000, 2880, 1024).pingpong
     assert not chosen(5000, 2880, 1024).throttled
@@ -339,7 +339,7 @@ def test_single_blocks_at_work_at_once_are_walked_in_even_bands(m: int, tile: st
 
 def test_a_variant_fits_what_it_is_given() -> None:
     def chosen(smem: int = 200 << 10, sms: int = 132, throttled: bool = False) -> variants.Variant:
-        return choice.choose([4096], [4096], 4096, sms, False, smem, throttled=throttled).variant
+        return choice.ranked([4096], [4096], 4096, sms, False, smem, throttled=throttled)[0].variant
 
     assert chosen(throttled=True).throttled
     assert not chosen().throttled
@@ -353,7 +353,7 @@ def test_a_variant_fits_what_it_is_given() -> None:
 
 def test_odd_widths_are_for_plain_products_that_leave_waves_half_empty() -> None:
     def chosen(m: int, n: int, k: int, **more: Any) -> variants.Variant:
-        return choice.choose([m], [n], k, 132, False, lines=(k % 64 == 0, n % 64 == 0), **more).variant
+        return choice.ranked([m], [n], k, 132, False, lines=(k % 64 == 0, n % 64 == 0), **more)[0].variant
 
     assert chosen(5000, 1000, 3000).tile == (256, 168)  # 60 of 66 clusters, once
     assert not chosen(3000, 2304, 7168).odd  # 66 clusters, twice, but each row of a box starts inside a sector of L2
@@ -367,7 +367,7 @@ def test_transposed_tiles_are_for_plain_products_that_fill_whole_waves() -> None
 
     def chosen(m: int, n: int, k: int, **more: Any) -> variants.Variant:
         lines = (k % 64 == 0, n % 64 == 0)
-        return choice.choose([m], [n], k, 132, False, variants=every, lines=lines, **more).variant
+        return choice.ranked([m], [n], k, 132, False, variants=every, lines=lines, **more)[0].variant
 
     assert (chosen(5000, 1000, 3000).tile, chosen(5000, 1000, 3000).swapped) == ((160, 256), True)  # 64 of 66 clusters
     assert chosen(7001, 1496, 2040).tile == (160, 256)  # 66 clusters, twice
@@ -395,7 +395,7 @@ def test_few_rows_take_what_is_fastest_on_an_h200(rows: int) -> None:
     """Within 4 % of the best, of 14 to 22 that were measured."""
 
     def chosen(n: int, k: int) -> tuple[tuple[int, int], int]:
-        found = choice.choose([rows], [n], k, 132, False)
+        found = choice.ranked([rows], [n], k, 132, False)[0]
         return found.variant.tile, found.tail_splits
 
     assert chosen(10240, 4096) == ((64, 128), 1)  # 80 blocks: 23.8 µs for 16 rows, where 54 of 192 columns take 24.3
@@ -408,7 +408,7 @@ def test_few_rows_take_what_is_fastest_on_an_h200(rows: int) -> None:
 
 def test_few_rows_that_wait_for_the_same_flags_split_k_as_others_do() -> None:
     late = [cost.WaitGroup((64,), 5.8, 5.8)]
-    found = choice.choose([64], [2560], 8192, 132, False, late=late)
+    found = choice.ranked([64], [2560], 8192, 132, False, late=late)[0]
     assert (found.variant.tile, found.tail_splits) == ((64, 64), 3)
     (work,) = in_pieces(64, n=2560, k=8192)
     assert choice.split_k_of(found.variant, [replace(work, waits=(8,))], [2560], 8192, 132) == SplitK(3)
@@ -474,7 +474,7 @@ def test_blocks_foresee_first_tiles_that_lie_side_by_side() -> None:
 
 def test_long_products_have_clusters_of_two() -> None:
     for m, n, k in ((8192, 14336, 4096), (4096, 28672, 8192), (8192, 16384, 4096), (8192, 5120, 8192)):
-        made = choice.choose([m], [n], k, 132, False, variants=(*variants.VARIANTS, *variants.ODD))
+        made = choice.ranked([m], [n], k, 132, False, variants=(*variants.VARIANTS, *variants.ODD))[0]
         assert made.variant.name == "sm90_gemm_128x256_c2"
 
 

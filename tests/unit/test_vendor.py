@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels import vendor_gemm
 from ficco_rt.kernels.families import tuned
+from ficco_rt.kernels.mfma.family import MFMA
+from ficco_rt.kernels.sm80.family import SM80
+from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.report.settings import parse_settings
@@ -324,7 +328,22 @@ def test_set_kernel_says_it_of_a_whole_schedule() -> None:
     assert {launch.kernel for _, launch in plan.launches() if isinstance(launch.works[0].body, Gemm)} == {"vendor_gemm"}
     assert plan.params[-1] == ("kernel", "vendor")
     assert parse_settings(["kernel = vendor", "M=256"]) == {"kernel": "vendor", "M": 256}
-    with pytest.raises(UsageError, match="kernel = ours: a schedule's products are by its own kernels"):
+    with pytest.raises(UsageError, match="kernel = 4: it is vendor, or the name of a kernel for products"):
+        compile_schedule("gemm_rs/serial", 2, {**sizes, "kernel": 4})
+    with pytest.raises(ScheduleError, match="kernel = ours: no kernel for products is called so; leave it out"):
         compile_schedule("gemm_rs/serial", 2, {**sizes, "kernel": "ours"})
     with pytest.raises(ScheduleError, match="the stage is streamed"):
         compile_schedule("gemm_rs/streamed", 2, {**sizes, "kernel": "vendor"})
+
+
+@pytest.mark.parametrize("machine", ["h200-switch", "a100-switch", "mi300x-mesh"])
+def test_a_schedule_takes_the_kernel_that_is_named(machine: str) -> None:
+    """Each of a family that has enough rows, in a launch that waits, and in one that does not."""
+    family, others = {"h2": (SM90, SM80), "a1": (SM80, SM90), "mi": (MFMA, SM80)}[machine[:2]]
+    sizes = {"M": 1024, "N": 1024, "K": 1024}
+    for name, kernel in product(("serial", "streamed"), [v.name for v in family.variants][:4]):
+        plan = compile_schedule(f"ag_gemm/{name}", 2, {**sizes, "kernel": kernel}, profile(machine, 2))
+        assert {launch.kernel for _, launch in plan.launches()} == {kernel}
+    other = others.variants[0].name
+    with pytest.raises(ScheduleError, match=f"kernel = {other}: .*; leave it out, and one is chosen"):
+        compile_schedule("ag_gemm/serial", 2, {**sizes, "kernel": other, "K": 1023}, profile(machine, 2))

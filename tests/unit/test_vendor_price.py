@@ -239,6 +239,13 @@ def test_products_alone_are_made_by_what_was_measured_faster() -> None:
             told = "which were measured to take 6 µs by the vendor's library, 7 by our kernels"
             assert any(told in sentence for sentence in made.why) == (by == "vendor")
     assert set(asked) == {PlainProduct(256, 8192, 8192, True, "bf16")}
+    # the kernel of ours that was measured to be the fastest
+    for ours, by in ((7.0, "vendor"), (6.0, "sm90_gemm_128x128_c1")):
+        found = AloneTimes(ours, 6.0, kernel="sm90_gemm_128x128_c1")
+        made = choose("ag_gemm", 1, profile("h200-switch", 1), "rules", sizes=sizes, timer=timed(found))
+        assert made.params.get("kernel") == by
+        assert {launch.kernel for _, launch in made.plan.launches()} == {"vendor_gemm" if by == "vendor" else by}
+        assert any(sentence.startswith(f"kernel = {by}: nothing runs beside") for sentence in made.why)
     # a long one is measured, where that takes less than a second, and is not estimated
     for deep, by in ((8192, "vendor"), (16384, None)):
         asked.clear()

@@ -15,7 +15,7 @@ from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import variants as sm90
-from ficco_rt.kernels.sm90.choice import choose
+from ficco_rt.kernels.sm90.choice import ranked
 from ficco_rt.kernels.sm90.cost import WaitGroup
 from ficco_rt.kernels.tile_table import SplitK
 
@@ -115,7 +115,7 @@ def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, onl
     print(f"{'layout':7} {'kernel':24} {'all there µs':>12} {'one by one':>10}" + "      beside" * bool(beside))
     for right_t, layout in LAYOUTS:
         late = [WaitGroup((s.size,), every * i, every * i) for i, s in enumerate(cut)]
-        chosen = choose([s.size for s in cut], [n], k, sms(), right_t, late=late).variant
+        chosen = ranked([s.size for s in cut], [n], k, sms(), right_t, late=late)[0].variant
         product = Product(layout, right_t, sets(m, n, k, right_t), cut, comes)
         found = entries(product, only, chosen, (None, beside) if beside else (None,))
         comes.flags[:] = 1

@@ -27,7 +27,7 @@ from ficco_rt.kernels.family import Matmul, Operand
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import cost
 from ficco_rt.kernels.sm90.choice import band as best_band
-from ficco_rt.kernels.sm90.choice import choose, worthwhile
+from ficco_rt.kernels.sm90.choice import ranked, worthwhile
 from ficco_rt.kernels.sm90.variants import BESIDE, ODD, VARIANTS, Variant
 from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.kernels.works import View
@@ -229,9 +229,9 @@ def ways(m: int, n: int, k: int, s: Signature, only: str) -> list[tuple[float, V
     every = [v for v in (*VARIANTS, *BESIDE, *ODD) if v.takes(s) and named(v, only) and not v.throttled]
     if not every:
         return []
-    first = choose(
+    first = ranked(
         [m], [n], depth, sms(), True, SMEM, variants=every, lines=lines, scaling=s.scaling, promoted=s.promoted
-    ).variant
+    )[0].variant
     found = []
     for v in worthwhile(every, [m], [n], sms(), True):
         estimate, splits = cost.alone(v, [m], [n], depth, sms(), 0, True, lines, True, s.promoted)

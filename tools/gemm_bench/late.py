@@ -96,7 +96,7 @@ def choices(shape: dict[str, Any]) -> list[Choice]:
     m, n, k = shape["m"], shape["n"], shape["k"]
     at = TOOK / 1000
     waits = () if shape.get("raises") else (WaitGroup((m,), at, at),)
-    first = choice.choose([m], [n], k, sms(), False, late=waits, throttled=False)
+    first = choice.ranked([m], [n], k, sms(), False, late=waits, throttled=False)[0]
     found = [Choice(first.variant, first.tail_splits, chained=True), *map(told, shape.get("tries", ()))]
     return list(dict.fromkeys(found))
 

@@ -14,7 +14,7 @@ from ficco_rt.calibrate import alone
 from ficco_rt.geometry.region import Interval
 from ficco_rt.kernels import tiles
 from ficco_rt.kernels.by_address import Way, fastest
-from ficco_rt.kernels.families import PlainProduct
+from ficco_rt.kernels.families import AloneTimes, PlainProduct
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90 import choice as sm90
@@ -65,11 +65,13 @@ class Choice:
         return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{band}{by_table}{promotion}{chained}"
 
 
-def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") -> Choice:
-    """`pad`: of A and B, those whose rows start at whole lines of 128 bytes, whatever their sizes."""
+def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "", only: str | None = None) -> Choice:
+    """`only`: of this variant. `pad`: of A and B, those whose rows start at whole lines of 128 bytes, whatever their
+    sizes."""
     if kernel == "sm90":
         lines = ("A" in pad or k % tiles.DEPTH == 0, "B" in pad or (k if right_t else n) % tiles.DEPTH == 0)
-        hopper = sm90.choose([m], [n], k, sms(), right_t, variants=(*VARIANTS, *ODD), lines=lines)
+        every = [v for v in (*VARIANTS, *ODD) if only in (None, v.name)]
+        hopper = sm90.ranked([m], [n], k, sms(), right_t, variants=every, lines=lines)[0]
         deepest = hopper.stages == hopper.variant.stages(SMEM, right_t)
         return Choice(hopper.variant, hopper.tail_splits, stages=0 if deepest else hopper.stages)
     ways = tuple(Way(v, min(r, v.residency), 0, shared(r)) for v in SM80.variants for r in (1, 2, 3, 4))
@@ -78,10 +80,9 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
     return Choice(found.variant, SM80.estimate(found, [m], [n], k, sms(), arch())[1], found.residency)
 
 
-def by_library(m: int, n: int, k: int, right_t: bool) -> bool:
-    """Whether a run would take the vendor's library for such a product alone, by what was measured once on this GPU."""
-    found = None if 2 * m * n * k > MEASURED else alone.times(PlainProduct(m, n, k, right_t, "bf16"), "cuda")
-    return found is not None and found.library < found.ours
+def measured(m: int, n: int, k: int, right_t: bool) -> AloneTimes | None:
+    """What a run takes such a product alone by, as measured once on this GPU; None: the chosen kernel."""
+    return None if 2 * m * n * k > MEASURED else alone.times(PlainProduct(m, n, k, right_t, "bf16"), "cuda")
 
 
 def unseen(count: int, seed: int) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ _FP8_BAND, _QUARTER, _EVEN, _ACROSS = 8, 4, 7, 5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best configuration that `choose` found: to be passed to `build`, or printed."""
+    """A configuration that `ranked` found: to be passed to `build`, or printed."""
 
     variant: Variant
     tail_splits: int
@@ -123,7 +123,7 @@ def wait_groups(
     return tuple(replace(p, first=p.first * scale, last=p.last * scale) for p in found)
 
 
-def choose(
+def ranked(
     rows: Sequence[int],
     columns: Sequence[int],
     k: int,
@@ -137,12 +137,11 @@ def choose(
     lines: tuple[bool, bool] = cost.LINES,
     scaling: str | None = None,
     promoted: Promoted = None,
-) -> Choice:
-    """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
-    `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
-    a variant of that kind if one fits. `lines` and `promoted` as `cost.alone` has them; `scaling`: of fp8 operands.
-    ValueError: none fits
-    `smem`."""
+) -> list[Choice]:
+    """Variants, each with the splits of the last wave, from the one that the estimate finds fastest for pieces of these
+    sizes. `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to
+    take variants of that kind if one fits. `lines` and `promoted` as `cost.alone` has them; `scaling`: of fp8 operands.
+    ValueError: none fits `smem`."""
     plain = not late and not addends
     together = not addends and len(late) <= 1
     fitting = [
@@ -188,7 +187,8 @@ def choose(
         found.append((alone, Choice(v, parts_of_tail, stages, estimate)))
         least = min(least, estimate)
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late, and loads less
-    return min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: (c[0], c[1].variant.loads))[1]
+    found.sort(key=lambda c: (c[1].estimate > least + cost.CLOSE, c[0], c[1].variant.loads))
+    return [made for _, made in found]
 
 
 def worthwhile(
