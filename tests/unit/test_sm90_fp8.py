@@ -69,6 +69,9 @@ def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
     waits = tuple(cost.WaitGroup((4096,), at, at) for at in (0.0, 60.0))  # of equal tiles, the one that loads less
     made = choice.ranked([4096] * 2, [2560], 4096, 132, True, late=waits, variants=every, promoted="scales")[0]
     assert made.variant == named("sm90_gemm_256x128_c1x2")
+    more: Any = {"late": tuple(replace(w, rows=(2048,)) for w in waits), "variants": every}  # no clusters for L2's sake
+    made = choice.ranked([2048] * 2, [4608], 3584, 132, True, **more, promoted="scales")[0]
+    assert made.variant == named("sm90_gemm_128x192_c1")
     late = [replace(work, waits=(8,)) for work in in_pieces(512)]
     assert choice.wait_groups(late, 8192, item=1) == choice.wait_groups(late, 4096)
 

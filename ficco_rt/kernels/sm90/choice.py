@@ -77,7 +77,7 @@ def split_k_of(
         # works of several waves end one by one, and those that signal are not split; what follows them is
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
         return tail if tiles % clusters <= cost.cluster_tiles(v, after, columns) else WHOLE_K
-    _, parts = cost.staggered(v, found, tuple(columns), k, sms, addends)
+    _, parts = cost.staggered(v, found, tuple(columns), k, sms, addends, promoted)
     if any(n > 1 for n in parts):
         groups = [list(group) for _, group in groupby(works, key=_awaited)]
         return SplitK(works=tuple(n for n, group in zip(parts, groups, strict=True) for _ in group))
@@ -168,7 +168,7 @@ def ranked(
         estimate = alone
         if late:
             start = cost.start(v)
-            span, parts = cost.staggered(v, tuple(late), tuple(columns), k, sms, addends)
+            span, parts = cost.staggered(v, tuple(late), tuple(columns), k, sms, addends, promoted)
             if any(n > 1 for n in parts):
                 estimate = start + span
             else:

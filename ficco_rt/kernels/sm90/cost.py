@@ -212,8 +212,9 @@ def _costs(
     sms: int,
     addends: int,
     lines: tuple[bool, bool] = LINES,
+    promoted: Promoted = None,
 ) -> _Costs:
-    """`lines` as in `_sectors`."""
+    """`lines` as in `_sectors`, `promoted` as in `alone`."""
     m, n = v.tile
     size = m * n / (128 * 256)
     tiles = cluster_tiles(v, rows, columns)
@@ -221,7 +222,9 @@ def _costs(
     step, shown = _step(v)
     if v.swapped or not all(lines):
         step = max(step, sms * _sectors(v, lines) / _SECTORS)
-    if tiles > 2 * clusters:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
+    # all at work: what a step loads, the right operand shared in a cluster, comes out of L2. NOTE not of fp8, in narrow
+    # bands: 4096 × 4608 × 7168 of `ag_gemm`, 128 × 192, takes 208 µs by single blocks, and 211 by clusters of two
+    if tiles > 2 * clusters and promoted is None:
         step = max(step, sms * 2 * DEPTH * v.loads / _CACHE)
     read, written = sum(rows) * k + k * sum(columns), (1 + addends) * sum(rows) * sum(columns)
     once, each = _SPLIT
@@ -291,7 +294,7 @@ def alone(
     bytes; `promoted`: what of fp8 operands is done with the sums of each step."""
     if plain:
         return _plain(v, rows, columns, k, sms, lines, right_transposed, promoted)
-    c = _costs(v, rows, columns, k, sms, addends, lines)
+    c = _costs(v, rows, columns, k, sms, addends, lines, promoted)
     cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved, BESIDE)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
@@ -394,11 +397,17 @@ def stages(v: Variant, rows: Sequence[int], columns: Sequence[int], splits: int,
 
 @lru_cache(maxsize=256)
 def staggered(
-    v: Variant, groups: tuple[WaitGroup, ...], columns: tuple[int, ...], k: int, sms: int, addends: int
+    v: Variant,
+    groups: tuple[WaitGroup, ...],
+    columns: tuple[int, ...],
+    k: int,
+    sms: int,
+    addends: int,
+    promoted: Promoted = None,
 ) -> tuple[float, tuple[int, ...]]:
     """The least time of groups, each of which may begin when its operands come, and into how many parts K of each one's
     tiles is split: of none, of all that make few tiles, or of the first of these."""
-    costs = [_costs(v, group.rows, columns, k, sms, addends) for group in groups]
+    costs = [_costs(v, group.rows, columns, k, sms, addends, LINES, promoted) for group in groups]
     whole = [1] * len(groups)
     few = [c.clusters // c.tiles > 1 for c in costs]
     if len(groups) == 1:
@@ -411,7 +420,8 @@ def staggered(
         left -= costs[i].tiles * splits[i] if splits[i] > 1 else 0
         if left < 0:
             splits[i] = 1
-    every = alone(v, [n for group in groups for n in group.rows], columns, k, sms, addends)[1]
+    rows = [n for group in groups for n in group.rows]
+    every = alone(v, rows, columns, k, sms, addends, promoted=promoted)[1]
     tail = sum(c.tiles for c in costs) % costs[0].clusters
     if not any(few):
         return _makespan(costs, groups, whole, tail, every), tuple(whole)

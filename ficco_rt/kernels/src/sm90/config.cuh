@@ -66,6 +66,8 @@ constexpr bool BLOCK_SCALES = SCALES == 2;
 constexpr bool UNROLLED = PROMOTED && !THROTTLED && !ADDENDS;   // by four steps
 // A step is multiplied while the one before is added. NOTE with scales of rows the compiler would wait for each wgmma
 constexpr bool OVERLAPPED = UNROLLED && BLOCK_SCALES && BLOCKS_M == 1 && ACC <= (CONSUMERS == 2 && !SWAPPED ? 64 : 32);
+// A tile's last step has code of its own. NOTE with 128 rows of sums a consumer has no registers for that
+constexpr int LAST_APART = UNROLLED && BLOCK_SCALES && !OVERLAPPED && BLOCKS_M == 1;
 constexpr int UNIFORM = TILE_N % 128 == 0 ? 128 : TILE_N % 64 == 0 ? 64 : TILE_N % 32 == 0 ? 32 : 16;
 constexpr int SPANNED = (TILE_N + 255 - UNIFORM) / 128;
 constexpr int SLOTS = 2;                           // of scales of some steps, or of a tile

@@ -291,14 +291,14 @@ struct Consumer {
         const int interval = THROTTLED ? max(1, blocks / max(1, STAGING)) : 0;   // steps of K from one box to the next
         int send_at = 0;
         int b = 0;
-        auto step = [&](int number) {
-            multiply_apart(d, left, right, edge, number, b + 1 == blocks);
+        auto step = [&](int number, bool last) {
+            multiply_apart(d, left, right, edge, number, last);
             ++b;
         };
         if constexpr (UNROLLED) {   // NOTE what else is in the loop would cost registers
             if (pending >= 0) {
 #pragma unroll 1
-                for (const int until = min(blocks, 4); b < until;) step(b);
+                for (const int until = min(blocks - LAST_APART, 4); b < until;) step(b, !LAST_APART && b + 1 == blocks);
                 count_pending();
             }
             if constexpr (OVERLAPPED) {
@@ -306,11 +306,13 @@ struct Consumer {
                 b = blocks;
             }
 #pragma unroll 1
-            while (b + 4 <= blocks)
+            while (b + 4 <= blocks - LAST_APART)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) step(i);
+                for (int i = 0; i < 4; ++i) step(i, !LAST_APART && b + 1 == blocks);
+            int i = LAST_APART ? b & 3 : 0;
 #pragma unroll 1
-            for (int i = 0; b < blocks; ++i) step(i);
+            for (; b < blocks - LAST_APART; ++i) step(i, !LAST_APART && b + 1 == blocks);
+            if (LAST_APART && b < blocks) step(i, true);
         }
         for (; !UNROLLED && b < blocks; ++b) {
             if constexpr (PROMOTED) {
