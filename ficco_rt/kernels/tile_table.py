@@ -114,11 +114,13 @@ class Table:
         return constants + self.offsets[6] if self.depth_waits["count"].any() else 0
 
 
-def _cut(pieces: Sequence[tuple[int, ...]], step: int) -> Rows:
-    """Tiles of one axis: rows of (start in each, size ≤ step)."""
+def _cut(pieces: Sequence[tuple[int, ...]], step: int, level: bool = False) -> Rows:
+    """Tiles of one axis: rows of (start in each, size ≤ step). `level`: as `table` has it."""
     tiles = []
     for *starts, n in pieces:
         at = np.arange(0, n, step)
+        if level and n > step:
+            at = np.minimum(at, n - step)
         tiles.append(np.stack([*(a + at for a in starts), np.minimum(step, n - at)], 1))
     return np.concatenate(tiles)
 
@@ -222,6 +224,7 @@ class _Parts:
         across: bool,
         band: int | None,
         step: int,
+        level: tuple[bool, bool],
     ) -> Rows:
         """A work's tiles; see `table`."""
         k_pieces, by_rows = common(*depths_of(w, *transposed)), (w.left, w.out)
@@ -230,7 +233,7 @@ class _Parts:
         assert w.addends or not w.addend_waits
         assert k_pieces
         assert not w.addends or not w.depth_waits  # a kernel checks the flags of both when it reaches a tile
-        rows, columns = (_cut(axis, side) for axis, side in zip(pieces_of(w, transposed), tile, strict=True))
+        rows, columns = map(_cut, pieces_of(w, transposed), tile, level)
         rows = _given(rows, (*by_rows, *(addend.operand.matrix for addend in w.addends)))
         below, beside = of_cluster((1, 1), cluster, across)
         rows, columns = _whole(rows, below), _whole(columns, beside)
@@ -300,6 +303,7 @@ def table(
     together: bool = False,
     resets: Sequence[int] = (),
     step: int = DEPTH,
+    level: tuple[bool, bool] = (False, False),
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
 
@@ -312,9 +316,11 @@ def table(
     together: the parts of a tile stand one after another.
     resets: addresses of flags that the launch resets when nothing of it waits any more.
     step: elements of K in a step of the pipeline.
+    level: of rows, and of columns, whether the last tile of a piece is as large as all others: it begins in the one
+        before, and both store what they share. Their sums are made alike.
     """
     parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.addends))})
-    whole = [parts.add(w, tile, transposed, groups, cluster, across, band, step) for w in works]
+    whole = [parts.add(w, tile, transposed, groups, cluster, across, band, step, level) for w in works]
     both, partials = _split_all(whole, split_k, groups, cluster, parts.depths, step, together)
     _place_addends(both, addend_steps, addend_gap)
     tiles = np.ascontiguousarray(both["tile"])

@@ -114,7 +114,7 @@ def test_parameters_of_sm90(of_tiles: dict[str, Struct]) -> None:
     launch = sm90.build([few], variant, replace(ADDED, addends=False), clusters=66, stages=3)
     data = launch.parameters(0x10000, 0x20000, [bytes(128)] * 3)
     assert [layout[f"first.{name}"].read(data) for name in sm90.FirstGrid._fields] == [
-        8, 0, 0, 0, 4, 1, 4, 1, 1, 256, 256,
+        8, 0, 0, 0, 4, 1, 4, 1, 1, 256, 256, 0, 192,
     ]  # fmt: skip
     of_maps = [f for f in layout.fields if f.name.endswith("opaque_0")]
     assert len(of_maps) == 3 * sm90.MAX_OPERANDS + sm90.MAX_ADDENDS

@@ -449,10 +449,10 @@ def foreseen(*works: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits:
     launch = tables.build(works, v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(splits))
     data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
     written = tables.FIRST_GRID.unpack_from(data, tables.FIRST_GRID_AT)
-    assert written == (launch.first or (0,) * 11)
+    assert written == (launch.first or (0,) * 13)
     if launch.first is None:
         return None
-    assert launch.first[9:] == (works[0].left.rows, works[0].right.rows)
+    assert launch.first[9:11] == (works[0].left.rows, works[0].right.rows)
     return launch.first[:9]
 
 
@@ -484,7 +484,8 @@ def test_clusters_foresee_first_tiles() -> None:
         launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4)
         rows, columns = (-(-size // side) for size, side in zip((5000, 1000), v.cluster_tile, strict=True))
         band = tile_table.band_of(v.clusters(132), v.cluster_tile)
-        assert launch.first == (0, 0, 0, 0, 47, rows, columns, min(rows, band), 1, 5000, 3000)
+        assert launch.first is not None
+        assert launch.first[:11] == (0, 0, 0, 0, 47, rows, columns, min(rows, band), 1, 5000, 3000)
     part, name = Interval(1000, 2000), "sm90_gemm_144x256_c2_swapped"
     rows = (Interval(0, 1000), Interval(2000, 6000))
     inner = replace(work, left_columns=(part,), right_rows=(part,))
@@ -494,13 +495,46 @@ def test_clusters_foresee_first_tiles() -> None:
     assert foreseen(replace(work, left=replace(work.left, rows=6000), left_rows=rows), name=name) is None
 
 
+def test_the_last_tiles_of_one_wave_are_as_large_as_the_others() -> None:
+    """They begin in those before. Nothing is stored twice that is added to, or whose sums are made otherwise."""
+    swapped = "sm90_gemm_96x64_c1_swapped"
+
+    def starts(m: int, n: int, k: int, name: str = swapped, splits: int = 1, right_t: bool = True, **more: Any) -> Any:
+        v, (work,) = named(name), in_pieces(m, n=n, k=k)
+        if right_t:
+            turned = replace(work.right, rows=n, columns=k, pitch=k)
+            work = replace(work, right=turned, right_rows=work.right_columns, right_columns=work.right_rows)
+        signature, split_k = replace(PLAIN, right_transposed=right_t), SplitK(splits)
+        clusters = v.clusters(132)
+        made = tables.build([replace(work, **more)], v, signature, clusters=clusters, stages=4, split_k=split_k)
+        t = made.table.tiles
+        assert made.first is not None
+        stored = np.zeros((m, n), int)
+        for tile in t[t["split"] == 0]:
+            stored[tile["out_row"] :, tile["out_col"] :][: tile["rows"], : tile["cols"]] += 1
+        assert stored.min() == 1
+        assert not more or stored.max() == 1
+        return [np.unique(t[axis]).tolist() for axis in ("left_row", "right_col", "rows", "cols")]
+
+    level, uneven = [0, 96, 174], [0, 96, 192]
+    columns = [64 * i for i in range(37)]
+    assert starts(270, 2360, 2048) == [level, [*columns[:-1], 2296], [96], [64]]
+    assert starts(270, 2360, 2048, right_t=False) == [level, columns, [96], [56, 64]]  # else its boxes span lines
+    assert starts(90, 2360, 2048) == [[0], columns, [90], [56, 64]]
+    assert starts(270, 2360, 2040)[0] == starts(270, 2360, 2048, splits=2)[0] == uneven
+    assert starts(270, 2880, 2048)[0] == uneven  # 135 tiles: every other wave walks K backwards
+    assert starts(270, 1280, 2048, name="sm90_gemm_64x64_c1")[0][-1] == 206
+    assert starts(270, 1280, 2048, name="sm90_gemm_64x64_c1", accumulate=True)[0][-1] == 256
+    assert starts(270, 2360, 2048, name="sm90_gemm_128x128_c2")[0][-1] == 256
+
+
 def test_blocks_of_a_cluster_have_parts_of_k_of_one_tile() -> None:
     v, (work,) = named("sm90_gemm_32x64_c3_parts"), in_pieces(30, n=2496, k=8192)
     launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(3))
     tiles = launch.table.tiles
     assert tiles["right_col"].tolist() == [64 * i for i in range(39) for _ in range(3)]
     assert tiles["split"].tolist() == [0, 1, 2] * 39
-    assert launch.first == (0, 0, 0, 0, 128, 1, 39, 1, 3, 30, 8192)
+    assert launch.first == (0, 0, 0, 0, 128, 1, 39, 1, 3, 30, 8192, 0, 64 * 38)
     assert choice.split_k_of(v, [work], [2496], 8192, 132) == SplitK(3)
     (wide,) = in_pieces(30, n=2560, k=8192)  # a block has a part of one tile at most
     assert choice.split_k_of(v, [wide], [2560], 8192, 132) == tile_table.WHOLE_K

@@ -108,6 +108,7 @@ typedef struct FirstGrid {
     int rows, columns, band;           // of clusters' tiles
     int parts;                         // of K
     int left_rows, right_rows;         // that the operands have, as they are stored
+    int last_row, last_col;            // where the last tiles begin, from the first one on
 } FirstGrid;
 
 // Scales of fp8 operands, fp32. Pitches: elements from a row of scales to the next.

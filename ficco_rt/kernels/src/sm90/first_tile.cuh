@@ -27,7 +27,7 @@ struct Foreseen {
         int row = first + within - tile * rows;
         if (LEFT_SHARED) tile = tile * CLUSTER + (int)me;
         else row = row * CLUSTER + (int)me;
-        left_row = g.left_row + row * TILE_M, right_col = g.right_col + tile * TILE_N;
+        left_row = g.left_row + min(row * TILE_M, g.last_row), right_col = g.right_col + min(tile * TILE_N, g.last_col);
         depth = {g.left_k + low * TILE_K, g.right_k + low * TILE_K, high - low, TILE_K};
     }
 };
