@@ -115,6 +115,30 @@ def test_what_the_hopper_kernel_refuses_or_cannot_share() -> None:
     assert chosen(GemmRequest((gemm(4096, 4096, 4096),), smem=40 << 10), A100).smem == 40 << 10
 
 
+def test_every_kernel_that_is_named_is_taken_or_refused() -> None:
+    added = view("D", (0, 512), (0, 1024))
+    requests = [
+        GemmRequest((gemm(512, 1024, 512),)),
+        GemmRequest((gemm(512, 1024, 512),), sms=1),
+        GemmRequest((gemm(512, 1024, 512),), smem=40 << 10),
+        GemmRequest((gemm(512, 1024, 512, addends=(added,)),)),
+        GemmRequest((gemm(512, 1024, 512, waits=(1,), signals=(2,)),), streamed=True, arrival=20.0),
+        GemmRequest((gemm(512, 1024, 512, out="fp32"),)),
+    ]
+    names = [v.name for family in FAMILIES for v in family.variants]
+    found = {name: [choose(replace(request, kernel=name), H100) for request in requests] for name in names}
+    for name, answers in found.items():
+        for answer in answers:
+            if isinstance(answer, Chosen):
+                assert answer.kernel == name
+            else:
+                assert answer.startswith(f"kernel = {name}: ")
+                assert answer.endswith("; leave it out, and one is chosen")
+    taken = {name for name, (plain, *_) in found.items() if isinstance(plain, Chosen)}
+    assert {name.partition("_")[0] for name in taken} == {"sm90", "sm80", "naive"}
+    assert len(taken) > 100
+
+
 def test_transposed_tiles_make_the_plain_product_alone() -> None:
     plain = gemm(5000, 1000, 3000)
     assert chosen(GemmRequest((plain,)), H100).kernel == "sm90_gemm_160x256_c2_swapped"

@@ -141,7 +141,7 @@ def ranked(
     """Variants, each with the splits of the last wave, from the one that the estimate finds fastest for pieces of these
     sizes. `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to
     take variants of that kind if one fits. `lines` and `promoted` as `cost.alone` has them; `scaling`: of fp8 operands.
-    ValueError: none fits `smem`."""
+    None fits `smem`, or as many blocks of a cluster: there is none."""
     plain = not late and not addends
     together = not addends and len(late) <= 1
     fitting = [
@@ -152,8 +152,6 @@ def ranked(
         and not (v.pingpong and addends)
         and (not v.odd or plain)
     ]
-    if not fitting:
-        raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
     least = math.inf
     for v in worthwhile(

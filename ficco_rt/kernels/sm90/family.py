@@ -122,7 +122,7 @@ class Sm90(Family[Variant]):
         else:
             made = _ranked(rows, columns, depth, sms, most, late, addends, throttled, odd, lines, signature)
         if not made:
-            return "its tiles do not suit such products"
+            return "its tiles or clusters do not suit such products"
         v, stages = made[0].variant, made[0].stages
         smem = request.smem if request.smem is not None else max(v.smem(stages, transposed, scaling), least)
         return Chosen(self.name, v.name, (*v.tile, signature.step), stages, smem, request.residency, request.sms)
