@@ -7,6 +7,8 @@ before it has ended, as behind a collective.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import ceil
 from statistics import median
 
@@ -17,6 +19,8 @@ from ..errors import DeviceError
 from ..files.arguments import KERNEL, VENDOR
 from ..files.store import user_store
 from ..kernels.families import AloneTimes, PlainProduct, family_of
+from ..kernels.kernel_compiler import KERNELS, compile_file
+from ..kernels.signature import Signature
 from ..kernels.sm90.family import SM90
 from ..machine.model import Machine
 from ..plan.ir import Plan
@@ -39,9 +43,9 @@ def times(product: PlainProduct, driver: DriverName, group: Group | None = None)
         if found is None:
             clock = OnGpus(driver, group, runs=_RUNS, rest=0.0)
             with uncaptured(driver):
-                first = _plan(product, machine)
-                ours: dict[str | None, float] = {None: _micros(first, clock)}
-                ours |= {kernel: _micros(_plan(product, machine, kernel), clock) for kernel in _others(product, first)}
+                plans: dict[str | None, Plan] = {None: _plan(product, machine)}
+                plans |= {kernel: _plan(product, machine, kernel) for kernel in _others(product, plans[None])}
+                ours = {kernel: _micros(plan, clock) for kernel, plan in plans.items()}
                 best = min(ours, key=lambda kernel: ours[kernel])
                 found = AloneTimes(ours[best], _micros(_plan(product, machine, VENDOR), clock), kernel=best)
             user_store().put(key, found)
@@ -51,11 +55,16 @@ def times(product: PlainProduct, driver: DriverName, group: Group | None = None)
 
 
 def _others(product: PlainProduct, first: Plan) -> list[str]:
-    """Kernels of ours that may be faster than that of the plan."""
+    """Kernels of ours that may be faster than that of the plan. All are compiled, at the same time."""
     (taken,) = {launch.kernel for _, launch in first.launches()}
+    if family_of(taken) is not SM90:
+        return []
     p = product
-    found = SM90.promising(p.m, p.n, p.k, p.right_transposed, first.target.device, p.dtype)
-    return [v.name for v, _ in found if v.name != taken] if family_of(taken) is SM90 else []
+    found = [v for v, _ in SM90.promising(p.m, p.n, p.k, p.right_transposed, first.target.device, p.dtype)]
+    options = [v.options(Signature(p.dtype, p.dtype, False, p.right_transposed)) for v in found]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(partial(compile_file, KERNELS / SM90.source), options))
+    return [v.name for v in found if v.name != taken]
 
 
 def _plan(product: PlainProduct, machine: Machine, kernel: str | None = None) -> Plan:

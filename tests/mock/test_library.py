@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -307,11 +307,16 @@ def test_the_best_of_a_few_kernels_is_measured(
         return {kernels[2]: best, "vendor_gemm": 5.0}.get(kernel, 7.0)
 
     monkeypatch.setattr(alone, "_micros", micros)
+    compiled: list[Sequence[str]] = []
+    monkeypatch.setattr(alone, "compile_file", lambda _, options: compiled.append(options))
     for best, taken in ((3.0, kernels[2]), (6.0, kernels[2]), (8.0, None)):
         monkeypatch.setattr(alone, "user_store", lambda best=best: Store(tmp_path / str(best)))
         assert alone.times(product, "cuda") == AloneTimes(min(best, 7.0), 5.0, kernel=taken)
         assert sorted(asked) == sorted([*kernels, "vendor_gemm"])
+        made = {option.removeprefix("-DENTRY=") for options in compiled for option in options if "-DENTRY=" in option}
+        assert made == {f"{kernel}_bf16_bf16_nt" for kernel in kernels}
         asked.clear()
+        compiled.clear()
 
 
 def test_who_has_no_library_is_told_what_to_install(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
