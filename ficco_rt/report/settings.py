@@ -15,7 +15,7 @@ SettingValue: TypeAlias = "int | str | tuple[SettingValue, ...]"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z]+)?\Z")  # of a param; or what a queue says: compute.sms
 _SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*) ?(KiB|MiB|GiB)\Z")
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_WORD = re.compile(r"[a-z]+\Z")
+_WORD = re.compile(r"[a-z][a-z0-9_]*\Z")
 _SMS = re.compile(r"[0-9]{1,9} sms\Z")  # of leave
 _INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
 _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
@@ -67,7 +67,7 @@ def parse_choices(texts: Iterable[str], option: str) -> dict[str, tuple[SettingV
         if name in choices:
             raise UsageError(f"{option} {text}: {name} stands here twice; put its values behind one name, with commas")
         where = f"{option} {text}"
-        if "." in name and ".." not in values:  # of a queue: words and bytes, too
+        if (name == KERNEL or "." in name) and ".." not in values:  # of a queue: words and bytes, too
             choices[name] = tuple(dict.fromkeys(_one(where, name, value) for value in values.split(",")))
         else:
             choices[name] = tuple(_several(where, values))

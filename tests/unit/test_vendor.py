@@ -34,7 +34,7 @@ from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
-from ficco_rt.report.settings import parse_settings
+from ficco_rt.report.settings import parse_choices, parse_settings
 from ficco_rt.sim.simulate import simulate
 from tests.gpu import test_vendor as on_gpus
 
@@ -328,6 +328,10 @@ def test_set_kernel_says_it_of_a_whole_schedule() -> None:
     assert {launch.kernel for _, launch in plan.launches() if isinstance(launch.works[0].body, Gemm)} == {"vendor_gemm"}
     assert plan.params[-1] == ("kernel", "vendor")
     assert parse_settings(["kernel = vendor", "M=256"]) == {"kernel": "vendor", "M": 256}
+    named = "sm90_gemm_64x64_c1"
+    assert parse_settings([f"compute.kernel={named}"]) == {"compute.kernel": named}
+    choices = parse_choices([f"kernel=vendor,{named}", f"q.kernel=vendor,{named}"], "--sweep")
+    assert choices == dict.fromkeys(("kernel", "q.kernel"), ("vendor", named))
     with pytest.raises(UsageError, match="kernel = 4: it is vendor, or the name of a kernel for products"):
         compile_schedule("gemm_rs/serial", 2, {**sizes, "kernel": 4})
     with pytest.raises(ScheduleError, match="kernel = ours: no kernel for products is called so; leave it out"):
