@@ -119,9 +119,11 @@ def _launch(plan: ir.DevicePlan, number: int, launch: ir.DeviceLaunch) -> Iterat
         f"{f', leaves {launch.leave}' if launch.leave is not None else ''}  :{launch.origin.line}"
     )
     unwritten = [name for name, read_only in zip(("left", "right"), c.read_only, strict=True) if read_only]
+    level = [name for name, overlap in zip(("rows", "columns"), c.level, strict=True) if overlap]
     facts = {
         f"{c.stages} stages": c.stages,
         f"{c.tiles} tiles{f' in bands of {c.band}' if c.band else ''}": c.tiles,
+        f"last tiles of {' and '.join(level)} overlap the ones before": level,
         f"read-only {' and '.join(unwritten)}": unwritten,
         f"resets flags {' '.join(map(str, c.resets))}": c.resets,
         f"K of the last wave's tiles in {c.split_k.tail} parts": c.split_k.tail > 1,

@@ -48,9 +48,9 @@ def with_overrides(schedule: Schedule, said: Mapping[str, object]) -> Schedule:
     return replace(schedule, queues=tuple(queues[queue.name] for queue in schedule.queues))
 
 
-def by_library(schedule: Schedule, kernel: object = VENDOR) -> Schedule:
+def by_library(schedule: Schedule) -> Schedule:
     """The schedule with all products by the vendor's library, as if its queues said so."""
-    return with_overrides(schedule, {KERNEL: kernel})
+    return with_overrides(schedule, {KERNEL: VENDOR})
 
 
 def value_of(queue: QueueDecl, attribute: str) -> object | None:

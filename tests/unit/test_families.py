@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ficco_rt.geometry.region import Axis, Interval, Region
@@ -113,6 +114,17 @@ def test_what_the_hopper_kernel_refuses_or_cannot_share() -> None:
         assert H100.smem_per_sm // (config.smem + H100.smem_reserved) == residency
         assert config.refused[0].reason == f"its blocks take all registers, so that residency = {residency} cannot be"
     assert chosen(GemmRequest((gemm(4096, 4096, 4096),), smem=40 << 10), A100).smem == 40 << 10
+
+
+def test_last_tiles_overlap_in_the_launch_as_it_is_configured() -> None:
+    """The table's tiles, 64 bytes each, begin with rows of the left and of the right operand."""
+    request = LaunchRequest("sm90_gemm_96x64_c1_swapped", (gemm(270, 2360, 2048, right_t=True),), 132, smem=230400)
+    (config,) = configure(request, H100)
+    assert config.level == (True, True)
+    starts = np.frombuffer(tables(config, request.works).constants, np.int32).reshape(-1, 16)[: config.tiles, :2]
+    assert starts.max(axis=0).tolist() == [270 - 96, 2360 - 64]
+    (even,) = configure(replace(request, works=(gemm(288, 2368, 2048, right_t=True),)), H100)
+    assert even.level == (False, False)
 
 
 def test_every_kernel_that_is_named_is_taken_or_refused() -> None:

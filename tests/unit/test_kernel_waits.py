@@ -28,7 +28,7 @@ from ficco_rt.kernels.naive.family import COPY, REDUCE
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
-from ficco_rt.kernels.sm90 import tables
+from ficco_rt.kernels.sm90 import choice, tables
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, Table
 from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork, Scales
@@ -348,17 +348,20 @@ SUMS = {
 
 def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> Table:
     run = Run(shape, seed)
-    with patch.object(tables, "LEVEL", 0):  # of so little K, too
-        packed = tables.build(
-            run.works,
-            variant,
-            signature,
-            clusters=shape.blocks,
-            stages=shape.stages,
-            split_k=SplitK(shape.splits),
-            read_only=(shape.left_read_only, shape.read_only),
-            resets=[run.flag(n) for _, n in run.raises] if shape.resets else (),
-        )
+    split_k = SplitK(shape.splits)
+    with patch.object(choice, "LEVEL", 0):  # of so little K, too
+        level = choice.level(variant, run.works, signature, shape.blocks, split_k)
+    packed = tables.build(
+        run.works,
+        variant,
+        signature,
+        clusters=shape.blocks,
+        stages=shape.stages,
+        split_k=split_k,
+        level=level,
+        read_only=(shape.left_read_only, shape.read_only),
+        resets=[run.flag(n) for _, n in run.raises] if shape.resets else (),
+    )
     table = packed.table
     constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
     constants[:] = np.frombuffer(table.constants, np.uint8)

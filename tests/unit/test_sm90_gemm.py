@@ -505,7 +505,9 @@ def test_the_last_tiles_of_one_wave_are_as_large_as_the_others() -> None:
             work = replace(work, right=turned, right_rows=work.right_columns, right_columns=work.right_rows)
         signature, split_k = replace(PLAIN, right_transposed=right_t), SplitK(splits)
         clusters = v.clusters(132)
-        made = tables.build([replace(work, **more)], v, signature, clusters=clusters, stages=4, split_k=split_k)
+        works = [replace(work, **more)]
+        level = choice.level(v, works, signature, clusters, split_k)
+        made = tables.build(works, v, signature, clusters=clusters, stages=4, split_k=split_k, level=level)
         t = made.table.tiles
         assert made.first is not None
         stored = np.zeros((m, n), int)

@@ -340,6 +340,17 @@ def test_set_kernel_says_it_of_a_whole_schedule() -> None:
         compile_schedule("gemm_rs/streamed", 2, {**sizes, "kernel": "vendor"})
 
 
+def test_a_device_plan_tells_which_last_tiles_overlap() -> None:
+    sizes = {"M": 270, "N": 2360, "K": 2048, "transb": 1, "kernel": "sm90_gemm_96x64_c1_swapped"}
+    made = on_device(compile_schedule("ag_gemm/serial", 1, sizes, profile("h200-switch", 1)))
+    check(made)
+    assert from_json(to_json(made)) == made
+    assert ", last tiles of rows and columns overlap the ones before" in to_text(made)
+    config = replace(made.launches[0].config, level=(True, False))
+    with pytest.raises(PlanError, match="its works on NVIDIA H200 ask for another launch"):
+        check(replace(made, launches=(replace(made.launches[0], config=config),)))
+
+
 @pytest.mark.parametrize("machine", ["h200-switch", "a100-switch", "mi300x-mesh"])
 def test_a_schedule_takes_the_kernel_that_is_named(machine: str) -> None:
     """Each of a family that has enough rows, in a launch that waits, and in one that does not."""

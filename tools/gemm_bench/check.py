@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from ficco_rt.kernels import tiles
-from ficco_rt.kernels.sm90 import tables
+from ficco_rt.kernels.sm90 import choice
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import WHOLE_K, SplitK
 
@@ -149,7 +149,7 @@ def check_chain(rng: random.Random, key: Key, source: Path | None) -> str | None
     return None
 
 
-@patch.object(tables, "LEVEL", 0)  # of little K, too
+@patch.object(choice, "LEVEL", 0)  # of little K, too
 def check(kernel: str, seed: int, cases: int, most: int, only: str, source: Path | None) -> int:
     """How many random cases of the kernels that `only` names are wrong, which is printed."""
     keys = keys_of(kernel, only)

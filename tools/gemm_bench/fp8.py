@@ -26,7 +26,7 @@ from ficco_rt.geometry.region import Interval, Region
 from ficco_rt.kernels import tiles, vendor_gemm
 from ficco_rt.kernels.family import Matmul, Operand
 from ficco_rt.kernels.signature import Signature
-from ficco_rt.kernels.sm90 import cost, tables
+from ficco_rt.kernels.sm90 import choice, cost
 from ficco_rt.kernels.sm90.choice import band as best_band
 from ficco_rt.kernels.sm90.choice import ranked, worthwhile
 from ficco_rt.kernels.sm90.variants import BESIDE, ODD, VARIANTS, Variant
@@ -159,7 +159,7 @@ def signatures(scaling: str, fast: bool, types: tuple[str, str], outs: Sequence[
         yield Signature(left, out, False, True, right_dtype=other, scaling=mode, fast=fast)
 
 
-@patch.object(tables, "LEVEL", 0)  # of little K, too
+@patch.object(choice, "LEVEL", 0)  # of little K, too
 def check(seed: int, cases: int, only: str) -> int:
     """How many random cases are wrong, which is printed: types, scales, sizes, splits, pieces that wait."""
     rng, failures, most = random.Random(seed), [], {True: 0.0, False: 0.0}

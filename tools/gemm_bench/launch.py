@@ -13,7 +13,7 @@ import torch
 from ficco_rt.driver.cuda.tensor_map import encode
 from ficco_rt.kernels import by_address, kernel_compiler
 from ficco_rt.kernels.sm80 import variants as sm80
-from ficco_rt.kernels.sm90 import tables
+from ficco_rt.kernels.sm90 import choice, tables
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import WHOLE_K, SplitK
 from ficco_rt.kernels.tiles import MatrixWork
@@ -59,6 +59,7 @@ def build(
             stages=stages,
             split_k=split_k,
             band=band,
+            level=choice.level(v, works, signature, clusters, split_k),
             read_only=read_only,
             resets=resets,
         )

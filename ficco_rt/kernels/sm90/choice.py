@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
-from ..signature import Promoted
-from ..tile_table import WHOLE_K, SplitK, band_of
+from ..signature import Promoted, Signature
+from ..tile_table import WHOLE_K, SplitK, band_of, count
 from ..tiles import Matrix, MatrixWork, depth_of, pieces_of
 from . import cost
 from .cost import WaitGroup
@@ -24,6 +24,11 @@ from .variants import VARIANTS, Variant
 # 31.5 in bands of 16; 128 × 128 for 3000 × 576 × 7168 (fp8) 24.4, 24.8 of 4, 25.6 of 8, 29.6 of 16; but 64 × 160 for
 # 534 × 2176 × 2048 14.2 of 4, 4 and 1, and 11.2 of 5 and 4.
 _FP8_BAND, _QUARTER, _EVEN, _ACROSS = 8, 4, 7, 5
+
+# Bytes of K from which blocks drift apart if one of them has less to load. On an H200, with level tiles and without:
+# 270 × 2304 × 5824 by 96 × 64 takes 15.1 and 17.4 µs, 785 × 960 × 4864 by 104 × 64 14.0 and 15.9, 1460 × 704 × 14912 by
+# 128 × 64 46.7 and 78.8; with K of 64 to 1536 up to 2 % longer.
+LEVEL = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,27 @@ def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool],
     if len(works) == v.together == 1 and high >= _EVEN and high * wide <= sms:
         return 1 if wide <= _ACROSS else _QUARTER if high % _QUARTER == 0 else -(-high // -(-high // _EVEN))
     return min(_FP8_BAND, square) if item == 1 else None
+
+
+def level(
+    v: Variant, works: Sequence[MatrixWork], signature: Signature, clusters: int, split_k: SplitK
+) -> tuple[bool, bool]:
+    """Whether the last tiles of rows, and of columns, begin in those before, to be as large; see `tile_table.table`.
+    Single blocks that are all at work at once then stay abreast, and L2 merges what neighbours load. Nothing is added
+    to what is stored twice, and all its sums are made alike."""
+    if v.together > 1 or v.throttled or v.pingpong or signature.left_transposed or split_k != WHOLE_K:
+        return False, False
+    short = depth_of(works, signature.transposed) * signature.item < LEVEL
+    waves = count(works, v.tile, signature.transposed, groups=clusters, step=signature.step) > clusters
+    if short or waves or any(w.accumulate for w in works):
+        return False, False
+    pieces = [pieces_of(w, signature.transposed) for w in works]
+    rows, columns = ([n for axes in pieces for *_, n in axes[axis]] for axis in (0, 1))
+    (high, wide), along_k = v.tile, signature.right_transposed and not signature.blocks
+    return (
+        any(n > high and n % high for n in rows),
+        along_k and max(rows) > high and any(n > wide and n % wide for n in columns),
+    )
 
 
 def split_k_of(

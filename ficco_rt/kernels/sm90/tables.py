@@ -27,8 +27,8 @@ from ...geometry.region import Interval
 from ...types import ACCUMULATOR, TYPES
 from ..family import Move, TensorMap
 from ..signature import Signature
-from ..tile_table import WHOLE_K, SplitK, Table, along_blocks, band_of, by_block, count, shared_table
-from ..tiles import DEPTH, Matrix, MatrixWork, depth_of, depths_of, pieces_of
+from ..tile_table import WHOLE_K, SplitK, Table, along_blocks, band_of, by_block, shared_table
+from ..tiles import DEPTH, Matrix, MatrixWork, depths_of, pieces_of
 from .variants import Variant
 
 Spans: TypeAlias = tuple[Interval, ...]
@@ -36,10 +36,6 @@ Spans: TypeAlias = tuple[Interval, ...]
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 4  # different matrices that addends lie in
 PARAMETER_BYTES = 4032  # of 4096 that a launch's may have; with scales of blocks, the maps of the left ones behind them
-# Bytes of K from which blocks drift apart if one of them has less to load. On an H200, with level tiles and without:
-# 270 × 2304 × 5824 by 96 × 64 takes 15.1 and 17.4 µs, 785 × 960 × 4864 by 104 × 64 14.0 and 15.9, 1460 × 704 × 14912 by
-# 128 × 64 46.7 and 78.8; with K of 64 to 1536 up to 2 % longer.
-LEVEL = 4096
 SCALES = struct.Struct("<4Q")  # struct OperandScales
 OPERAND_BYTES = 384  # three tensor maps
 INFOS_AT = MAX_OPERANDS * OPERAND_BYTES
@@ -292,6 +288,7 @@ def build(
     stages: int,
     split_k: SplitK = WHOLE_K,
     band: int | None = None,
+    level: tuple[bool, bool] = (False, False),
     read_only: tuple[bool, bool] = (False, False),
     resets: Sequence[int] = (),
 ) -> PackedLaunch:
@@ -328,7 +325,8 @@ def build(
         together=variant.parts > 1,
         resets=tuple(resets),
         step=signature.step,
-        level=_level(works, variant, signature, clusters, split_k),
+        # NOTE rows that are there end elsewhere, where they lie in several blocks
+        level=(False, False) if any(w.left.block or w.out.block for w in works) else level,
     )
     ends = _ends(works, signature)
     if signature.left_transposed:  # with the rows that are there
@@ -356,21 +354,6 @@ def build(
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
         first=first_grid(made, works, variant, signature, clusters, band),
     )
-
-
-def _level(
-    works: Sequence[MatrixWork], v: Variant, signature: Signature, clusters: int, split_k: SplitK
-) -> tuple[bool, bool]:
-    """Whether the last tiles of rows, and of columns, are as large as the others; see `tile_table.table`. Single blocks
-    that are all at work at once, with sums made alike, then stay abreast, and L2 merges what neighbours load."""
-    alike = split_k == WHOLE_K and not any(w.accumulate or w.left.block or w.out.block for w in works)
-    apart = v.together > 1 or v.throttled or v.pingpong or signature.left_transposed
-    if apart or not alike or depth_of(works, signature.transposed) * signature.item < LEVEL:
-        return False, False
-    if count(works, v.tile, signature.transposed, groups=clusters, step=signature.step) > clusters:
-        return False, False
-    rows = [n for w in works for *_, n in pieces_of(w, signature.transposed)[0]]
-    return True, max(rows) > v.tile[0] and signature.right_transposed and not signature.blocks
 
 
 def _maps(
