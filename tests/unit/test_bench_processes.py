@@ -677,3 +677,5 @@ def test_gatherers_are_asked_for_our_product(monkeypatch: pytest.MonkeyPatch) ->
             }[kind]
         )
     assert Gathered.fences == 1
+    with pytest.raises(side.errors, match=r"each call gets symmetric memory"):  # FlashInfer's
+        side._captured(made)
