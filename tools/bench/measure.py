@@ -24,7 +24,8 @@ LOOP_LEAST = 3
 LOOP_WARM = 10_000.0  # microseconds of runs before a loop is timed
 REST = 0.1  # seconds without load before a pass
 REVIVED = 90.0  # seconds for the workers of a crew that failed to come up again
-GEMM, COPIES = "limit gemm", "limit copies"
+LIMIT = "limit "
+GEMM, COPIES = LIMIT + "gemm", LIMIT + "copies"  # by one of several libraries: "limit gemm cuBLASLt"
 OURS, PROCESSES = "ours", "processes"  # crews: one process drives all GPUs, a process a GPU
 TWIN = "processes: "  # before a contestant's key: the same, in a process a GPU
 
@@ -95,9 +96,13 @@ class Row:
         a, b = (self.entries[key].by_round[back_to_back] for key in (above, below))
         return [x / y for x, y in zip(a, b, strict=True)]
 
+    def gemm(self, back_to_back: bool = False) -> str:
+        """The whole GEMM alone, by the fastest library."""
+        return self.best([key for key in self.entries if key.startswith(GEMM)], back_to_back) or GEMM
+
     def limit(self, back_to_back: bool = False) -> float | None:
         """The longer of the whole GEMM alone and the copies alone."""
-        both = self.time(GEMM, back_to_back), self.time(COPIES, back_to_back)
+        both = self.time(self.gemm(back_to_back), back_to_back), self.time(COPIES, back_to_back)
         return None if both[0] is None or both[1] is None else max(both[0], both[1])
 
 
@@ -131,7 +136,7 @@ class Asking:
         for answer in answers:
             assert isinstance(answer, dict)
             for key, failed in answer.items():
-                side = "limit" if key in (GEMM, COPIES) else name
+                side = "limit" if key.startswith(LIMIT) else name
                 entry = self.row.entries.setdefault(key, Entry(side))
                 entry.failed = entry.failed or failed
                 self.crew_of[key] = name

@@ -6,9 +6,10 @@ Two GPUs may stand for more ranks than two (`on_two`): each does what one rank d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from ficco_rt.compiler import compile_schedule
@@ -27,8 +28,6 @@ from .scenarios import Scenario
 from .selected import picked
 from .variants import CHOSEN, Variant, variants
 
-TRIALS = 10  # runs of one of several libraries, to find the fastest
-
 
 class Ours(Executors):
     """A `workers.Side` over `gpus` GPUs; `values` parameters of every choice are tried (None: all; `CHOSEN`: what
@@ -44,7 +43,7 @@ class Ours(Executors):
         self._of_two = gpus < ranks
         self._places = (0, ranks // 2) if self._of_two else tuple(range(ranks))  # the rank of each GPU
         self._own: dict[str, list[Any]] = {}  # the yardsticks'
-        self._products: list[Product] = []  # of scaled operands, on each GPU
+        self._products: dict[str, list[Product]] = {}  # of scaled operands, by yardstick: on each GPU
         for a in devices:  # peer access, for the yardstick's copies
             for b in devices:
                 torch.zeros(1, device=a).to(b)
@@ -63,11 +62,11 @@ class Ours(Executors):
         """Tensors and yardsticks of a scenario, instead of those before."""
         super().begin(scenario)
         self._yardsticks(scenario)
-        return {GEMM: None, COPIES: None}
+        return dict.fromkeys(self._contestants)
 
     def keep(self, keys: Sequence[str]) -> None:
         if not keys:
-            self._own, self._products = {}, []
+            self._own, self._products = {}, {}
         super().keep(keys)
 
     # ---- data
@@ -123,20 +122,12 @@ class Ours(Executors):
             self._own["back"] = each(n)
         if scenario.scales:
             each_gpu = zip(self._own["left"], self._tensors["B"], self._own["out"], strict=True)
-            self._products = self._fastest([products(*of) for of in each_gpu])
+            made = [products(*of) for of in each_gpu]
+            self._products = {f"{GEMM} {name}": [of[name] for of in made] for name in made[0]}
         self._pushes = [self._pushes_of(gpu) for gpu in range(len(self._devices))]
-        self._contestants[GEMM] = Contestant(self._gemm, self._wait)
+        for key in self._products or (GEMM,):
+            self._contestants[key] = Contestant(partial(self._gemm, key), self._wait)
         self._contestants[COPIES] = Contestant(self._copies, self._wait)
-
-    def _fastest(self, made: Sequence[Mapping[str, Product]]) -> list[Product]:
-        """Of libraries' products on each GPU those of the fastest library. NOTE one may compile at its first call."""
-        for product in (product for of in made for product in of.values()):
-            product.prepare()
-
-        def time(of: Sequence[Product]) -> float:
-            return max(self._clock.turn(lambda: self._multiply(of), self._wait, warmup=1, singles=0, loop=TRIALS)[1])
-
-        return min(([of[name] for of in made] for name in made[0]), key=time)
 
     def _pushes_of(self, gpu: int) -> list[tuple[int, int, int]]:
         """(destination, source, bytes) of what the GPU's rank sends to rank + 1, rank + 2, …"""
@@ -152,18 +143,14 @@ class Ours(Executors):
                 pairs += [(own["back"][to].chunk(ranks)[place], mine) for _, to, place in way]
         return [(to.data_ptr(), source.data_ptr(), source.nbytes) for to, source in pairs]
 
-    def _gemm(self) -> None:
+    def _gemm(self, key: str) -> None:
         own = self._own
-        if self._scenario.scales:
-            return self._multiply(self._products)
         for i, stream in enumerate(self._streams):
             with self._torch.cuda.stream(stream):
+                if self._products:
+                    self._products[key][i].run()
+                    continue
                 self._torch.mm(own["left"][i], self._scenario.weight(self._tensors["B"][i]), out=own["out"][i])
-
-    def _multiply(self, of: Sequence[Product]) -> None:
-        for stream, product in zip(self._streams, of, strict=True):
-            with self._torch.cuda.stream(stream):
-                product.run()
 
     def _copies(self) -> None:
         from cuda.bindings import driver
@@ -176,8 +163,8 @@ class Ours(Executors):
                         raise DeviceError(f"cuMemcpyDtoDAsync of {size} bytes from {device}: {code.name}")
 
     def _prepare(self) -> None:
-        """Left scales in the order that the library wants."""
-        for product in self._products:
+        """Left scales in the order that each library wants."""
+        for product in chain.from_iterable(self._products.values()):
             product.prepare()
 
     def _check_yardstick(self, key: str) -> float:
@@ -188,12 +175,13 @@ class Ours(Executors):
                 part.fill_(float("nan"))
         self._wait()
         gathers = self._scenario.gathers
+        multiply = partial(self._gemm, next(iter(self._products), GEMM) if key == COPIES else key)
         if gathers:
             for rank, land in enumerate(own["land"]):
                 for part, mine in zip(_parts(land), _parts(self._tensors["A"][rank]), strict=True):
                     part.chunk(self._ranks)[rank].copy_(mine)
             self._wait()
-        for step in (self._copies, self._prepare, self._gemm) if gathers else (self._prepare, self._gemm, self._copies):
+        for step in (self._copies, self._prepare, multiply) if gathers else (self._prepare, multiply, self._copies):
             step()
             self._wait()
         worst = 0.0

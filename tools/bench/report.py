@@ -56,7 +56,7 @@ def main_table(rows: Sequence[Row]) -> str:
         key, ours = our_time(row)
         cells.append(
             [row.label, *(microseconds(row.time(x)) for kind in kinds for x in both(kind)),
-             microseconds(ours), key or "–", *(microseconds(row.time(x)) for x in (GEMM, COPIES)),
+             microseconds(ours), key or "–", *(microseconds(row.time(x)) for x in (row.gemm(), COPIES)),
              microseconds(row.limit()), *_ratios(row)]
         )  # fmt: skip
     return markdown([*cells, _means(rows, len(cells[0]))], left=(0, 2 + 2 * len(kinds)))
@@ -163,16 +163,18 @@ def race_table(rows: Sequence[Row]) -> str:
 def detail_table(rows: Sequence[Row]) -> str:
     """Spreads of single runs, our own clock, and the rates behind the limit."""
     cells = [
-        ["scenario", "ours", "own clock", "p10–p90", "nccl p10–p90", "asynctp p10–p90", "GEMM p10–p90", "GEMM TFLOP/s",
+        ["scenario", "ours", "own clock", "p10–p90", "nccl p10–p90", "asynctp p10–p90", "GEMM by", "p10–p90", "TFLOP/s",
          "copies GB/s", "rel err"]
     ]  # fmt: skip
     for row in rows:
         key, ours = our_time(row)
         entry = row.entries[key] if key else None
-        gemm, copies = row.time(GEMM), row.time(COPIES)
+        by = row.gemm()
+        gemm, copies = row.time(by), row.time(COPIES)
         cells.append(
             [row.label, microseconds(ours), microseconds(entry.own.median if entry and entry.own else None),
-             width(row, key), *(width(row, row.best(both(kind))) for kind in ("nccl", "asynctp")), width(row, GEMM),
+             width(row, key), *(width(row, row.best(both(kind))) for kind in ("nccl", "asynctp")),
+             by.removeprefix(GEMM).strip() or "cuBLAS", width(row, by),
              f"{row.work.tflops(gemm):.0f}" if gemm else "–", f"{row.work.gbps(copies):.0f}" if copies else "–",
              f"{entry.rel_err:.1e}" if entry and entry.rel_err is not None else "–"]
         )  # fmt: skip
