@@ -162,14 +162,14 @@ def run_ends_know_their_streams(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
         if devices[action.stream] != action.event.number:
             yield action.mistake(f"{action.event} is recorded by {action.stream}, of another device")
     kind: ir.EventKind = "replayed" if plan.mode == "embedded" else "completion"
-    for ends in [*([plan.own.epilogue] if plan.mode != "embedded" else []), plan.called.epilogue]:
-        last = Counter(
-            a.event.number
-            for a in ends
-            if isinstance(a, ir.RecordEvent) and a.event.kind == kind and a.when == "always"
+    for run_ends in [*([plan.own] if plan.mode != "embedded" else []), plan.called]:
+        found = Counter(
+            (a.event.number, a.when if a in run_ends.epilogue else "too early")
+            for a in (*run_ends.prologue, *plan.body, *run_ends.epilogue)
+            if isinstance(a, ir.RecordEvent) and a.event.kind == kind
         )
-        if last != Counter(plan.placement.ordinals):
-            yield Diagnostic(ir.PLACELESS, f"a run records the event '{kind}' of each device once")
+        if found != Counter((device, "always") for device in plan.placement.ordinals):
+            yield Diagnostic(ir.PLACELESS, f"a run records the event '{kind}' of each device once, at its end")
 
 
 def ends_are_alike(plan: ir.DevicePlan) -> Iterator[Diagnostic]:

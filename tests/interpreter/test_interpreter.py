@@ -83,6 +83,7 @@ def test_mistakes_show_in_a_workspace() -> None:
     ("job", "seed"),
     [
         (5, 1000017),  # a graph before what its stream waits for
+        (6, 77000117),  # a replay that says at its begin that it is over
         (7, 5000013),
         (8, 1000032),  # an end that waits in some runs alone
         (11, 5000008),  # a run that does not wait for the inputs of a replay

@@ -81,6 +81,7 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "collectives": ("gemm_ar/serial", "streams", {}),
 }
 REPLAYED = AwaitEvent(StreamName("caller", 0), EventName("replayed", 0), BEGIN)  # awaited nowhere in a capture
+ENDED = RecordEvent(StreamName("caller", 0), EventName("replayed", 0), BEGIN, "behind replays")
 QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where there are few
 
 
@@ -296,7 +297,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.run_ends_know_their_streams,
         "gather",
         without(RecordEvent, "epilogue"),
-        "a run records the event 'completion' of each device once",
+        "a run records the event 'completion' of each device once, at its end",
     ),
     (
         "an end for some runs",
@@ -536,7 +537,14 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.run_ends_know_their_streams,
         "embedded",
         lambda p: replace(p, called=replace(p.called, epilogue=p.called.epilogue[:-1])),
-        "a run records the event 'replayed' of each device once",
+        "a run records the event 'replayed' of each device once, at its end",
+    ),
+    (
+        "a replay that is over at its begin",
+        rules.run_ends_know_their_streams,
+        "embedded",
+        lambda p: replace(p, called=replace(p.called, prologue=(*p.called.prologue, ENDED))),
+        "a run records the event 'replayed' of each device once, at its end",
     ),
     (
         "no communicator",
