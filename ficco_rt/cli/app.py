@@ -113,7 +113,7 @@ run_options = all_of(
         "--mode",
         "With --emit device-plan: of which mode; embedded graphs are parts of callers' own.",
         or_else="streams",
-        type=click.Choice(["streams", "graph", "embedded", "traced", "gated"]),
+        type=click.Choice(["streams", "apart", "graph", "embedded", "traced", "gated"]),
     ),
     number(
         "--ranks-per-process N",

@@ -29,7 +29,9 @@ from ..plan.ir import (
 from ..plan.issue import issue_order
 from . import ir
 from .chain import chained, parted, postponed
+from .check import shares_queues
 from .collectives import alone_reaches_other_nodes, barrier_peers, calls_of, communicators_of, own_way, part_of
+from .inline import inlined
 from .launches import LaunchPlanner
 from .layout import Layout
 from .run_ends import RunEndsBuilder, touched
@@ -67,9 +69,9 @@ def layout_of(
 
 
 def device_plan(layout: Layout, mode: ir.Mode) -> ir.DevicePlan:
-    """The device plan of a mode: on `streams`; as a `graph` for each device; with these graphs `embedded` in callers'
-    graphs; `traced`, on streams, with timestamps around everything that does something; `gated`, as on streams, but
-    not before the host has issued all of it."""
+    """The device plan of a mode: on `streams`, or `apart` from callers' ones; as a `graph` for each device; with these
+    graphs `embedded` in callers' graphs; `traced`, on streams, with timestamps around everything that does something;
+    `gated`, as apart, but not before the host has issued all of it."""
     return _Builder(layout, mode).made()
 
 
@@ -124,6 +126,16 @@ class _Builder:
             body += actions
         self.gated = self.gated and short(body)
         streams = self._streams()
+        if self.mode == "streams" and with_ends and not self.crowded:
+            inline = tuple(inlined(self.layout, streams))
+            made = self._assembled(body, inline, budget)
+            if inline == streams or shares_queues(made):
+                return made
+        return self._assembled(body, streams, budget, with_ends)
+
+    def _assembled(
+        self, body: Sequence[ir.Action], streams: tuple[ir.DeviceStream, ...], budget: Budget, with_ends: bool = True
+    ) -> ir.DevicePlan:
         run_ends = RunEndsBuilder(self.layout, self.mode, streams, budget, gated=self.gated)
         if self.mode in ir.GRAPHS:
             inside = run_ends.inside()

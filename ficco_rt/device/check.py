@@ -15,7 +15,8 @@ not begin.
 A device with fewer hardware queues than streams (`crowded`) is checked as if it had one queue. A kernel launch leaves
 the queue when the kernel begins, any other action when it has ended, and nothing begins before everything that was
 issued to the device earlier has left. A run that completes with one queue completes with any number of queues,
-whichever streams share them: a walk of its own shows that it does. Graphs are checked with their chain instead.
+whichever streams share them: a walk of its own shows that it does. So are runs among callers' streams, where these take
+inline streams' actions. Graphs are checked with their chain instead.
 """
 
 from __future__ import annotations
@@ -133,6 +134,23 @@ def check(plan: ir.DevicePlan) -> None:
         several = [(*plain, *_BESIDE_REPLAYS) if plan.features.embeds else plain]
     for steps in several:
         _check_runs(RunSequence(plan, steps))
+    if any(stream.inline for stream in plan.streams):
+        _in_one_queue(plan)
+
+
+def shares_queues(plan: ir.DevicePlan) -> bool:
+    """Whether runs end where the callers' streams share hardware queues with streams of the plan."""
+    try:
+        _in_one_queue(plan)
+    except PlanError:
+        return False
+    return True
+
+
+def _in_one_queue(plan: ir.DevicePlan) -> None:
+    """NOTE the driver makes the plan's streams one after another, so that no two of them share a queue; nothing says
+    in which queues those of callers lie."""
+    _Walk(RunSequence(plan, (_CALLED, _LIKE, _AMONG, Seen())), crowded=plan.placement.ordinals).run()
 
 
 def _traced(step: Step) -> Step:

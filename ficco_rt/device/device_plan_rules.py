@@ -68,6 +68,15 @@ def streams_are_known(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
             )
 
 
+def inline_streams_are_few(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
+    """A device has at most one inline stream, one of the plan's, where runs are issued as streams."""
+    found = Counter(stream.device for stream in plan.streams if stream.inline)
+    for stream in plan.streams:
+        wrong = stream.name.kind != "plan" or plan.mode != "streams" or found[stream.device] > 1
+        if stream.inline and wrong:
+            yield Diagnostic(ir.PLACELESS, f"{stream.name} may not be inline")
+
+
 def semaphores_lie_apart(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
     """The semaphores of a device have distinct indices from 0 on, and every action changes existing semaphores."""
     devices = plan.device_of
@@ -530,6 +539,7 @@ RULES: tuple[Callable[[ir.DevicePlan], Iterator[Diagnostic]], ...] = (  # a late
     all_is_there,
     processes_have_devices,
     streams_are_known,
+    inline_streams_are_few,
     regions_lie_inside,
     works_fit,
     semaphores_lie_apart,

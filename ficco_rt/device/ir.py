@@ -36,16 +36,16 @@ from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Transfer, Work
 
-VERSION = 9
+VERSION = 10
 
-# `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
-# callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `gated`, as
-# on streams, behind a start gate (`start_gate`).
-Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced", "gated"]
+# `streams`; `apart`, without inline ones; a `graph` for each device; `embedded`, these graphs as parts of the callers'
+# own graphs, replayed when the callers replay theirs; `traced`, on streams with timestamps, and with marks inside
+# launches that spin; `gated`, as `apart`, behind a start gate (`start_gate`).
+Mode: TypeAlias = Literal["streams", "apart", "graph", "embedded", "traced", "gated"]
 Used: TypeAlias = Literal["always", "graph", "embedded", "traced", "gated"]  # modes that use a semaphore
 Library: TypeAlias = Literal["", "NCCL", "RCCL"]  # of collectives; none
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
-PLAIN: tuple[Mode, ...] = ("streams", "gated")  # on streams, nothing between commands
+PLAIN: tuple[Mode, ...] = ("streams", "apart", "gated")  # on streams, nothing between commands
 GATED: tuple[Mode, ...] = ("traced", "gated")  # behind a start gate, where there can be one
 
 PLACELESS = Span("device plan", 1, 1, 1, 1)  # of what no line of a schedule has asked for
@@ -175,13 +175,14 @@ class StreamName:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStream:
-    """A stream and where it is. `rank` and `label` are the plan's for its streams."""
+    """A stream and where it is. `rank` and `label` are the plan's for its streams. `inline`: see that module."""
 
     name: StreamName
     device: int
     priority: Priority
     rank: int | None = None
     label: str = ""
+    inline: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,7 +10,7 @@ device.
 
 Among callers' streams a device's *host* is the stream of its first caller: there the device waits for all that its run
 stands behind, and there it completes the run if that delays the caller by nothing. Otherwise the host is the device's
-control stream, which has more events to wait for.
+control stream, which has more events to wait for. What an `inline` stream does is issued there, too.
 
 A run in the mode `traced` or `gated` begins when the host has issued all of it, if it has a start gate (`start_gate`).
 
@@ -52,6 +52,7 @@ class RunEndsBuilder:
         self.sharing = layout.sharing
         self.semaphores, self.points = layout.semaphores, layout.semaphores.of_points(mode)
         self.start_gate = self.semaphores.start_gate if gated else None
+        self.inline = {stream.device: stream for stream in streams if stream.inline}
         self.on: dict[int, list[ir.DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
             self.on[stream.device].append(stream)
@@ -106,7 +107,9 @@ class RunEndsBuilder:
         for device, host in hosts.items():
             begin = ir.EventName("begin", device)
             start = ir.EventName("start", 0) if together and device != first else None  # an event less on the way
-            when: ir.When = "always" if start is None else "timed"
+            inline = self.inline.get(device) if called else None
+            apart = [stream for stream in self._on(device) if stream is not inline]
+            when: ir.When = "always" if start is None and apart else "timed"
             if start is not None:
                 yield ir.AwaitEvent(host, start, BEGIN, when)
             elif not together:
@@ -114,21 +117,30 @@ class RunEndsBuilder:
                 yield from self._behind(host, device)
                 yield from self._entry(device, host)
             yield ir.RecordEvent(host, begin, BEGIN, when)
-            opened = list(self._open(device, host))
+            outer = [stream for stream in apart if stream.name.number not in self.sharing.local_streams]
+            local = inline is not None and inline.name.number in self.sharing.local_streams
+            opens = outer[0].name if local else host  # what is local does not wait there
+            opened = list(self._open(device, opens))
+            if opened and local:
+                yield ir.AwaitEvent(opens, begin, BEGIN)
             yield from opened
-            for stream in self._on(device):
-                outer = opened and stream.name.number not in self.sharing.local_streams
-                yield ir.AwaitEvent(stream.name, ir.EventName("open", device) if outer else start or begin, BEGIN)
+            for stream in apart:
+                if stream.name != opens or not opened:
+                    event = ir.EventName("open", device) if opened and stream in outer else start or begin
+                    yield ir.AwaitEvent(stream.name, event, BEGIN)
 
     def _end(self, called: bool) -> Iterator[ir.Action]:
         first, *_ = self.placement.ordinals
-        last = {device: self._last(device, host) for device, host in self._hosts(called).items()}
+        hosts = self._hosts(called)
+        last = {device: self._last(device, host) for device, host in hosts.items()}
+        issued = {stream.name.number: hosts[device] for device, stream in self.inline.items()} if called else {}
         for device in self.placement.ordinals:
             for stream in self._ends(device):
                 yield ir.RecordEvent(stream.name, _tail(stream), END)
         for rank in range(self.plan.ranks) if called else ():
             for number in self._frees(rank):
-                yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("tail", number), END)
+                if issued.get(number) != ir.StreamName("caller", rank):
+                    yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("tail", number), END)
         for device, where in last.items():
             if where.kind == "control":
                 yield from self._await(where, [_tail(stream) for stream in self._ends(device)], cause=END)

@@ -18,6 +18,7 @@ from ..kernels.device_barrier import MOST
 from ..kernels.target import compute_capability
 from ..types import TYPES
 from . import ir
+from .inline import issued_to
 from .sharing import all_sets, buffer_set
 
 Current: TypeAlias = Literal["its own", "some", "none"]  # which context has to be current when a call is made
@@ -336,8 +337,13 @@ def _lines(r: RunPlan) -> Iterator[str]:
     for device in dict.fromkeys(streams.values()):
         rescue = ", and one that signals semaphores when a run is given up" if device in r.rescue else ""
         yield f"  device {device}: {plan.queues[device]} streams{rescue}; {plan.features.queues} hardware queues"
+    to = issued_to(plan, called=r.manner.called)
     for stream in plan.streams:
-        if stream.name in streams and stream.name.kind != "caller":
+        if stream.name not in streams or stream.name.kind == "caller":
+            continue
+        if stream.name in to:
+            yield f"  {stream.name} on device {stream.device}: inline on {to[stream.name]}"
+        else:
             number = f" ({numbers[stream.priority]})" if stream.priority in numbers else ""
             yield f"  {stream.name} on device {stream.device}: priority {stream.priority}{number}"
     for i in dict.fromkeys(s.call.launch for s in (*r.captured, *r.steps) if _launches(s)):  # type: ignore[union-attr]

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import ir
+from .inline import is_begin, issued_to
 from .ir import GRAPHS, CallCollective, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetSemaphores, StreamName
 
 
@@ -121,10 +121,10 @@ def waiting_streams(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[Str
     run_ends = plan.called if called else plan.own
     if plan.mode in GRAPHS:
         return {a.device: (a.stream,) for a in run_ends.prologue if isinstance(a, LaunchGraph)}
-    begins = {a.stream for a in run_ends.prologue if isinstance(a, ir.RecordEvent) and a.event.kind == "begin"}
+    begins = {a.stream for a in run_ends.prologue if is_begin(a)}
+    elsewhere = issued_to(plan, called=called)
+    streams = [s for s in plan.streams if s.name in begins or s.name.kind in ("plan", "wait")]
     return {
-        device: tuple(
-            s.name for s in plan.streams if s.device == device and (s.name in begins or s.name.kind in ("plan", "wait"))
-        )
+        device: tuple(s.name for s in streams if s.device == device and s.name not in elsewhere)
         for device in plan.placement.ordinals
     }

@@ -27,6 +27,7 @@ from ..plan.ir import Work
 from ..plan.walk import PASSES, TOUCHES, Call, Part, Signal
 from . import ir, sharing
 from .device_plan_rules import semaphores_in_order
+from .inline import issued_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class RunSequence:
         self._runs = 0  # on streams and as graphs, before this step
         self._in_graph = 0  # runs before this one in the same graph of a caller
         self._own = 0  # runs of this plan
+        self._called = issued_to(plan, called=True)
         for self._run, step in enumerate(steps):
             self._place = self._in_order_of(step)
             if isinstance(step, RunCase):
@@ -235,7 +237,7 @@ class RunSequence:
 
     def _outside(self, action: ir.Action, run: RunCase) -> Node:
         """The node of an action outside of graphs."""
-        stream = self.of_streams[action.stream]
+        stream = self.of_streams[self._called.get(action.stream, action.stream) if run.manner.called else action.stream]
         among = run.callers if stream.name.kind == "caller" else _OUTSIDE
         return self._node(self._queue((stream.name, among), stream.device), action)
 

@@ -62,7 +62,8 @@ def _lines(plan: ir.DevicePlan) -> Iterator[str]:
         if mine:
             yield ""
             label = f" of rank {stream.rank} {stream.label}" if stream.label else ""
-            yield f"{stream.name}{label} on device {stream.device} ({stream.priority})"
+            inline = ", inline among callers' streams" if stream.inline else ""
+            yield f"{stream.name}{label} on device {stream.device} ({stream.priority}){inline}"
             yield from _actions(plan, mine)
     for name, run_ends in (("alone", plan.own), ("among callers' streams", plan.called)):
         yield ""

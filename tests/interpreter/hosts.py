@@ -539,10 +539,13 @@ def part_of(program: Program, host: Process, manner: Manner) -> Sequence[tuple[S
     if key not in kept:
         plan = program.plan
         run_ends = plan.called if manner.called else plan.own
+        begins = {a.event: a.stream for a in run_ends.prologue if isinstance(a, RecordEvent)}
+        on = {s.name: begins.get(EventName("begin", s.device), s.name) for s in plan.streams if s.inline}
+        on = on if manner.called else {}
 
         def mine(actions: Iterable[Action], *, with_ends: bool) -> list[tuple[StreamName, Action]]:
             return [
-                (a.stream, a)
+                (on.get(a.stream, a.stream), a)
                 for a in actions
                 if program.device(a.stream) in host.devices
                 and (manner.called or a.stream.kind != "caller")

@@ -124,7 +124,7 @@ def layout(job: Job) -> Layout:
 def plans(job: Job) -> dict[Mode, DevicePlan]:
     """The device plans of all modes that the job may take."""
     made = layout(job)
-    modes: list[Mode] = ["streams", "graph", "traced", "gated"]
+    modes: list[Mode] = ["streams", "apart", "graph", "traced", "gated"]
     if made.features.embeds and not (job.library and not made.placement.each_alone):
         modes.append("embedded")
     return {mode: device_plan(made, mode) for mode in modes}

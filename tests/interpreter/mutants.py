@@ -370,9 +370,13 @@ def _plan(plan: DevicePlan, rng: random.Random) -> Mutant | None:
     if rng.random() < 0.5 and plan.mode not in GRAPHS:
         return Mutant("plan", "prologues and epilogues exchanged", replace(plan, own=plan.called, called=plan.own))
     i = rng.randrange(len(plan.streams))
-    new = replace(plan.streams[i], device=rng.choice(plan.placement.ordinals))
-    streams = _with(plan.streams, i, new)
-    return Mutant("plan", f"{new.name} on device {new.device}", replace(plan, streams=streams))
+    stream = plan.streams[i]
+    if rng.random() < 0.5:
+        new, what = replace(stream, inline=not stream.inline), "apart" if stream.inline else "inline"
+    else:
+        new = replace(stream, device=rng.choice(plan.placement.ordinals))
+        what = f"on device {new.device}"
+    return Mutant("plan", f"{new.name} {what}", replace(plan, streams=_with(plan.streams, i, new)))
 
 
 def _with(members: tuple[T, ...], i: int, *new: T) -> tuple[T, ...]:

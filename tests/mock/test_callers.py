@@ -69,7 +69,7 @@ Tensors: TypeAlias = dict[str, list[Array]]
 class Callers:
     """A caller with a stream for each rank: one of its own, or its device's default stream."""
 
-    def __init__(self, plan: Plan, each: int, default: bool) -> None:
+    def __init__(self, plan: Plan, each: int, default: bool, priority: int = 0) -> None:
         from cuda.bindings import driver
 
         self.cu, self.plan, self.each = driver, plan, each
@@ -77,7 +77,7 @@ class Callers:
         self.made: list[Any] = []
         for rank in () if default else range(plan.ranks):
             with self.on(rank):
-                self.made.append(driver.cuStreamCreateWithPriority(1, 0)[1])
+                self.made.append(driver.cuStreamCreateWithPriority(1, priority)[1])
         self.streams: list[Any] = self.made or [driver.CUstream(0)] * plan.ranks
 
     @contextmanager
@@ -276,6 +276,34 @@ def by_turns(cuda: StandIn, plan: Plan, machine: Machine) -> None:
     assert not cuda.live()
 
 
+def test_kernels_stay_apart_from_streams_of_a_priority(cuda: StandIn) -> None:
+    """Runs on usual streams, on streams of a priority, and on both are right one after the other, and what one of the
+    lowest priority launches goes to the callers' usual streams alone."""
+    cuda.reset(f"devices {RANKS}")
+    machine = discover("cuda", RANKS)
+    plan = plan_of(
+        build(cases.schedule("ag_gemm/streamed"), RANKS, cases.sizes("ag_gemm/streamed", RANKS, True)), machine
+    )
+    with Executor(plan, "cuda", machine=machine, timeout=60) as executor:
+        both = [Callers(plan, 1, default=False, priority=priority) for priority in (0, -2)]
+        mixed = [both[rank == 1].streams[rank] for rank in range(RANKS)]
+        tensors = both[0].tensors()
+        bound = executor.bind(**tensors)
+        for seed in range(12):
+            given = fresh_inputs(plan, seed, "exact")
+            both[0].give(tensors, given)
+            both[0].wait()
+            streams = (both[0].streams, both[1].streams, mixed)[seed % 3]
+            executor.run(bound, streams=[int(s) for s in streams])
+            assert executor.run_plan().plan.mode == ("apart" if seed % 3 else "streams")
+            executor.synchronize()
+            assert compare(plan, given, both[0].outputs(tensors), "exact").ok
+        for caller in both:
+            caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
 @pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/relay"])
 @pytest.mark.parametrize("graph", [False, True])
 def test_what_a_run_that_fails_midway_leaves_on_the_callers_streams_is_let_through(
@@ -293,7 +321,7 @@ def test_what_a_run_that_fails_midway_leaves_on_the_callers_streams_is_let_throu
         executor.run(bound, streams=streams)
         executor.synchronize()
         struck = 0
-        for call in range(1, 1000, 1 if graph else 9):
+        for call in range(1, 1000, 1 if graph else 8):
             cuda.set(f"seed {call}; call_steps {call % 3}; query_steps {1 + call % 5}")
             given = fresh_inputs(plan, call, "exact")
             callers.give(tensors, given)

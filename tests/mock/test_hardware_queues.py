@@ -7,14 +7,17 @@ import os
 
 import pytest
 
+import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
-from ficco_rt.exec.verify import verified_run
+from ficco_rt.exec.inputs import fresh_inputs
+from ficco_rt.exec.verify import compare, verified_run
 from tests import cases
 from tests.mock.standin import StandIn
+from tests.mock.test_callers import Callers
 
 SWITCH = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}
 RANKS = 2
@@ -83,3 +86,44 @@ def test_no_request_is_left_of_a_driver_that_does_not_open(cuda: StandIn, monkey
     with pytest.raises(DeviceError, match="cuDevicePrimaryCtxGetState"):
         Cuda()
     assert SWITCH["cuda"] not in os.environ
+
+
+BEHIND = """schedule behind
+input   A[64, 64] : fp32
+input   B[64, 64] : fp32
+output  C[128, 64] : fp32
+output  D[64, 64] : fp32
+scratch G[128, 64] : fp32
+computes C = all_gather(A, rows) * B
+computes D = A * B
+queue dma     { engine = copy  priority = high }
+queue compute { engine = sm    priority = low }
+stage gather on dma { for c in 0..8 { copy G.rows(rank of ranks, c of 8) @ ((rank + 1) % ranks) <- A.rows(c of 8) } }
+stage mm on compute streamed {
+  gemm C.rows(rank of ranks) = A * B
+  for c in 0..8 { gemm C.rows((rank - 1) % ranks of ranks, c of 8) = G.rows((rank - 1) % ranks of ranks, c of 8) * B }
+}
+stage nn on compute { gemm D = A * B }
+"""
+
+
+@pytest.mark.parametrize("other", range(8))
+def test_a_callers_stream_lies_in_any_queue(cuda: StandIn, monkeypatch: pytest.MonkeyPatch, other: int) -> None:
+    """Behind a launch that waits for copies there is another one, behind which copies would stand, if the stream were
+    the caller's and shared a queue with that of the copies."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    cuda.reset("devices 2")
+    plan = plan_of(build(ficco_dsl.parse(BEHIND, "behind.ficco"), 2, {}), discover("cuda", 2))
+    with Executor(plan, "cuda", timeout=20, graph=False) as executor:
+        before = [Callers(plan, 1, default=False) for _ in range(other + 1)]
+        before[-1].cu.cuStreamDestroy(before[-1].made.pop(0))  # one more on the other device
+        callers = Callers(plan, 1, default=False)
+        tensors = callers.tensors()
+        given = fresh_inputs(plan, 0, "exact")
+        callers.give(tensors, given)
+        executor.run(executor.bind(**tensors), streams=[int(s) for s in callers.streams])
+        executor.synchronize()
+        assert compare(plan, given, callers.outputs(tensors), "exact").ok
+        for caller in (*before, callers):
+            caller.close()
+    assert not cuda.violations()

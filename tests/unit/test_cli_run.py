@@ -296,7 +296,7 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
         refused = run("ficco-run", "good.ficco", "--gpus", "2", *given)
         assert (refused.code, refused.out) == (2, "")
         assert message in refused.err
-    for mode in ("streams", "graph", "embedded", "traced", "gated"):
+    for mode in ("streams", "apart", "graph", "embedded", "traced", "gated"):
         wanted = ("--emit", "device-plan", "--mode", mode, "--ranks-per-process", "1")
         text = run("ficco-run", "good.ficco", "--gpus", "2", *wanted).out
         assert f"mode {mode}" in text

@@ -147,8 +147,8 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "version",
         rules.version_is_known,
         "gather",
-        lambda p: replace(p, version=10),
-        "the device plan has version 10; this ficco reads version 9",
+        lambda p: replace(p, version=11),
+        "the device plan has version 11; this ficco reads version 10",
     ),
     (
         "no processes of some ranks",
@@ -207,6 +207,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         changed(LaunchKernel, stream=StreamName("plan", 9)),
         f"{LAUNCH}: there is no stream 9",
     ),
+    ("two inline", rules.inline_streams_are_few, "gather", streamed(0, inline=True), "stream 0 may not be inline"),
     (
         "callers in the body",
         rules.streams_are_known,

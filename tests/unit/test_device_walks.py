@@ -59,7 +59,7 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "side stream not behind the run before",
         "relay",
         without(AwaitEvent, "prologue", "called"),
-        "deadlock: stream 2 waits for semaphore 9 (flag 5)",
+        "deadlock: caller 1 waits for semaphore 8 (flag 4)",
     ),
     (
         "members of a batch that need an order",
@@ -72,8 +72,8 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "callers do not wait",
         "relay",
         callers_go_on,
-        f"race on B@0 rows 0–63, columns 0–127: {LAUNCH} (stream 0) reads it, the caller of rank 0 writes it, and "
-        "nothing orders the two",
+        "race on semaphore 0 (flag 0): a replay of a caller's graph on device 0 touches it, the end of a run (control "
+        "0) writes it, and nothing orders the two",
     ),
     (
         "no semaphore",
@@ -87,7 +87,7 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "gather",
         completionless,
         f"race on G@1 rows 0–63, columns 0–127: {COPY} (stream 0) writes it, "
-        "Launch on rank 1 stream compute (stream 3) reads it, and nothing orders the two",
+        "Launch on rank 1 stream compute (caller 1) reads it, and nothing orders the two",
     ),
     (
         "an entry awaited behind what it is for",

@@ -38,6 +38,7 @@ def gated(plan: DevicePlan) -> bool:
 def test_traced_and_gated_runs_have_a_start_gate_and_no_others() -> None:
     assert {mode: gated(made(mode)) for mode in get_args(Mode)} == {
         "streams": False,
+        "apart": False,
         "graph": False,
         "embedded": False,
         "traced": True,

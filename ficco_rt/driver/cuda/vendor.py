@@ -171,6 +171,13 @@ class Cuda(gpu.Vendor):
             return "its own"
         return "some" if function is self.cu.cuMemcpyBatchAsync else "none"
 
+    def is_usual(self, stream: gpu.Handle, context: gpu.Handle) -> bool:
+        """NOTE a stream of a green context, which has a part of the multiprocessors, says that it has another one."""
+        if int(stream) <= _DEFAULT_STREAMS:
+            return True
+        (code, priority), (unknown, its) = self.cu.cuStreamGetPriority(stream), self.cu.cuStreamGetCtx(stream)
+        return not (code or unknown or priority) and int(its) == int(context)
+
     # ---- memory
 
     def alloc_flags(self, size: int, what: str) -> int:

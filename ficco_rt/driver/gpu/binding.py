@@ -15,6 +15,7 @@ from ...device.build import device_plan, layout_of
 from ...device.check import checked
 from ...device.features import chain_warning
 from ...device.fewer_rows import blocks_of, given
+from ...device.inline import issued_to
 from ...device.layout import Layout
 from ...device.run_ends import known_ends
 from ...device.run_plan import Step as CallStep
@@ -222,7 +223,8 @@ class BoundPlan:
     marked: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
-    bodies: dict[ir.Mode, Sequence[DriverStep]] = field(default_factory=dict)
+    # by mode, and by callers, if their streams have some of it
+    bodies: dict[tuple[ir.Mode, Callers], Sequence[DriverStep]] = field(default_factory=dict)
     calls: dict[RunManner, Calls] = field(default_factory=dict)
     latest: tuple[RunManner, Calls] | None = None  # NOTE each run asks for these, and most runs are made like the last
     shared: Shared | None = None  # memory of other processes
@@ -278,6 +280,7 @@ class Binder:
             if plans not in parts.bound:
                 for one in binding.buffer_sets:
                     self.complete(one)
+                    self._body(one, "streams", ())
                 parts.bound.add(plans)
         return binding
 
@@ -298,7 +301,6 @@ class Binder:
                 continue
             with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
                 binding.launches[number] = self._launch(binding, number, device, flags, move, aligned)
-        self._body(binding, "streams")
 
     def _launch(
         self,
@@ -402,7 +404,7 @@ class Binder:
             return list(entered(self._gpus.vendor, self._steps(binding, plan, part, manner.callers)))
 
         begin, end = made(run_ends.prologue), made(run_ends.epilogue)
-        body = () if manner.mode in ir.GRAPHS else self._body(binding, manner.mode)
+        body = () if manner.mode in ir.GRAPHS else self._body(binding, manner.mode, manner.callers)
         steps = (*begin, *body, *end)
         inside = tuple(step for step in steps if step.what is not ENTERS)
         context = self._gpus.first.context if len(self._gpus.devices) == 1 else None
@@ -428,11 +430,16 @@ class Binder:
             ends,
         )
 
-    def _body(self, binding: BoundPlan, mode: ir.Mode) -> Sequence[DriverStep]:
-        if mode not in binding.bodies:
-            plan = binding.plans.of(mode)
-            binding.bodies[mode] = list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
-        return binding.bodies[mode]
+    def _body(self, binding: BoundPlan, mode: ir.Mode, callers: Callers) -> Sequence[DriverStep]:
+        plan = binding.plans.of(mode)
+        key = mode, callers if issued_to(plan, called=bool(callers)) else ()
+        found = binding.bodies.pop(key, None)
+        if found is None:
+            found = list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, key[1])))
+            while len(binding.bodies) >= KEPT:
+                del binding.bodies[next(iter(binding.bodies))]
+        binding.bodies[key] = found
+        return found
 
     def captured(self, binding: BoundPlan, mode: ir.Mode) -> list[DriverStep]:
         """What is captured into the graphs."""
@@ -462,7 +469,8 @@ class Binder:
         this process, a stream, and whose run."""
         plan, devices = binding.plans.of(manner.mode), self._gpus.devices
         streams = binding.of.resources.streams_of(plan, manner.callers)
-        names = {(device.ordinal, id(handle)): name for name, (device, handle) in streams.items()}
+        elsewhere = issued_to(plan, called=bool(manner.callers))
+        names = {(d.ordinal, id(handle)): name for name, (d, handle) in streams.items() if name not in elsewhere}
         ordinals = {device.local: ordinal for ordinal, device in devices.items()}
         waits = [
             run_calls.RunWait(ordinals[local], names[ordinals[local], id(stream)], of)

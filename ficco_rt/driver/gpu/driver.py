@@ -88,6 +88,7 @@ class GpuDriver(api.Driver):
         self._closed = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
+        self._on_streams: Mode | None = None  # streams or apart, as they want it; None: not known yet
         refuse(plan)
         name = f"schedule '{plan.schedule}'"
         own = options.workspace or GpuWorkspace(vendor, name, plan.ranks, plan.target.node, options)
@@ -467,11 +468,20 @@ class GpuDriver(api.Driver):
         given = tuple(streams)
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
             self._callers = handles(given, self._gpus.ranks, self._vendor.stream)
+            self._on_streams = None
             self._given = given if steady(given) else None
         if graph is None and not (self.tracing or self.gated):
             graph = self._often(binding)
-        mode: Mode = "graph" if graph else "traced" if self.tracing else "gated" if self.gated else "streams"
+        mode: Mode = "graph" if graph else "traced" if self.tracing else "gated"
+        if not (graph or self.tracing or self.gated):
+            mode = self._on_streams or self._of_callers()
         return self._runs.run(binding, self._callers, mode, self.timing)
+
+    def _of_callers(self) -> Mode:
+        where = zip(self._gpus.ranks, self._callers, strict=False)
+        usual = all(self._vendor.is_usual(s, self._gpus.device(rank).context) for rank, s in where)
+        self._on_streams = "streams" if usual else "apart"
+        return self._on_streams
 
     def _often(self, binding: BoundPlan) -> bool:
         """Whether a run is a graph: made once there have been OFTEN runs on these tensors, if a graph is no slower."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ...device.inline import issued_to
 from ...device.ir import DevicePlan, DeviceStream, EventName, Semaphore, StreamName
 from ...graph.ir import Priority
 from .devices import inside
@@ -192,6 +193,9 @@ class PlanResources:
                     found[stream.name] = (device, self._stream(stream))
                 elif callers:
                     found[stream.name] = (device, callers[self._gpus.ranks.index(stream.name.number)])
+        for inline, to in issued_to(plan, called=bool(callers)).items():
+            if to in found:
+                found[inline] = found[to]
         return found
 
     def _stream(self, stream: DeviceStream) -> Handle:

@@ -284,6 +284,10 @@ class Vendor(Protocol):
         """A caller's stream, as the calls take it at the least cost."""
         return handle
 
+    def is_usual(self, stream: Handle, context: Handle) -> bool:
+        """Whether a caller's stream is as one that the context makes without a priority."""
+        return True
+
     def new_stream(self, priority: int) -> Handle:
         return self.call(self.api.StreamCreateWithPriority, _NON_BLOCKING, priority)
 

@@ -13,6 +13,16 @@ int cuStreamCreateWithPriority(Handle *stream, unsigned flags, int priority) {
     Stream *s = stream_create(d, priority, !flags);
     return *stream = s->handle = handle_of(STREAM, s), OK;
 }
+int cuStreamGetPriority(Handle stream, int *priority) {
+    CALL(cuStreamGetPriority);
+    STREAM_OF(s, stream);
+    return *priority = s->priority, OK;
+}
+int cuStreamGetCtx(Handle stream, Handle *context) {
+    CALL(cuStreamGetCtx);
+    STREAM_OF(s, stream);
+    return *context = s->device->context, OK;
+}
 int cuStreamDestroy_v2(Handle stream) {
     CLOSING(cuStreamDestroy);
     Stream *s = object_of(STREAM, stream, called_.name);
