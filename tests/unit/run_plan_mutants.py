@@ -9,7 +9,7 @@ import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_args
@@ -42,6 +42,7 @@ from ficco_rt.device.run_plan import (
     Launch,
     RunPlan,
     RunWait,
+    Step,
     Together,
     expected,
 )
@@ -152,7 +153,21 @@ def _step(r: RunPlan, rng: random.Random) -> Mutant | None:
             return None
         way, one = changed
         new = [*steps[:i], *one, *steps[i + 1 :]]
+    if way != "double" and _found(new) == _found(steps):
+        return None  # the parts of a run are each made for any context, and one may leave that of the next
     return Mutant(f"{name} {i}: {way} {step}", replace(r, **{name: tuple(new)}))
+
+
+def _found(steps: Sequence[Step]) -> list[tuple[Step, int | None]]:
+    """The calls, each with the device whose context is current."""
+    current: int | None = None
+    found: list[tuple[Step, int | None]] = []
+    for step in steps:
+        if isinstance(step, Enter):
+            current = step.device
+        else:
+            found.append((step, current))
+    return found
 
 
 def _changed(r: RunPlan, step: Any, rng: random.Random) -> tuple[str, list[Any]] | None:
