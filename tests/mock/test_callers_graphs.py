@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.device.ir import manners
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
@@ -287,6 +288,8 @@ def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool,
             def replay() -> None:
                 made.captures.replay(range(RANKS), callers.streams)
                 executor.run(bound, streams=streams)
+                issued = executor.run_plan()
+                assert issued.manner in manners(issued.plan)
                 executor.synchronize()
 
             made.right(seed, replay)

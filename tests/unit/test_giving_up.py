@@ -83,11 +83,14 @@ SEMAPHORES = (
     semaphore(3, "barrier", 1, behind=True),
     semaphore(4, "exit", 1),
     semaphore(5, "entry", 1, used="traced"),
-    semaphore(6, "entry", 0),
+    semaphore(6, "entry", 2),  # of the same process
     Semaphore(0, 7, None, None, "never"),
-    Semaphore(1, 0, None, EventName("exit", 0), "never"),  # device 0 touches tensors of device 1's callers
+    # device 0 touches tensors of other devices' callers
+    Semaphore(1, 0, None, EventName("exit", 0), "never"),
+    Semaphore(2, 0, None, EventName("exit", 0), "never"),
 )
 HERE = 8  # of them on device 0
+PLACEMENT = Placement((0, 1, 2), (0, 1, 0))
 
 
 def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
@@ -99,7 +102,7 @@ def forced(gone: tuple[int, ...], fails: bool = False) -> list[int]:
         if fails:
             raise DeviceError("a semaphore that cannot be written")
 
-    gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
+    gpus: Any = SimpleNamespace(placement=PLACEMENT, devices={0: "a device"})
     made: Any = object.__new__(RunResources)
     plan: Any = object.__new__(PlanResources)
     plan._semaphores, plan._of_set = {0: (4096, 2 * HERE)}, {0: HERE}
@@ -120,7 +123,7 @@ def test_entries_of_living_processes_and_counts_of_runs_are_not_forced() -> None
 
 
 def test_entries_alone_are_forced_where_no_callers_tensors_are_touched() -> None:
-    gpus: Any = SimpleNamespace(placement=Placement((0, 1), (0, 1)), devices={0: "a device"})
+    gpus: Any = SimpleNamespace(placement=PLACEMENT, devices={0: "a device"})
     assert (0, 1) in _entries(gpus, SEMAPHORES)
     assert (0, 1) not in _entries(gpus, SEMAPHORES[:HERE])
 
