@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +13,11 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
-from ficco_rt.device.inline import issued_to
+from ficco_rt.device.inline import inlined, issued_to
 from ficco_rt.device.ir import (
     AwaitEvent,
     DevicePlan,
+    DeviceStream,
     EventName,
     Manner,
     Mode,
@@ -24,6 +26,7 @@ from ficco_rt.device.ir import (
     StreamMemOps,
     StreamName,
 )
+from ficco_rt.device.layout import Layout
 from ficco_rt.device.run_plan import expected
 from ficco_rt.device.run_residency import waiting_streams
 from ficco_rt.driver.cuda.vendor import Cuda
@@ -182,3 +185,17 @@ def test_what_is_local_does_not_wait_for_other_processes() -> None:
         place = plan.called.prologue.index(action)
         before = [a for a in plan.called.prologue[:place] if isinstance(a, AwaitEvent) and a.stream == action.stream]
         assert [a.event for a in before] == [EventName("begin", rank)]
+
+
+@pytest.mark.parametrize("device", range(RANKS))
+@pytest.mark.parametrize("rows", [256, 1 << 17])
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "ag_gemm/oneshot", "gemm_rs/oneshot", "gemm_ar/streamed"])
+def test_processes_may_differ(name: str, rows: int, device: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the callers' streams of one are usual, and those of another are not. `made` holds it to the check."""
+
+    def there(layout: Layout, streams: Sequence[DeviceStream]) -> Iterator[DeviceStream]:
+        return (replace(s, inline=s.inline and s.device == device) for s in inlined(layout, streams))
+
+    assert inline(made(name, placement=PROCESSES, M=rows)) == ["0 compute", "1 compute"]
+    monkeypatch.setattr("ficco_rt.device.build.inlined", there)
+    assert inline(made(name, placement=PROCESSES, M=rows)) == [f"{device} compute"]
