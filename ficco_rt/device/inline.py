@@ -22,7 +22,7 @@ from .layout import Layout
 
 def inlined(layout: Layout, streams: Sequence[ir.DeviceStream]) -> Iterator[ir.DeviceStream]:
     """The streams, on each device one of the first rank's inline, which launches kernels: one of a low priority, or of
-    a normal one, if none beside it has that. So none changes its place among them."""
+    a normal one, if those beside it have a high one. So none changes its place among them."""
     plan, placement = layout.plan, layout.placement
     nvidia = compute_capability(layout.device.arch) is not None
     found: dict[int, int] = {}  # by device, a stream of the plan
@@ -30,7 +30,7 @@ def inlined(layout: Layout, streams: Sequence[ir.DeviceStream]) -> Iterator[ir.D
     for stream in sorted(plan.streams, key=lambda stream: stream.priority != "low") if nvidia else ():
         device = placement.devices[stream.rank]
         first = stream.rank == placement.ranks(device)[0]
-        alone = stream.priority == "normal" and on[device, "normal"] == 1
+        alone = stream.priority == "normal" and on[device, "normal"] == 1 and not on[device, "low"]
         if first and stream.engine == "sm" and (stream.priority == "low" or alone):
             found.setdefault(device, stream.id)
     for made in streams:

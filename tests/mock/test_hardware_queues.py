@@ -4,6 +4,7 @@ are refused before anything is issued."""
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import pytest
 
@@ -15,6 +16,7 @@ from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import fresh_inputs
 from ficco_rt.exec.verify import compare, verified_run
+from ficco_rt.exec.workspace import Workspace
 from tests import cases
 from tests.mock.standin import StandIn
 from tests.mock.test_callers import Callers
@@ -126,4 +128,33 @@ def test_a_callers_stream_lies_in_any_queue(cuda: StandIn, monkeypatch: pytest.M
         assert compare(plan, given, callers.outputs(tensors), "exact").ok
         for caller in (*before, callers):
             caller.close()
+    assert not cuda.violations()
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("between", range(8))
+def test_streams_that_others_make_shift_no_queues_of_a_plan(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, between: int, bound: bool
+) -> None:
+    """They are made where an executor is open and nothing is bound, or between the plans of a workspace, the second of
+    which needs more streams than the first."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    cuda.reset("devices 4; arch sm_90")
+    machine = discover("cuda", 4)
+    with ExitStack() as stack:
+        workspace = stack.enter_context(Workspace(4, "cuda", timeout=20))
+        for name in ("ag_gemm/streamed", "gemm_rs/streamed") if bound else ("gemm_rs/relay",):
+            sizes = cases.sizes(name, 4, True) | cases.few_chunks(name)
+            plan = plan_of(build(cases.schedule(name), 4, sizes), machine)
+            executor = stack.enter_context(Executor(plan, workspace=workspace, graph=False))
+            callers = Callers(plan, 1, default=False)
+            stack.callback(callers.close)
+            tensors, given = callers.tensors(), fresh_inputs(plan, 0, "exact")
+            callers.give(tensors, given)
+            others = [Callers(plan, 1, default=False) for _ in range(between)]
+            executor.run(executor.bind(**tensors), streams=[int(s) for s in callers.streams])
+            executor.synchronize()
+            assert compare(plan, given, callers.outputs(tensors), "exact").ok
+            for other in others:
+                stack.callback(other.close)
     assert not cuda.violations()

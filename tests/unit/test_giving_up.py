@@ -399,7 +399,7 @@ class World:
         self.log.append("clear")
 
     def issue(self) -> None:
-        binding: Any = SimpleNamespace(more=(), number=0, latest=None, of=None, complete=True)
+        binding: Any = SimpleNamespace(more=(), number=0, latest=None, of=None, plans=None, complete=True)
         self.runs.run(binding, (), "streams")
 
 

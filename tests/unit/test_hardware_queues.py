@@ -3,9 +3,13 @@ stands before what ends it; graphs are chains."""
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
-from typing import Any, get_args
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import pytest
 
@@ -16,7 +20,10 @@ from ficco_rt.device.check import check
 from ficco_rt.device.features import CONNECTIONS, HSA_QUEUES, usual
 from ficco_rt.device.ir import GRAPHS, PLACELESS, Mode, Placement
 from ficco_rt.device.layout import Layout
-from ficco_rt.driver.gpu.binding import Plans
+from ficco_rt.driver.gpu.binding import BoundPlan, PlanParts, Plans
+from ficco_rt.driver.gpu.gpus import Gpus
+from ficco_rt.driver.gpu.resources import RunResources
+from ficco_rt.driver.gpu.runs import Runs
 from ficco_rt.errors import DeviceError, Diagnostic, PlanError
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
@@ -126,3 +133,34 @@ def test_asking_and_taking_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env.others("SOME_SWITCH") == "3"
     env.withdraw("SOME_SWITCH")
     assert env.others("SOME_SWITCH") is None
+
+
+def test_streams_of_plans_are_made_in_rows() -> None:
+    """A plan takes a row that has its streams, if no two of the row share a queue, or it needs as many itself."""
+    made = count()
+    gpus = SimpleNamespace(devices={0: 0, 1: 1}, new_stream=lambda *given: next(made), issue_lock=nullcontext)
+    streams = RunResources(cast("Gpus", gpus)).streams
+    few, other = Counter({(0, "low"): 2, (1, "low"): 1}), Counter({(0, "low"): 1, (0, "high"): 1})
+    assert streams(few, 4) == {(0, "low"): [0, 1], (1, "low"): [2]}
+    assert streams(other, 4) == {(0, "low"): [3], (0, "high"): [4]}
+    assert streams(Counter({(0, "low"): 1}), 4) == streams(few, 4)
+    many = Counter({(0, "low"): 5})
+    assert streams(many, 4) == {(0, "low"): [5, 6, 7, 8, 9]} == streams(many, 4)
+    assert streams(Counter({(0, "low"): 3}), 4) == {(0, "low"): [10, 11, 12]}
+    assert streams(Counter({(0, "low"): 3}), 8) == streams(many, 4)
+    assert next(made) == 13
+
+
+def test_a_run_on_plain_kernels_is_another_one() -> None:
+    """The device plan for tensors that are not aligned may have other streams: nothing tells them of the run before."""
+    runs = object.__new__(Runs)
+    runs._last = runs._manner = runs._of = None
+    runs._running, runs.replays, runs._looked_at, runs._threads_own = True, False, (), False
+    parts, ends = object(), {"streams": (frozenset({"end"}), frozenset())}
+    tuned, plain = (SimpleNamespace(of=parts, plans=SimpleNamespace(known_ends=ends.get)) for _ in range(2))
+    found = []
+    for binding in (tuned, tuned, plain, plain, tuned):
+        made = runs._set(cast("BoundPlan", binding), "streams", (5,), timing=False)
+        found.append(made.others)
+        runs._last, runs._manner, runs._of = cast("BoundPlan", binding), made, cast("PlanParts", parts)
+    assert found == [True, False, True, False, True]

@@ -128,8 +128,12 @@ def test_the_check_knows_that_callers_streams_may_share_queues(monkeypatch: pyte
 
 @pytest.mark.parametrize("library", [False, True])
 def test_it_has_kernels(library: bool) -> None:
-    """Copies and the library's collectives stay apart, where they come first, too."""
+    """Copies and the library's collectives stay apart, where they come first, too; theirs may be the lower priority."""
     assert inline(made(SENT, library=library)) == ["0 compute", "1 compute"]
+    normal = SENT.replace("engine = sm  priority = low", "engine = sm")
+    assert normal != SENT
+    assert not inline(made(normal, library=library))
+    assert inline(made(normal.replace("priority = low", "priority = high"), library=library))
 
 
 @pytest.mark.parametrize(

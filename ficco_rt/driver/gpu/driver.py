@@ -21,7 +21,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...device.build import streams_of
 from ...device.collectives import alone_reaches_other_nodes
 from ...device.fit_table import blocks_left, too_little_left
 from ...device.ir import EventName, Mode, Placement
@@ -117,11 +116,9 @@ class GpuDriver(api.Driver):
                 found = too_little_left(layout.plan, layout.launches, Limits.of(self._device), library.version())
                 if found is not None:
                     raise DeviceError(f"{found[0].origin.place}: {found[1]}")
-            streams = streams_of(layout.plan, placement, gated=layout.semaphores.start_gate is not None)
-            waiting = (stream for stream in streams if stream.name.kind in ("plan", "gate"))
             named = "" if library is None else library.version()
             self._parts = PlanParts(
-                PlanResources(self._gpus, self._resources, layout.semaphores.table, waiting, self._all_sets()),
+                PlanResources(self._gpus, self._resources, layout.semaphores.table, self._all_sets()),
                 PlanKernels(
                     {k.name: k for k in plan.kernels},
                     partial(blocks_left, layout.plan, arch=self._device.arch, library=named),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from ...device.inline import issued_to
-from ...device.ir import DevicePlan, DeviceStream, EventName, Semaphore, StreamName
+from ...device.ir import DevicePlan, EventName, Semaphore, StreamName
 from ...graph.ir import Priority
 from .devices import inside
 from .gpus import Gpus
 from .peers import Peers
 from .refused import Closing
 from .vendor import Gpu, Handle
+
+StreamRow: TypeAlias = Mapping[tuple[int, Priority], Sequence[Handle]]  # by device and priority
 
 AREA = 1 << 14  # semaphores of which memory is made at once
 
@@ -28,7 +31,7 @@ class RunResources:
 
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
-        self._streams: dict[tuple[int, Priority], list[Handle]] = {}  # by device and priority
+        self._rows: list[StreamRow] = []
         self._events: dict[EventName, Handle] = {}  # those that a device, or a rank's caller, has in every plan
         self._plan_events: dict[tuple[int, bool], list[Handle]] = {}  # by device, and whether they take times
         self.rescue: dict[int, Handle] = {}  # streams that never wait, by device
@@ -54,12 +57,22 @@ class RunResources:
         """Semaphores that no plan has any more."""
         self._given_back.setdefault((device, number), []).append(address)
 
-    def stream(self, device: int, priority: Priority, number: int) -> Handle:
-        """The stream with this number among those of a device and a priority."""
-        made = self._streams.setdefault((device, priority), [])
-        while len(made) <= number:
-            made.append(self._gpus.new_stream(self._gpus.devices[device], priority))
-        return made[number]
+    def streams(self, number: Counter[tuple[int, Priority]], queues: int) -> StreamRow:
+        """So many streams, or more, no two of which share a hardware queue of a device that has enough. NOTE queues go
+        round by the order in which streams are made, so these are made right after one another: streams that somebody
+        else makes in between, or a row longer than there are queues, would let two share one."""
+        most = max(queues, *_by_device(number).values())
+        for row in self._rows:
+            made = Counter({alike: len(streams) for alike, streams in row.items()})
+            if number <= made and max(_by_device(made).values()) <= most:
+                return row
+        with self._gpus.issue_lock():
+            row = {
+                (ordinal, priority): [self._gpus.new_stream(self._gpus.devices[ordinal], priority) for _ in range(n)]
+                for (ordinal, priority), n in number.items()
+            }
+        self._rows.append(row)
+        return row
 
     def event(self, name: EventName, device: Gpu) -> Handle:
         """An event that a stream of the device records."""
@@ -119,24 +132,27 @@ class RunResources:
             self._gpus.vendor.force(address, self.rescue[ordinal])
 
 
+def _by_device(number: Counter[tuple[int, Priority]]) -> Counter[int]:
+    found = Counter[int]()
+    for (ordinal, _), n in number.items():
+        found[ordinal] += n
+    return found
+
+
 class PlanResources:
     """What one plan has of the resources. `semaphores` belong to all its device plans; of each there are `sets`, whose
-    `addresses` the binder looks up by set and semaphore. All `streams` are made at once. NOTE the stream that waits for
-    a start gate and the stream that opens it must not share a hardware queue. So they are made one right after the
-    other, before another executor makes streams."""
+    `addresses` the binder looks up by set and semaphore."""
 
     def __init__(
         self,
         gpus: Gpus,
         resources: RunResources,
         semaphores: Sequence[Semaphore],
-        streams: Iterable[DeviceStream] = (),
         sets: int = 1,
     ) -> None:
         self._gpus, self._all = gpus, resources
-        self._streams: dict[StreamName, Handle] = {}
         self._events: dict[EventName, Handle] = {}
-        self._taken: Counter[tuple[int, Priority | bool]] = Counter()  # streams by priority, events by timing
+        self._taken: Counter[tuple[int, bool]] = Counter()  # events by device, and whether they take times
         self._semaphores: dict[int, tuple[int, int]] = {}  # device → address, semaphores of all sets
         self._entries = _entries(gpus, semaphores)
         self._of_set = Counter(semaphore.device for semaphore in semaphores)
@@ -146,10 +162,6 @@ class PlanResources:
                 self._semaphores[ordinal] = resources.semaphores(device, size), size
                 if ordinal not in resources.rescue:
                     resources.rescue[ordinal] = gpus.new_stream(device)
-        with gpus.issue_lock():
-            for stream in streams:
-                if stream.device in gpus.devices:
-                    self._stream(stream)
         self.clear()
         bases = {ordinal: address for ordinal, (address, _) in self._semaphores.items()}
         if gpus.peers is not None:  # whose semaphores are 0 when all have come here
@@ -181,31 +193,22 @@ class PlanResources:
 
     def streams_of(self, plan: DevicePlan, callers: Sequence[Handle]) -> Mapping[StreamName, tuple[Gpu, Handle]]:
         """This process's streams of a device plan, with their devices; `callers` are the callers', one a rank of this
-        process, or none. NOTE they
-        are made one after another: streams of other executors between them could make two of one plan share a queue."""
-        found: dict[StreamName, tuple[Gpu, Handle]] = {}
-        with self._gpus.issue_lock():
-            for stream in plan.streams:
-                device = self._gpus.devices.get(stream.device)
-                if device is None:  # another process's
-                    continue
-                if stream.name.kind != "caller":
-                    found[stream.name] = (device, self._stream(stream))
-                elif callers:
-                    found[stream.name] = (device, callers[self._gpus.ranks.index(stream.name.number)])
+        process, or none."""
+        devices = self._gpus.devices
+        mine = [stream for stream in plan.streams if stream.device in devices]
+        own = [stream for stream in mine if stream.name.kind not in ("caller", "control")]
+        row = self._all.streams(Counter((s.device, s.priority) for s in own), plan.features.queues) if own else {}
+        left = {alike: iter(streams) for alike, streams in row.items()}
+        found = {s.name: (devices[s.device], next(left[s.device, s.priority])) for s in own}
+        for stream in mine:
+            if stream.name.kind == "control":
+                found[stream.name] = devices[stream.device], self._gpus.control[stream.device]
+            elif stream.name.kind == "caller" and callers:
+                found[stream.name] = devices[stream.device], callers[self._gpus.ranks.index(stream.name.number)]
         for inline, to in issued_to(plan, called=bool(callers)).items():
             if to in found:
                 found[inline] = found[to]
         return found
-
-    def _stream(self, stream: DeviceStream) -> Handle:
-        if stream.name.kind == "control":
-            return self._gpus.control[stream.device]
-        if stream.name not in self._streams:
-            alike = stream.device, stream.priority
-            self._streams[stream.name] = self._all.stream(*alike, self._taken[alike])
-            self._taken[alike] += 1
-        return self._streams[stream.name]
 
     def event(self, name: EventName, device: Gpu) -> Handle:
         """An event that a stream of the device records."""

@@ -138,9 +138,9 @@ class Runs:
         before, replays = self._manner, self.replays
         timed = mode == "traced" or timing or not callers
         behind = self._running or replays  # replays may be under way like the run before
-        others = before is None or before.callers != callers
-        if before is not None and not others and (before.mode != mode or self._of is not binding.of):
-            last = self._last
+        others, last = before is None or before.callers != callers, self._last
+        alike = last is not None and self._of is binding.of and last.plans is binding.plans
+        if before is not None and not others and not (alike and before.mode == mode):
             (waits, _), ends = binding.plans.known_ends(mode), last.plans.known_ends(before.mode)[1] if last else ()
             others = not callers or not waits.issubset(ends)
         if callers is not self._looked_at:
