@@ -97,9 +97,11 @@ class Bindings:
         self._by_look.clear()
 
     def _make_room(self) -> None:
+        """NOTE the host waits for the last run where it releases a binding, so half of them go at once."""
         free = [b for b in self._kept.values() if not b.pinned]
-        for bound in free[: max(0, len(free) + 1 - self._most)]:
-            self.release(bound)
+        if len(free) >= self._most:
+            for bound in free[: len(free) - self._most // 2]:
+                self.release(bound)
 
     def _bind(self, key: _Key, given: Given, owned: Memory, rows: Rows | None) -> Bound:
         made = Bound(key, dict(given))

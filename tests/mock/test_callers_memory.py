@@ -13,6 +13,7 @@ from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bound import KEPT
 from ficco_rt.exec.executor import Executor
+from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.mock.standin import StandIn
 from tests.mock.test_callers import Array, Torch
@@ -146,17 +147,34 @@ def test_tensors_are_looked_at_once_a_run(cuda: StandIn) -> None:
         assert cuda.called()["cuPointerGetAttribute"] == before
 
 
+def test_room_for_bindings_is_made_for_several_at_once(
+    cuda: StandIn, torch: type[Torch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Releasing one waits for the last run."""
+    cuda.reset("devices 1")
+    machine, gone, after = discover("cuda", RANKS, RANKS), [], []
+    plan = plan_of(build(cases.schedule("gemm_ar/streamed"), RANKS, SIZES), machine)
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=RANKS, timeout=60) as executor:
+        unbind = executor.driver.unbind
+        monkeypatch.setattr(executor.driver, "unbind", lambda binding: gone.append(unbind(binding)))
+        for _ in range(KEPT + KEPT // 2 + 1):
+            executor.run(**tensors_of(cuda, plan, torch))
+            after.append(len(gone))
+    assert after == [0] * KEPT + [KEPT // 2] * (KEPT // 2) + [KEPT]
+    assert not cuda.violations()
+
+
+def tensors_of(cuda: StandIn, plan: Plan, torch: type[Torch]) -> dict[str, list[Torch]]:
+    taken = [t for t in plan.tensors if t.kind != "scratch"]
+    return {t.name: [torch(cuda.pooled(0, 4 * int(np.prod(s))), s) for s in t.shapes] for t in taken}
+
+
 def test_tensors_are_known_as_long_as_their_binding(cuda: StandIn, torch: type[Torch]) -> None:
     cuda.reset("devices 1")
     machine = discover("cuda", RANKS, RANKS)
     plan = plan_of(build(cases.schedule("gemm_ar/streamed"), RANKS, SIZES), machine)
-
-    def tensors() -> dict[str, list[Torch]]:
-        taken = [t for t in plan.tensors if t.kind != "scratch"]
-        return {t.name: [torch(cuda.pooled(0, 4 * int(np.prod(s))), s) for s in t.shapes] for t in taken}
-
     with Executor(plan, "cuda", machine=machine, ranks_per_gpu=RANKS, timeout=60) as executor:
-        sets = [tensors() for _ in range(KEPT + 1)]
+        sets = [tensors_of(cuda, plan, torch) for _ in range(KEPT + 1)]
 
         def run(which: int) -> int:
             before = torch.exports
