@@ -51,8 +51,8 @@ stored one or a file, `discover` reads the GPUs of this computer, `save_machine`
     machine = ficco.load_machine("h200-switch")
     machine.device.sms, machine.links.rate
 
-`save_plan` and `load_plan` keep a plan as JSON. A plan that is read is checked and proven again. `plan_hash` is equal
-for plans that do the same.
+`save_plan` and `load_plan` keep a plan as JSON. A plan that is read is checked and proven again. Plans with the same
+`plan_hash` do the same.
 
     ficco.save_plan(plan, "plan.json")
     same = ficco.plan_hash(ficco.load_plan("plan.json")) == ficco.plan_hash(plan)
@@ -258,9 +258,10 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 
 def plan_hash(plan: Plan) -> str:
-    """The SHA-256, 64 hexadecimal digits, of all that a plan does: equal for plans that do the same.
+    """The SHA-256, 64 hexadecimal digits, of all that a plan does: plans with the same hash do the same.
 
-    Names of files and places in them do not count. Raises UsageError (no plan is given).
+    Names of schedules, stages and params count; names of files and places in them do not. Raises UsageError (no
+    plan is given).
 
     Example: `plan_hash(load_plan("plan.json")) == plan_hash(plan)`.
     """

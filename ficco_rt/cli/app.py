@@ -440,7 +440,7 @@ def explore() -> None:
 
 
 @verb(
-    "Find what products should leave to what runs beside them.",
+    "Find how many resources GEMMs should leave to concurrent kernels.",
     schedule_target,
     gpus_option("all GPUs, 8 without any"),
     option(
@@ -479,7 +479,7 @@ def shape() -> None:
 
 
 @verb(
-    "What cutting work and overlapping it loses.",
+    "Show what cutting GEMMs into pieces and overlapping them costs.",
     machine_option,
     gpus_option(),
     option(

@@ -112,7 +112,8 @@ def check(
         results.append(Wrong(target, ranks, False, error_record(error)))
         if not as_json:
             at = f": {count(ranks, 'rank')}" if ranks else ""
-            verdict = "refused" if error_class(error) == SizesError.__name__ else "WRONG"
+            refused = error_class(error) == SizesError.__name__
+            verdict = "refused" if refused else "WRONG" if exit_code(error) == 1 else "not checked"
             sys.stdout.write(f"{_shown(target)}{at}: {verdict}\n")
             text = error_text(error, "ficco check")
             if text not in told:  # the same at every number of ranks
@@ -204,7 +205,7 @@ def _shown(target: str) -> str:
 
 def _cause(warning: Diagnostic) -> object:
     """A statement and what is slow about it: its numbers, which differ from one number of ranks to the next, aside."""
-    return warning.span, warning.help or re.sub(r"[0-9.]+", "", warning.message)
+    return warning.span, re.sub(r"[0-9.]+", "", warning.help or warning.message)
 
 
 def _sentence(job: Job) -> str:

@@ -13,12 +13,12 @@ from ..files import atomic, shipped
 from ..files.records import NEWER, PAIRS, Count, Micros, Params, Reader, decoded, filled
 from ..machine.profiles import is_file
 from ..report.job import Job, given_words
-from ..report.request import joins_more, machine_of
+from ..report.request import Request, joins_more, machine_of, read, resolve
 from ..report.settings import parse_settings
 from ..report.sources import show_path
 from ..report.wording import count, set_text, show_time
 from .console import Progress, Style, table
-from .messages import say, tell
+from .messages import say, tell, warn
 
 if TYPE_CHECKING:
     from ..kernels.families import Timer
@@ -49,11 +49,17 @@ def choose(
     as_json: bool,
 ) -> int:
     """Print which schedule an operation gets, and why."""
+    from ..compiler import lint
+
     on = machine_of(machine, gpus)
     with Progress().step("choosing"):
         made = chosen(operation, settings, on, by, candidates, measured)
+        source = read(made.schedule)
+        asked = resolve(Request(source, on.ranks, settings_of(made, settings), machine, rules=False))
+        warnings = lint(asked.graph(), asked.machine)
     if (more := joins_more(on)) is not None and not is_file(machine or ""):
         say(f"warning: {more[0]}\n  help: {more[1]}")
+    warn(warnings, source.texts)
     return tell(as_json, lambda: record(made), lambda style: report(made, style))
 
 

@@ -47,7 +47,9 @@ def option(
     text = help if words is None else f"{help}  [default: {words}]"
     if complete or re.fullmatch(r"[a-z]+(\|[a-z]+)+", takes):
         more["shell_complete"] = complete_from(complete or takes.split("|"))
-    return click.option(*names, metavar=takes or None, help=text, default=default, **more)
+    if default is not None:  # NOTE Click 8.5 takes None, said, for what a user has said
+        more["default"] = default
+    return click.option(*names, metavar=takes or None, help=text, **more)
 
 
 def number(form: str, limits: tuple[int, int], help: str, default: int | None = None, **more: Any) -> Decorator:

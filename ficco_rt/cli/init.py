@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -29,11 +30,12 @@ def init(file: str, like: str | None) -> int:
     source = FIRST if like is None else shipped.find(like)
     kept = "" if like is None else _kept(source)
     write_atomic(path, _called(name, read_text(source)))
+    typed = shlex.quote(file)
     sys.stdout.write(
         f"{file}: written\n"
-        f"  ficco check {file} --gpus {GPUS}      proves it\n"
-        f"  ficco-run {file} --gpus {GPUS}        runs it, on virtual GPUs if there are none\n"
-        f"  ficco explain {file} --gpus {GPUS}    says in words what it does\n"
+        f"  ficco check {typed} --gpus {GPUS}      proves it\n"
+        f"  ficco-run {typed} --gpus {GPUS}        runs it, on virtual GPUs if there are none\n"
+        f"  ficco explain {typed} --gpus {GPUS}    says in words what it does\n"
         f"{kept}"
     )
     return 0

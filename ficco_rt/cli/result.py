@@ -154,7 +154,7 @@ class Run:
     order: How the host backend stepped.
     iters: Timed runs.
     time_ms: The median of the timed runs, milliseconds.
-    serial_ms: With no overlap: computing, then moving.
+    serial_ms: With no overlap: computing and moving, one after the other.
     ideal_ms: The longer of the next two.
     yardsticks: How serial and ideal were found.
     yardsticks_of: Of what they are: plan, where not all outputs are claimed.
@@ -329,7 +329,7 @@ def _serial(result: Result) -> str:
     yardsticks = result.yardsticks
     how = f"for {account_words.SERIAL}"
     if yardsticks.measured:
-        as_ = f"as {yardsticks.serial_by}" if yardsticks.serial_by else f"computing, then moving{_by(yardsticks)}"
+        as_ = f"as {yardsticks.serial_by}" if yardsticks.serial_by else f"one after the other{_by(yardsticks)}"
         how = f"measured, {as_}, {count(yardsticks.turns, 'run')} in turn with these"
     return f"{show_time(yardsticks.serial)} {how}{_gain(yardsticks.serial, result.time)}{_estimate(result)}"
 

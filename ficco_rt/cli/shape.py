@@ -128,8 +128,8 @@ def _text(of: Shaped, timed: Sequence[Row], device: str, style: Style) -> str:
 
 
 _MODEL = (
-    "the model knows multiprocessors, shared memory and copies; it has no library of collectives, and no block that "
-    "finds no room: what ctas, threads and priority bring, GPUs must tell"
+    "the model has no library of collectives, and no blocks that wait for a multiprocessor: measure ctas, threads and "
+    "priority on GPUs"
 )
 _APART = (
     "settings with other threads ran in processes of their own, as the library reads its threads once a process; their "

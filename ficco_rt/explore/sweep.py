@@ -10,10 +10,12 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -177,9 +179,11 @@ def make(parts: Sequence[Part], jobs: int) -> Iterator[list[Row]]:
         yield from map(rows_of, parts)
         return
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(jobs, len(parts)), _context(), _quiet)
+    pool = ProcessPoolExecutor(min(jobs, len(parts)), _context())
     try:
-        for future in as_completed([pool.submit(rows_of, part) for part in parts]):
+        with _uninterrupted():  # this starts the processes
+            waiting = [pool.submit(rows_of, part) for part in parts]
+        for future in as_completed(waiting):
             yield future.result()
         pool.shutdown()
     except BrokenProcessPool as error:
@@ -202,9 +206,23 @@ def _context() -> multiprocessing.context.BaseContext:
     return context
 
 
-def _quiet() -> None:
-    """Ctrl-C reaches all processes of a terminal; this one has nothing to say about it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C is raised at the end of this, so that whatever process is started here is known, and can be terminated.
+    Ctrl-C reaches all processes of a terminal; those that are started here inherit that they do not hear it."""
+    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if caught:
+        raise KeyboardInterrupt
 
 
 def cores() -> int:

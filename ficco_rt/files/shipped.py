@@ -132,7 +132,7 @@ def find(name: str) -> Path:
     members = operations().get(name)
     if members is not None:
         raise UsageError(f"{name} is an operation, of {', '.join(members)}; 'ficco choose {name}' chooses among them")
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(wanted, [*operations(), *known], n=3, cutoff=0.5)
     near += [k for k in known if k.split("/")[-1] == wanted.split("/")[-1] and k not in near]
     hint = f"; did you mean {' or '.join(near[:3])}?" if near else "; 'ficco list' names the shipped ones"
     raise UsageError(f"there is no schedule '{name}'{hint}")

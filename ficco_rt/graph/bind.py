@@ -80,7 +80,8 @@ def bind_params(schedule: n.Schedule, ranks: int, given: Mapping[str, object]) -
             continue
         if name in known:
             try:
-                bound[name] = _frozen(value, name, known[name].span, budget)
+                made = _frozen(value, name, known[name].span, budget)
+                bound[name] = (made,) if type(made) is int and isinstance(known[name].value, n.ListOf) else made
             except Mistake as m:
                 raise UsageError(m.diagnostic.message) from None
         else:
@@ -187,8 +188,6 @@ def build_tensors(
             found = dtype_and_scaling(_type(decl, types))
             assert found is not None  # the parser knows the words
             dtype, scaling = found
-            if scaling is not None:
-                _check_scaled(decl)
             for scope in scopes:
                 shape = tuple(f(scope) for f in dims)
                 _check_shape(decl, shape, dtype, scope["rank"])
@@ -200,6 +199,8 @@ def build_tensors(
                     raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
             if decl.condition is not None and not _holds(decl, decl.condition, scopes, "there"):
                 continue
+            if scaling is not None:
+                _check_scaled(decl)
             if decl.transposed and (
                 isinstance(decl.transposed, bool) or _holds(decl, decl.transposed, scopes, "transposed")
             ):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from .. import env
-from ..errors import UsageError
+from ..errors import SizesError, UsageError
 
 METER = 22  # steps of the meter, as a multiple of FICCO_MAX_OPS: 11 seconds by default, 19 on a busy machine
 RANKS, MOST_RANKS, MOST_GROWTH = 8, 256, 4.9  # the meter grows from the first number of ranks to the second
@@ -197,7 +197,7 @@ class Budget:
 
     __slots__ = ("error", "kind", "left", "meter", "most", "steps")
 
-    def __init__(self, kind: Kind, error: type[ScheduleError] = ScheduleError) -> None:
+    def __init__(self, kind: Kind, error: type[ScheduleError] = SizesError) -> None:
         self.kind, self.error = kind, error
         self.meter = _METER.get() or _Meter(1)
         self.most = self.left = int(kind.most * most_ops() * (self.meter.growth if kind.grows else 1))

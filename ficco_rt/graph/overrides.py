@@ -94,7 +94,7 @@ def _named(value: object) -> bool:
 
 
 def _near(name: str, known: Sequence[str]) -> str:
-    return near(name, known) or f"; there is {', '.join(known)}"
+    return near(name, known) or f"; choose among {', '.join(known)}"
 
 
 def _changed(queue: QueueDecl, attribute: str, value: object) -> QueueDecl:

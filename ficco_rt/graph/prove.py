@@ -292,7 +292,7 @@ class Proof:
                 f"stage '{r.stage}' stores in {r.tensor}, which is {r.dtype}, what {target.tensor}@{target.rank} "
                 f"{describe(box)} is made of: {lost}",
                 (Note(f"claimed here: {claim.text}", claim.origin),),
-                f"make {r.tensor} {instead}, or admit the rounding: computes {claim.text}{word} {r.dtype}",
+                f"make {r.tensor} {instead}, or admit the rounding: end the claim with '{word.lstrip()} {r.dtype}'",
             )
 
     def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: symbolic.Value, wanted: symbolic.Sum) -> None:

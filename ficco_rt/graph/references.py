@@ -122,7 +122,8 @@ class Reference:
             raise Mistake(span, f"a set of {len(members)} ranks, but there are {ranks}")
         for r in members:
             if type(r) is not int or not 0 <= r < ranks:
-                raise Mistake(span, f"there is no rank {r}; ranks count from 0 to {ranks - 1}")
+                message = f"there is no rank {r}; ranks count from 0 to {ranks - 1}"
+                raise Mistake(span, message, "to go on with rank 0 behind the last one write (…) % ranks")
         return members
 
     def _spread(self, values: list[Any]) -> list[list[Any]]:

@@ -176,7 +176,7 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         told.add((stage.name, found.reason))
         yield Diagnostic(
             op.where.origin,
-            f"{found.kernel} multiplies here, at {found.share:.2g} of the tensor cores' rate: {found.reason} "
+            f"{found.kernel} multiplies here, at {found.share:.2g} of the rate of large GEMMs: {found.reason} "
             f"({machine.device.name})",
             help=found.way_out,
         )
@@ -212,7 +212,8 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
         install = _NVIDIA if compute_capability(limits.arch) is not None else _AMD
         return _Slow(f"without the vendor's library {plain}", share, reason, install)
     refused = {r.family: r.reason for r in chosen.refused}
-    reason = refused[made_for[0].name] if chosen.family != "naive" else refused[made_for[-1].name]
+    fp8 = TYPES[dtype].quantised  # which the first family alone multiplies
+    reason = refused[made_for[0].name] if fp8 or chosen.family != "naive" else refused[made_for[-1].name]
     if any(family.fits(request) is None for family in made_for[:1]):  # but not with these resources
         asked = {"residency": request.residency, "smem": request.smem, "sms": request.sms}
         said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
@@ -220,7 +221,7 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
         return _Slow(plain, share, reason, f"leave out {said}" if said else "give the launch more multiprocessors")
     reason, _, change = reason.partition("; ")
     way_out = change or "let pieces of K and of columns start at multiples of 8, better of 64"
-    if TYPES[dtype].half is None:
+    if TYPES[dtype].half is None and not (fp8 and change):
         if any(isinstance(w.body, ir.Gemm) and w.body.tf32 for w in request.works):
             return None  # as fast as fp32 goes
         taken = " or ".join(t.name for t in ELEMENT_TYPES if t.half is not None)

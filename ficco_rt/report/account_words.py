@@ -24,7 +24,7 @@ _WAVES = ("waves", "The last wave of a GEMM launch has no tile for every multipr
 _WAITING = ("waiting", "Nothing but waits for other streams or ranks.")
 _LAUNCH = ("launch", "Launches, signals, and the run's begin and end.")
 # What the time that a run is compared with, `serial`, is of.
-SERIAL = "computing, then moving, both uncut"
+SERIAL = "computing and moving, one after the other, both uncut"
 # What each part of an account is called, and what it means, by the side that the account goes by.
 WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
     "computing": {

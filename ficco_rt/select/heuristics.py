@@ -228,14 +228,14 @@ RULES: tuple[Rule, ...] = (
         f"{CASES}: 10 % ahead of all others in one of 2 such cases, 2.6 % behind the best in the other",
     ),
     Rule(
-        "of one order",
+        "in order of arrival",
         {
             **dict.fromkeys(OPERATIONS, "overlapped"),
             **dict.fromkeys(("ag_gemm", "ag_gemm_kept", "gemm_ar", "gemm_rs"), "streamed"),
         },
         lambda f: True,
-        "pieces are multiplied as they come, and what is sent goes out as it is made: the GEMM takes {f.gemm:.4g} "
-        "µs, the copies of a rank one after another {f.copies:.3g} µs",
+        "pieces are multiplied as they arrive, and results are sent as they are computed: the GEMM takes "
+        "{f.gemm:.4g} µs, the copies of a rank one after another {f.copies:.3g} µs",
         f"{CASES}: `streamed` is within 2 % of the best in 37 of 38 cases that come to this rule",
     ),
 )

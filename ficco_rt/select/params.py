@@ -238,8 +238,8 @@ PARAM_RULES: tuple[ParamRule, ...] = (
     ParamRule(
         "balanced",
         lambda f, *_: _balanced(f),
-        "shards come slower than they are multiplied. Each further piece costs {more} of {f.links.copy_time:.3g} µs "
-        "and shortens the GEMM that stands behind the last copy: {f.own:.3g} µs if shards are whole",
+        "shards arrive more slowly than they are multiplied, so pieces only shorten the GEMM after the last copy, "
+        "{f.own:.3g} µs with whole shards; each further piece costs {more} of {f.links.copy_time:.3g} µs",
         "pieces n for which peers · n · copy_time + own / n is least: n = √(own / (peers · copy_time)), rounded down "
         "to a power of two",
         measured=(),
@@ -247,7 +247,7 @@ PARAM_RULES: tuple[ParamRule, ...] = (
     ParamRule(
         "shares",
         lambda f, _, param: SHARES[param][0],
-        "the shares that were best most often",
+        "the ratio of parts that was the fastest in most measurements",
         f"{BENCH}, 'Which schedule wins where'",
         params=tuple(SHARES),
     ),

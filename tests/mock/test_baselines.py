@@ -111,7 +111,7 @@ def test_the_report_says_what_was_measured(run: Run, library: StandIn, capsys: p
     assert "modelled" not in out
     assert execute("ficco-run", [*words, "--no-baselines"]) == 0
     out = capsys.readouterr().out
-    assert " for computing, then moving, both uncut; this is " in out
+    assert " for computing and moving, one after the other, both uncut; this is " in out
     assert out.count(" (modelled)\n") == 2
     assert " beside it, in a run with timestamps\n" in out
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.cli.main import execute
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
@@ -26,8 +27,18 @@ def test_the_reason_for_pieces_is_a_sentence(ranks: int, more: str) -> None:
     given = open_values(shipped.shipped()["ag_gemm/streamed"], ranks, {"M": 2048, "N": 1024, "K": 4096}, H200)
     why = next(g.why for g in given if g.param == "chunks")
     assert why.startswith(
-        f"shards come slower than they are multiplied. Each further piece costs {more} of 6 µs and shortens the GEMM "
+        "shards arrive more slowly than they are multiplied, so pieces only shorten the GEMM after the last copy, "
     )
+    assert why.endswith(f" µs with whole shards; each further piece costs {more} of 6 µs")
+
+
+def test_what_is_slow_about_the_chosen_schedule_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    types = ("T=fp8_e4m3 scaled 1x128", "Weight=fp8_e4m3 scaled 128x128", "Sum=bf16")
+    words = [word for setting in ("M=2048", "N=2048", "K=2048", *types) for word in ("--set", setting)]
+    assert execute("ficco", ["choose", "ag_gemm", "--gpus", "2", *words]) == 0
+    assert "warning: a plain kernel (naive_gemm) multiplies here" in capsys.readouterr().err
+    assert execute("ficco", ["choose", "ag_gemm", "--gpus", "2", *words, "--set", "transb=1"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_candidate_of_another_operation_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,7 +77,7 @@ def test_check_goes_on_after_a_wrong_file(run: Callable[..., Ending], here: Path
     assert ending.code == 2  # the worst of them
     assert ending.out.splitlines()[0] == "missing.ficco: 2 ranks: WRONG"
     assert ending.out.splitlines()[1].startswith("good.ficco: 2 ranks: proven, ")
-    assert ending.out.splitlines()[2] == "nowhere.ficco: 2 ranks: WRONG"
+    assert ending.out.splitlines()[2] == "nowhere.ficco: 2 ranks: not checked"
     assert "missing.ficco:" in ending.err
     assert "there is no schedule 'nowhere.ficco'" in ending.err
     record = run("ficco", "check", "missing.ficco", "good.ficco", "--gpus", "2", "--json").record
@@ -97,6 +98,24 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused_and_not_wrong(run: Calla
             f"{target}: 2 ranks",
             f"{target}: 3 ranks: refused",
         ]
+
+
+def test_what_was_not_checked_is_not_called_wrong(
+    run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = ("ficco", "check", "good.ficco", "--gpus", "2")
+    assert run("ficco", "check", "nowhere.ficco").out == "nowhere.ficco: not checked\n"
+    assert run(*checked, "--set", "Q=1").out == "good.ficco: 2 ranks: not checked\n"
+    monkeypatch.setenv("FICCO_MAX_OPS", "3")
+    assert run(*checked).out == "good.ficco: 2 ranks: refused\n"
+
+
+def test_a_number_is_a_list_of_one_where_a_list_is_the_default(run: Callable[..., Ending], here: Path) -> None:
+    """`ficco choose` prints it so."""
+    sizes = ("--gpus", "2", "--set", "M=256", "--set", "N=256", "--set", "K=256")
+    as_number = run("ficco", "check", "ag_gemm/streamed", *sizes, "--set", "deep=1")
+    assert as_number.code == 0
+    assert as_number.out == run("ficco", "check", "ag_gemm/streamed", *sizes).out
 
 
 def test_list_of_one_operation(run: Callable[..., Ending]) -> None:
@@ -197,12 +216,13 @@ def test_list(run: Callable[..., Ending]) -> None:
 @pytest.mark.parametrize(
     ("file", "like", "name"),
     [("mine.ficco", (), "mine"), ("copy.ficco", (), "schedule_copy"), ("2nd.ficco", (), "schedule_2nd"),
+     ("my own.ficco", (), "my_own"),
      ("own.ficco", ("--like", "gemm_rs/serial"), "own")],
 )  # fmt: skip
 def test_init(run: Callable[..., Ending], here: Path, file: str, like: tuple[str, ...], name: str) -> None:
     ending = run("ficco", "init", file, *like)
     assert (ending.code, ending.err) == (0, "")
-    assert ending.out.startswith(f"{file}: written\n  ficco check {file} --gpus 4 ")
+    assert ending.out.startswith(f"{file}: written\n  ficco check {shlex.quote(file)} --gpus 4 ")
     assert f"\nschedule {name}\n" in (here / file).read_text()
     assert run("ficco", "fmt", "--check", file).code == 0
     assert run("ficco", "check", file, "--gpus", "4").code == 0

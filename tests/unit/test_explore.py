@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -177,6 +179,22 @@ def test_processes_make_the_same_rows() -> None:
     alone = [row for rows in sweep.make(parts, 1) for row in rows]
     assert sorted((row for rows in sweep.make(parts, 2) for row in rows), key=str) == sorted(alone, key=str)
     assert len({row.time for row in alone}) == 6
+
+
+def test_ctrl_c_waits_until_all_processes_are_known() -> None:
+    """Otherwise one that has just been started is not terminated, and tells what it misses."""
+    inherited = []
+
+    def begin() -> None:
+        with sweep._uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            inherited.extend(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert signal.SIGINT in inherited
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_process_that_is_ended_from_outside_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_a_page_says_what_ran_and_how_well(folder: Path) -> None:
     ]
     glance = page.text("glance")
     assert re.search(r"of the ideal \d+ % ideal modelled: \S+ µs, \w+ alone", glance)
-    serial = r"serial ÷ time \d\.\d\d× serial modelled, with no overlap: \S+ µs, computing, then moving, both uncut"
+    serial = r"serial ÷ time \d\.\d\d× serial modelled, with no overlap: \S+ µs, computing and moving, one after the"
     assert re.search(serial, glance)
     assert "✓ Proof every output is what the file claims ✓ Check no race, no deadlock in the plan" in glance
     assert "– Numbers not run: the model gives times alone" in glance
@@ -157,7 +157,7 @@ def test_runs_stand_side_by_side(folder: Path) -> None:
     assert len(page.data["runs"]) == 2
     parts = r"ideal \S+ µs \S+ µs .*moving beyond the ideal .*only computing .*launch \S+ µs \S+ µs times are"
     assert re.search(parts, text)  # the serial run goes by moving, the other one by computing
-    assert text.endswith("Serial is a run with no overlap: computing, then moving, both uncut.")
+    assert text.endswith("Serial is a run with no overlap: computing and moving, one after the other, both uncut.")
     differs = [line for line in page.source.split("<tr") if line.startswith(" class=differs")]
     assert len(differs) == 1
     assert "chunks" in differs[0]

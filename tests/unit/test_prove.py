@@ -343,7 +343,7 @@ step i in 0..2 {{ stage a on sm {{ reduce H = sum(X[i])  reduce Y[i] = sum(H) }}
     with pytest.raises(ScheduleError) as caught:
         compiled(text.replace("WITHIN", ""))
     help = caught.value.diagnostics[0].help
-    assert help == "make H fp32, or admit the rounding: computes Y[…] = X[…] within bf16"
+    assert help == "make H fp32, or admit the rounding: end the claim with 'within bf16'"
     assert compiled(text.replace("WITHIN", "within S")).claims[0].text == "Y[…] = X[…] within bf16"
 
 

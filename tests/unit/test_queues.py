@@ -67,9 +67,9 @@ def test_a_queue_says_what_the_caller_says() -> None:
     [
         ("comput.sms", 3, "comput.sms: schedule said has no queue 'comput'; did you mean compute?"),
         ("compute.sma", 3, "compute.sma: queue 'compute' has no attribute 'sma'; did you mean sms?"),
-        ("compute.ctas", 3, "compute.ctas: queue 'compute' has no attribute 'ctas'; there is priority, smem, "
+        ("compute.ctas", 3, "compute.ctas: queue 'compute' has no attribute 'ctas'; choose among priority, smem, "
          "residency, sms, leave, order, kernel, fast, scale"),
-        ("compute.engine", "copy", "compute.engine: queue 'compute' has no attribute 'engine'; there is priority, "
+        ("compute.engine", "copy", "compute.engine: queue 'compute' has no attribute 'engine'; choose among priority, "
          "smem, residency, sms, leave, order, kernel, fast, scale"),
         ("vendor.priority", 3, "vendor.priority = 3: priority is high or normal or low, or none"),
         ("compute.leave", "8 blocks", "compute.leave = 8 blocks: leave is a whole number, such as 8 sms, or nccl, or "

@@ -44,7 +44,7 @@ def test_the_runs_work(
         assert "warning" not in err
         if words is runs[0]:
             ((times, share),) = re.findall(
-                r"for computing, then moving, both uncut; this is (\S+) times as fast$.*, (\d+) % of it reached$",
+                r", both uncut; this is (\S+) times as fast$.*, (\d+) % of it reached$",
                 out,
                 re.MULTILINE | re.DOTALL,
             )

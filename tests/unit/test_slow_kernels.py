@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -80,7 +81,7 @@ def test_who_takes_a_slower_kernel_is_told_why(
 ) -> None:
     _, (told,), _ = compiled(machine, asked, params)
     assert told.message.startswith(kernel)
-    assert f"of the tensor cores' rate: {reason} ({machine.device.name})" in told.message
+    assert f"of the rate of large GEMMs: {reason} ({machine.device.name})" in told.message
     assert told.help is not None
     assert told.help.startswith(way_out)
 
@@ -131,6 +132,24 @@ def test_nobody_is_sent_to_a_library_that_takes_no_such_scales(machine: Machine,
     (told,) = lint(build(ficco_dsl.parse(SCALED, "one.ficco"), 1, {}), machine)
     assert told.message.endswith(f"the vendor's library does not do this: {obstacle} ({machine.device.name})")
     assert told.help == help_
+
+
+@pytest.mark.parametrize(
+    ("product", "reason", "way_out"),
+    [
+        ("A * B", "the right one is stored [K, N]",
+         "store it [N, K], declared 'transposed' (in shipped schedules: --set transb=1)"),
+        ("A.T * B.T", "the left one is stored transposed", "store it [M, K]"),
+    ],
+)  # fmt: skip
+def test_fp8_operands_that_do_not_lie_along_k_are_told_how_to(product: str, reason: str, way_out: str) -> None:
+    machine = of("h200-switch")
+    text = re.sub(r" scaled \w+", "", SCALED).replace("A * B.T", product)
+    (told,) = lint(build(ficco_dsl.parse(text, "one.ficco"), 1, {}), machine)
+    assert told.message.endswith(
+        f" of the rate of large GEMMs: fp8 operands lie along K, and {reason} ({machine.device.name})"
+    )
+    assert told.help == way_out
 
 
 def test_the_kernel_that_is_made_for_the_device_is_told_of_by_nobody() -> None:

@@ -11,6 +11,7 @@ from ...errors import malformed
 from ...geometry.region import overlap, shape_words, summary, way
 from ...machine import durations
 from ...machine.model import Machine
+from ...types import TYPES
 from .. import ir
 from ..symbolic import Algebra, Pieces
 from .kind import Named, Noises, OpKind, Read, Resolve, Size, Tensors, Twin
@@ -30,7 +31,8 @@ class CopyKind(OpKind[ir.Copy]):
             return f"copy from {of}, to {to}: the sizes differ"
         a, b = tensors[src.tensor].dtype, tensors[dst.tensor].dtype
         if a != b:
-            return f"copy from {src.tensor} ({a}) to {dst.tensor} ({b}): a copy does not change the type"
+            rounds = f"; write quantize {dst.tensor} = {src.tensor}" if TYPES[b].quantised else ""
+            return f"copy from {src.tensor} ({a}) to {dst.tensor} ({b}): a copy does not change the type{rounds}"
         if rank not in (dst.rank, src.rank):
             return f"rank {rank} copies between ranks {src.rank} and {dst.rank}; one of them must be its own"
         if overlap(dst, src):

@@ -256,12 +256,16 @@ def _fp8_refusal(work: MatrixWork, signature: Signature) -> str | None:
     """What of fp8 operands Hopper's tensor cores do not multiply, or this kernel does not scale."""
     left, right = signature.dtype, signature.right_dtype or signature.dtype
     if signature.left_transposed or not signature.right_transposed:
-        wrong = "left one is stored transposed" if signature.left_transposed else "right one is stored [K, N]"
-        return f"fp8 operands lie along K, and the {wrong}"
+        if signature.left_transposed:
+            return "fp8 operands lie along K, and the left one is stored transposed; store it [M, K]"
+        return (
+            "fp8 operands lie along K, and the right one is stored [K, N]; store it [N, K], declared 'transposed' (in "
+            "shipped schedules: --set transb=1)"
+        )
     if left == right == "fp8_e5m2":
         return "both operands are fp8_e5m2"
     if TYPES[signature.out_dtype].bytes == 1:
-        return f"the output is {signature.out_dtype}"
+        return f"the output is {signature.out_dtype}; let bf16, fp16 or fp32 hold the product, and quantize that"
     if signature.scaling and not (work.left.scales and work.right.scales):
         return f"operands are scaled {signature.scaling}, and one has no scales"
     if signature.scaling == "1x128" and signature.fast:
