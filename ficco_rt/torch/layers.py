@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -114,11 +115,11 @@ class ColumnParallel(ParallelStyle):
         _distribute(layer, device_mesh, Shard(0), Shard(0), self.src_data_rank)
         dim = self.gather_dim
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(layer: nn.Linear, x: Tensor) -> Tensor:
             weight, bias = _local(layer.weight), _local(layer.bias)
             return _OPS.all_gather_linear(_as_local(x, Shard(dim)), weight, bias, dim, group_name)
 
-        layer.forward = forward
+        layer.forward = MethodType(forward, layer)  # a copy of the layer has its own
         return layer
 
 
@@ -137,11 +138,11 @@ class RowParallel(ParallelStyle):
         _distribute(layer, device_mesh, Shard(1), Replicate(), self.src_data_rank)
         dim = self.scatter_dim
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(layer: nn.Linear, x: Tensor) -> Tensor:
             weight, bias = _local(layer.weight), _local(layer.bias)
             return _reduced(_as_local(x, Shard(-1)), weight, bias, dim, group_name)
 
-        layer.forward = forward
+        layer.forward = MethodType(forward, layer)  # a copy of the layer has its own
         return layer
 
 

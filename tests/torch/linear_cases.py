@@ -301,6 +301,17 @@ def case_parallelize_module() -> None:
     _as_whole(_parallel(whole), whole, x, y)
 
 
+def case_a_copy_has_weights_of_its_own() -> None:
+    whole, x, y = _mlp()
+    made = _parallel(whole)
+    copied = copy.deepcopy(made)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.zero_()
+    _as_whole(copied, whole, x, y)
+    assert not made(x).any()
+
+
 def case_full_graphs_of_the_compiler() -> None:
     whole, x, y = _mlp()
     made = _parallel(whole)
