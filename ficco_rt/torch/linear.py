@@ -49,9 +49,11 @@ def _rows(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _like(rows: Tensor, tensor: Tensor, dim: int, extent: int) -> Tensor:
-    """`rows` with the dimensions of `tensor`, of which `dim` has `extent`."""
+    """`rows` itself, with the dimensions of `tensor`, of which `dim` has `extent`. NOTE no view: autograd forbids to
+    change one in place that an operator returns."""
     others = [n for i, n in enumerate(tensor.shape[:-1]) if i != dim]
-    return rows.view(extent, *others, rows.shape[-1]).movedim(0, dim)
+    made = rows.view(extent, *others, rows.shape[-1]).movedim(0, dim)
+    return rows.as_strided_(made.shape, made.stride())
 
 
 def _checked(name: str, tensor: Tensor, weight: Tensor, bias: Tensor | None, dim: int) -> None:

@@ -84,6 +84,16 @@ def case_results_and_gradients_are_those_of_one_layer() -> None:
                 assert torch.equal(grad, right), (name, shape, what)
 
 
+def case_results_are_changed_in_place() -> None:
+    every = [(call, tensors) for shape, dim in SHAPES for _, call, tensors, *_ in layers(shape, dim)]
+    for call, tensors in (*every, (exchanged, (integers(8, K), integers(N, K), integers(N)))):
+        given = [t.requires_grad_() for t in tensors]
+        y = call(*given)
+        assert not y._is_view()
+        wanted = torch.autograd.grad(torch.relu(y).sum(), given)
+        assert all(map(torch.equal, torch.autograd.grad(torch.relu_(call(*given)).sum(), given), wanted))
+
+
 def case_without_bias_and_with_frozen_tensors() -> None:
     for name, call, (x, w, _), dy, _, (of_x, of_w, _) in layers((8,), 0):
         for tensor, others, right in ((x, w, of_x), (w, x, of_w)):
@@ -147,9 +157,9 @@ def case_gradients_are_the_differences_of_the_loss() -> None:
 def case_opcheck() -> None:
     name, _, _ = world()
     names = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
-    for operator, (_, _, tensors, dy, *_) in zip(names, layers((8,), 0), strict=True):
+    for operator, (_, _, tensors, dy, *_) in zip(names, layers((3, 8), 1), strict=True):
         x, w, b = (t.requires_grad_() for t in tensors)
-        rest = (name,) if operator == "linear_all_reduce" else (0, name)
+        rest = (name,) if operator == "linear_all_reduce" else (1, name)
         torch.library.opcheck(getattr(OPS, operator).default, (x, w, b, *rest))
         if operator != "linear_all_reduce":
             torch.library.opcheck(getattr(OPS, f"{operator}_backward").default, (dy, x.detach(), w.detach(), *rest))
