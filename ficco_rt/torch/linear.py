@@ -30,6 +30,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._library.autograd import Info, make_autograd_impl
+from torch.amp.autocast_mode import _cast
 
 from ..errors import UsageError
 from ..types import Scaling
@@ -382,6 +383,18 @@ def _without_gradients(device: str, kernel: _Function, usual: _Function) -> _Fun
     return called
 
 
+def _autocast(name: str, device: str) -> _Function:
+    """The operator on tensors of the type of torch.autocast, as F.linear. NOTE `register_autocast` takes one type."""
+    called, kind = getattr(torch.ops.ficco, name).default, device.lower()
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device}"))
+
+    def cast(*arguments: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return called(*_cast(arguments, kind, torch.get_autocast_dtype(kind)))
+
+    return cast
+
+
 def _define(
     schema: str, kernel: _Function, fake: _Function, backward: _Function | None = None, keep: _Function = _keep
 ) -> None:
@@ -396,6 +409,8 @@ def _define(
         usual = make_autograd_impl(getattr(torch.ops.ficco, name).default, Info(backward, keep))
         for device, of_device in kernels.items():
             _LIBRARY.impl(name, _without_gradients(device, of_device, usual), f"Autograd{device}", with_keyset=True)
+            if keep is _keep:
+                _LIBRARY.impl(name, _autocast(name, device), f"Autocast{device}")
 
 
 _GRADIENTS = "(Tensor grad, Tensor input, Tensor weight, "

@@ -94,6 +94,21 @@ def case_results_are_changed_in_place() -> None:
         assert all(map(torch.equal, torch.autograd.grad(torch.relu_(call(*given)).sum(), given), wanted))
 
 
+def case_autocast() -> None:
+    """As of F.linear: layers of fp32 behind others, whose results have the other type."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for name, call, tensors, dy, wanted, of in layers((8,), 0):
+            x, w, b = (t.requires_grad_() for t in tensors)
+            with torch.autocast("cpu", dtype):
+                y = call(x.to(dtype), w, b)
+            assert torch.equal(y, wanted.to(dtype)), name
+            assert all(map(torch.equal, torch.autograd.grad(y, (x, w, b), dy.to(dtype)), of)), name
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x, w, b), y)
+        assert call(*(t.double() for t in tensors)).dtype == torch.float64
+        assert OPS.linear_all_reduce_scaled(*_blocks(8), None, world()[0]).dtype == torch.bfloat16
+
+
 def case_without_bias_and_with_frozen_tensors() -> None:
     for name, call, (x, w, _), dy, _, (of_x, of_w, _) in layers((8,), 0):
         for tensor, others, right in ((x, w, of_x), (w, x, of_w)):
