@@ -101,7 +101,7 @@ class ColumnParallel(ParallelStyle):
     """For `parallelize_module`: an nn.Linear becomes all_gather + linear, as in `ColumnParallelLinear`. Its parameters
     become DTensors; it takes and returns this rank's part as a plain tensor (a DTensor given is made one).
 
-    Raises UsageError (a module that is no nn.Linear, features that cannot be sharded evenly).
+    Raises UsageError (a module that is no nn.Linear or has another forward, features that cannot be sharded evenly).
     """
 
     def __init__(self, *, gather_dim: int = 0) -> None:
@@ -171,6 +171,11 @@ def _share(features: int, ranks: int, name: str) -> int:
 def _linear(module: nn.Module, kind: type) -> nn.Linear:
     if not isinstance(module, nn.Linear):
         raise UsageError(f"{kind.__name__} is for nn.Linear; given {type(module).__name__}")
+    if type(module).forward is not nn.Linear.forward:
+        raise UsageError(
+            f"{kind.__name__} is for nn.Linear; {type(module).__name__} has a forward of its own, which would be lost: "
+            "give a plain nn.Linear, or call torch.ops.ficco in that forward"
+        )
     return module
 
 

@@ -293,6 +293,11 @@ class Mlp(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+class Twice(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
 def _mlp() -> tuple[Mlp, Tensor, Tensor]:
     """With its output and gradients on all rows."""
     _, ranks, _ = world()
@@ -406,6 +411,11 @@ def case_wrong_tensors_leave_the_group_usable() -> None:
         parallel.RowParallelLinear.from_linear(nn.ReLU())
     with pytest.raises(UsageError, match=r"ColumnParallel is for nn\.Linear; given ReLU"):
         parallelize_module(nn.ReLU(), init_device_mesh("cpu", (ranks,)), parallel.ColumnParallel())
+    said = r" is for nn\.Linear; Twice has a forward of its own, .* or call torch\.ops\.ficco in that forward"
+    with pytest.raises(UsageError, match="ColumnParallel" + said):
+        parallelize_module(Twice(K, N), init_device_mesh("cpu", (ranks,)), parallel.ColumnParallel())
+    with pytest.raises(UsageError, match="RowParallelLinear" + said):
+        parallel.RowParallelLinear.from_linear(Twice(K, N))
     case_results_and_gradients_are_those_of_one_layer()
 
 
