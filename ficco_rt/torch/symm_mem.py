@@ -72,16 +72,15 @@ def install(settings: Settings | None = None, **changes: Any) -> None:
 
 
 def uninstall() -> None:
-    """PyTorch's own kernels serve the operators again, and the workspaces are closed; all processes do it at the same
-    step. Without an installation nothing happens.
+    """PyTorch's own kernels serve the operators again, and the workspaces are closed, also those of `torch.ops.ficco`
+    without an installation; all processes do it at the same step.
 
     Raises DeviceError (the devices still run something that does not end).
     """
     global _library
     with _LOCK:
-        if _library is None:
-            return
-        _library._destroy()
+        if _library is not None:
+            _library._destroy()
         _library = None
         groups.configure(Settings())
     groups.close()

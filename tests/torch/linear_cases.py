@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ficco_rt.errors import UsageError
+from ficco_rt.torch import groups, uninstall
 from ficco_rt.torch import layers as parallel
 from tests.torch import calls
 
@@ -282,6 +283,16 @@ def case_wrong_arguments_of_fp8() -> None:
             OPS.linear_all_reduce_scaled(*given, name)
     with pytest.raises(ValueError, match=r"out_dtype is torch.float64, wanted torch.bfloat16 or torch.float16 or"):
         OPS.linear_all_reduce_scaled(x, w, s, of_w, None, name, out_dtype=torch.float64)
+
+
+def case_uninstall_closes_workspaces_without_an_installation() -> None:
+    for _ in range(2):
+        case_the_operation_adds_the_bias_of_rank_0()
+        of = groups.operations(world()[0], torch.device("cpu"))
+        assert of._workspace is not None
+        uninstall()
+        uninstall()
+        assert of._workspace is None
 
 
 class Mlp(nn.Module):
