@@ -185,8 +185,7 @@ def _backward_fake(grad: Tensor, tensor: Tensor, weight: Tensor, dim: int, group
 
 
 def _backward_of_gathered(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tensor, weight = ctx.saved_tensors
-    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    tensor, weight, of_tensor, of_weight, of_bias = _kept("all_gather_linear", ctx)
     dx = dw = None
     if of_weight:
         dx, dw = torch.ops.ficco.all_gather_linear_backward(grad, tensor, weight, ctx.dim, ctx.group_name)
@@ -242,8 +241,7 @@ def _linear_reduce_scatter_backward(
 
 
 def _backward_of_scattered(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tensor, weight = ctx.saved_tensors
-    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    tensor, weight, of_tensor, of_weight, of_bias = _kept("linear_reduce_scatter", ctx)
     dx = dw = None
     if of_weight:
         dx, dw = torch.ops.ficco.linear_reduce_scatter_backward(grad, tensor, weight, ctx.dim, ctx.group_name)
@@ -274,8 +272,7 @@ def _linear_all_reduce_fake(tensor: Tensor, weight: Tensor, bias: Tensor | None,
 
 
 def _backward_of_reduced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tensor, weight = ctx.saved_tensors
-    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    tensor, weight, of_tensor, of_weight, of_bias = _kept("linear_all_reduce", ctx)
     dx = grad @ weight if of_tensor else None
     dw = grad.flatten(0, -2).t() @ tensor.flatten(0, -2) if of_weight else None
     return dx, dw, _of_bias(grad) if of_bias else None, None
@@ -320,8 +317,7 @@ def _all_to_all_linear_backward_fake(
 
 
 def _backward_of_exchanged(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tensor, weight = ctx.saved_tensors
-    of_tensor, of_weight, of_bias, *_ = ctx.needs_input_grad
+    tensor, weight, of_tensor, of_weight, of_bias = _kept("all_to_all_linear", ctx)
     dx = dw = None
     if of_tensor or of_weight:
         dx, dw = torch.ops.ficco.all_to_all_linear_backward(grad, tensor, weight, ctx.group_name)
@@ -345,6 +341,16 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
     tensor, weight, _bias, *dim, ctx.group_name = inputs
     ctx.dim = dim[0] if dim else 0
     ctx.save_for_backward(tensor, weight)
+
+
+def _kept(name: str, ctx: Any) -> tuple[Any, ...]:
+    """The tensor and the weight; whether they and the bias need gradients. Raises UsageError (create_graph=True)."""
+    if torch.is_grad_enabled():
+        raise UsageError(
+            f"ficco::{name} has no second derivative, because autograd cannot follow its backward pass to other "
+            "processes: call backward without create_graph=True, or use PyTorch's own layers"
+        )
+    return *ctx.saved_tensors, *ctx.needs_input_grad[:3]
 
 
 _Function = Callable[..., Any]

@@ -170,6 +170,16 @@ def case_gradients_are_the_differences_of_the_loss() -> None:
                     assert difference == float(grads[i][at]), (name, i)
 
 
+def case_there_are_no_second_derivatives() -> None:
+    name, ranks, _ = world()
+    names = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce", "all_to_all_linear"
+    x, w = integers(2 * ranks, K).requires_grad_(), integers(N, K).requires_grad_()
+    for operator, dims in zip(names, ((0,), (0,), (), ()), strict=True):
+        y = getattr(OPS, operator)(x, w, None, *dims, name)
+        with pytest.raises(UsageError, match=f"ficco::{operator} has no second derivative, because autograd cannot"):
+            torch.autograd.grad(y.square().sum(), x, create_graph=True)
+
+
 def case_opcheck() -> None:
     name, _, _ = world()
     names = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce"
