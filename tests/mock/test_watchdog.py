@@ -186,7 +186,7 @@ def test_a_run_behind_one_that_does_not_end(cuda: StandIn, monkeypatch: pytest.M
     with several.pair(cuda, (NAME, NAME)) as (first, second, *_):
         for one in (first, second):
             driver_of(one.executor)._gpus.timeout = LIMIT
-        cuda.set("query_steps 5000; stop 12")
+        cuda.set("query_steps 5000; stop 16")
         first.issue(graph=False)
         second.issue(graph=False)
         with pytest.raises(DeviceError) as told:
