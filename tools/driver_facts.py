@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -154,18 +154,27 @@ class Bench:
         pairs = [(self.streams[2 * i], self.streams[2 * i + 1]) for i in range(TRIES)]
         return "yes" if all(self.passes(lambda a=a, b=b: issue(a, b)) for a, b in pairs) else "no"  # type: ignore[misc]
 
-    def split_overrides(self) -> int:
-        """How many streams wait without keeping one more back."""
-        for count in range(1, len(self.streams)):
+    def split_overrides(self, streams: Sequence[Any]) -> int:
+        """How many of the streams wait without keeping one more back."""
+        for count in range(1, len(streams)):
 
             def issue(count: int = count) -> None:
-                for stream in self.streams[:count]:
+                for stream in streams[:count]:
                     self.wait(stream)
-                self.write(self.streams[count])
+                self.write(streams[count])
 
             if not self.passes(issue):
                 return count - 1
-        return len(self.streams) - 1
+        return len(streams) - 1
+
+    def anew(self) -> list[Any]:
+        """Streams that are made in a row where all those of one queue have gone, if queues go round."""
+        queues = int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
+        for stream in self.streams[::queues]:
+            self.vendor.destroy_stream(stream)
+        made = [self.vendor.new_stream(0) for _ in range(queues + 1)]
+        self.streams = made + [stream for i, stream in enumerate(self.streams) if i % queues]
+        return made
 
     def cost(self, flags: int) -> float:
         """Microseconds of a wait for a word that is up."""
@@ -240,7 +249,7 @@ def probes(bench: Bench) -> Iterator[tuple[str, Callable[[Any, Any], None]]]:
 def answers() -> dict[str, str]:
     """Asked of the GPU in this process, whose environment says how many connections there are."""
     with closing(Bench()) as bench:
-        found = {"streams that wait and keep no other back": str(bench.split_overrides())}
+        found = {"streams that wait and keep no other back": str(bench.split_overrides(bench.streams))}
         for asked, issue in probes(bench):
             found[asked] = bench.worst(issue)
         flags = bench.cu.CUstreamWaitValue_flags
@@ -251,6 +260,7 @@ def answers() -> dict[str, str]:
         found["the same with a flush of remote writes"] = (
             f"{bench.cost(plain | flush):.2f}" if can else "the GPU has none"
         )
+        found["streams made where others have gone, likewise"] = str(bench.split_overrides(bench.anew()))
         if bench.vendor.count() > 1:
             found |= {f"{name}, another GPU's context current": told for name, told in bench.elsewhere()}
     return found
