@@ -137,10 +137,14 @@ class RunEndsBuilder:
         for device in self.placement.ordinals:
             for stream in self._ends(device):
                 yield ir.RecordEvent(stream.name, _tail(stream), END)
-        for rank in range(self.plan.ranks) if called else ():
-            for number in self._frees(rank):
-                if issued.get(number) != ir.StreamName("caller", rank):
-                    yield ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("tail", number), END)
+        freed = [
+            ir.AwaitEvent(ir.StreamName("caller", rank), ir.EventName("tail", number), END)
+            for rank in (range(self.plan.ranks) if called else ())
+            for number in self._frees(rank)
+            if issued.get(number) != ir.StreamName("caller", rank)
+        ]
+        if self.start_gate is None:
+            yield from freed
         for device, where in last.items():
             if where.kind == "control":
                 yield from self._await(where, [_tail(stream) for stream in self._ends(device)], cause=END)
@@ -149,11 +153,12 @@ class RunEndsBuilder:
                 yield ir.ResetSemaphores(where, self.semaphores.table[self.start_gate].index, 1, START_GATE)
             yield from self._reset(device)
             yield ir.RecordEvent(where, ir.EventName("completion", device), END)
+        if self.start_gate is not None:  # NOTE before callers' streams wait, one of which may share the gate's queue
+            yield ir.StreamMemOps(ir.StreamName("gate", first), (ir.SemaphoreOp(self.start_gate, True),), START_GATE)
+            yield from freed
         for rank, device in enumerate(self.placement.devices) if called else ():
             if last[device] != ir.StreamName("caller", rank):
                 yield self._freed(rank)
-        if self.start_gate is not None:  # the last action of the run
-            yield ir.StreamMemOps(ir.StreamName("gate", first), (ir.SemaphoreOp(self.start_gate, True),), START_GATE)
 
     def _called(self, ranks: Iterable[int]) -> Iterator[ir.Action]:
         """The callers of these ranks are ready."""

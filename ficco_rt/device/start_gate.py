@@ -3,7 +3,8 @@
 
 Without a start gate, actions that the host issues late would begin late, and the trace, or the time of a short run,
 would show the delay of the host as a delay of the plan. The start of the run waits for the gate, on the first device. A
-stream that waits for nothing else of the run opens the gate, by the last call of the run.
+stream that waits for nothing else of the run opens the gate, by the last call of the run but those with which callers'
+streams wait for it.
 
 NOTE the actions that are issued before the gate opens fill the hardware queues. A call that finds its queue full blocks
 the host, which has not opened the gate yet. So a run of more than `MOST` actions on a stream has no start gate. On a
@@ -33,9 +34,9 @@ def short(body: Iterable[ir.Action]) -> bool:
 
 
 def start_gates_open_last(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
-    """The last action of a run opens its start gate, on a stream that otherwise waits for the run before only. The
-    start stands right behind the wait for the start gate, and is recorded nowhere else. A run with a start gate is
-    short, and its devices are not crowded."""
+    """The last action of a run, behind which only callers wait, opens its start gate, on a stream that otherwise waits
+    for the run before only. The start stands right behind the wait for the start gate, and is recorded nowhere else. A
+    run with a start gate is short, and its devices are not crowded."""
     start_gates = {i for i, semaphore in enumerate(plan.semaphores) if semaphore.used == "gated"}
     if not start_gates and not any(stream.name.kind == "gate" for stream in plan.streams):
         return
@@ -45,6 +46,8 @@ def start_gates_open_last(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
         )
     for run_ends in dict.fromkeys(map(plan.run_ends, ir.manners(plan))):
         actions = (*run_ends.prologue, *plan.body, *run_ends.epilogue)
+        while actions and isinstance(actions[-1], ir.AwaitEvent) and actions[-1].stream.kind == "caller":
+            actions = actions[:-1]
         last = actions[-1] if actions else None
         if not isinstance(last, ir.StreamMemOps) or set(last.signals) != start_gates:
             yield _at(last, "the last action of the run does not open the start gate")

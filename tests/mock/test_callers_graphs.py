@@ -342,6 +342,42 @@ def test_a_capture_keeps_no_tensor_alive(cuda: StandIn) -> None:
     assert not cuda.violations()
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_after_a_capture_that_failed_no_graph_is_launched_that_has_gone(cuda: StandIn, graph: bool) -> None:
+    """Our own graphs and the parts of callers' graphs go together, and with them the calls that launch them."""
+    failed = []
+    with captured(cuda, "gemm_rs/serial", joined=True) as made:
+
+        def own() -> None:
+            made.executor.graph = True
+            try:
+                made.layer()
+            except DeviceError as error:
+                failed.append(error)
+            made.executor.graph = False
+
+        def caller() -> None:
+            captures = Captures(made.callers, joined=True)
+            with captures.capturing():
+                try:
+                    made.layer()
+                except DeviceError as error:
+                    failed.append(error)
+            captures.replay([0], made.callers.streams)
+            made.callers.wait()
+            captures.close()
+
+        first, fails = (own, caller) if graph else (caller, own)
+        made.right(0, first)
+        cuda.set("fail cuStreamEndCapture 1 2")
+        fails()
+        cuda.calm()
+        assert len(failed) == 1
+        for seed, run in enumerate((first, fails, first)):
+            made.right(1 + seed, run)
+    assert len(failed) == 1
+
+
 def test_tensors_may_be_bound_while_a_capture_is_under_way(cuda: StandIn) -> None:
     """Making what a run needs takes calls that nobody may make meanwhile, but for threads that say so: the executor."""
     plan, machine = planned(cuda, "gemm_rs/shard")

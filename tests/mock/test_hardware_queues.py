@@ -158,3 +158,30 @@ def test_streams_that_others_make_shift_no_queues_of_a_plan(
             for other in others:
                 stack.callback(other.close)
     assert not cuda.violations()
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("between", range(8))
+def test_start_gates_share_no_queue_with_what_waits_for_them(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, between: int, called: bool
+) -> None:
+    """What waits for a run on callers' streams may share the gate's queue, and stands behind it."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    cuda.reset("devices 2")
+    sizes = cases.sizes("gemm_rs/serial", 2, True) | cases.few_chunks("gemm_rs/serial")
+    plan = plan_of(build(cases.schedule("gemm_rs/serial"), 2, sizes), discover("cuda", 2))
+    with Executor(plan, "cuda", timeout=20, graph=False) as executor, ExitStack() as stack:
+        for _ in range(between):
+            stack.callback(Callers(plan, 1, default=False).close)
+        callers = Callers(plan, 1, default=False)
+        stack.callback(callers.close)
+        tensors, given = callers.tensors(), fresh_inputs(plan, 0, "exact")
+        bound, streams = executor.bind(**tensors), [int(s) for s in callers.streams] if called else None
+        for executor.traced in (True, False, True):
+            executor.gated = not executor.traced
+            callers.give(tensors, given)
+            executor.run(bound, streams=streams)
+            executor.synchronize()
+            assert executor.run_plan().plan.has_start_gate
+            assert compare(plan, given, callers.outputs(tensors), "exact").ok
+    assert not cuda.violations()

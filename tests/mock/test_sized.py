@@ -326,6 +326,26 @@ def test_rows_on_two_callers_streams(cuda: StandIn, taken: bool) -> None:
 
 
 @pytest.mark.usefixtures("taken")
+def test_an_operation_may_be_used_first_in_a_capture(cuda: StandIn) -> None:
+    cuda.reset(f"devices {RANKS}")
+    with ficco.Workspace(RANKS) as workspace:
+        other, made = operation(workspace, "ag_gemm"), operation(workspace, "ag_gemm")
+        caller = Caller(other.executor(13).plan)
+        placed, captures = caller.placed(numbers_of("ag_gemm", 13, 0)[0]), Captures(caller, joined=True)
+        with captures.capturing():
+            made.run(streams=[int(s) for s in caller.streams], **placed)
+        values, wanted = numbers_of("ag_gemm", 13, 1)
+        caller.give(placed, values)
+        captures.replay([0], caller.streams)
+        caller.wait()
+        made.synchronize()
+        assert caller.holds(placed, wanted)
+        captures.close()
+        caller.close()
+    assert not cuda.violations()
+
+
+@pytest.mark.usefixtures("taken")
 def test_captured_with_fewer_rows(cuda: StandIn) -> None:
     """Copies are captured, too; a replay reads what the tensors hold then."""
     cuda.reset(f"devices {RANKS}")

@@ -359,6 +359,8 @@ class Binder:
         self._launches.clear()
 
     def drop_graphs(self, binding: BoundPlan) -> None:
+        """With the calls that launch them."""
+        self.forget(binding)
         with Closing() as closing:
             while binding.graphs:
                 ordinal, graph = binding.graphs.popitem()

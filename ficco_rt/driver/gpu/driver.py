@@ -99,35 +99,36 @@ class GpuDriver(api.Driver):
         self._device, self._features = own.device, own.features
         self.ranks = self._gpus.ranks
         try:
-            placement = self._gpus.placement
-            shared = self._peers is not None and self._peers.gpus < len(placement.ordinals)
-            library, self._by_copies = library_for(vendor, plan, placement, collectives, shared)
-            if self._peers is not None and calls_collectives(plan):
-                self._by_copies = self._peers.same_library(library.version() if library else "", self._by_copies)
-                library = None if self._by_copies else library
-            if library is None and len(set(placement.nodes)) > 1:
-                alone_reaches_other_nodes(plan, self._by_copies or "no library of collectives is in use")
-            if library is not None:
-                self._features = replace(self._features, collectives=library.name)
-            layout = self._plans().layout
-            self._alignment = lcm(*(launch.config.alignment for launch in layout.launches))
-            self.collectives = self._named(library, layout, collectives)
-            if layout.communicators and library is not None:
-                found = too_little_left(layout.plan, layout.launches, Limits.of(self._device), library.version())
-                if found is not None:
-                    raise DeviceError(f"{found[0].origin.place}: {found[1]}")
-            named = "" if library is None else library.version()
-            self._parts = PlanParts(
-                PlanResources(self._gpus, self._resources, layout.semaphores.table, self._all_sets()),
-                PlanKernels(
-                    {k.name: k for k in plan.kernels},
-                    partial(blocks_left, layout.plan, arch=self._device.arch, library=named),
-                ),
-                self._communicators.add(library, layout.communicators),
-            )
-            self._communicators.ready()
-            if layout.communicators:
-                own.watch()
+            with self._gpus.uncaptured():  # NOTE also in a capture of a caller's
+                placement = self._gpus.placement
+                shared = self._peers is not None and self._peers.gpus < len(placement.ordinals)
+                library, self._by_copies = library_for(vendor, plan, placement, collectives, shared)
+                if self._peers is not None and calls_collectives(plan):
+                    self._by_copies = self._peers.same_library(library.version() if library else "", self._by_copies)
+                    library = None if self._by_copies else library
+                if library is None and len(set(placement.nodes)) > 1:
+                    alone_reaches_other_nodes(plan, self._by_copies or "no library of collectives is in use")
+                if library is not None:
+                    self._features = replace(self._features, collectives=library.name)
+                layout = self._plans().layout
+                self._alignment = lcm(*(launch.config.alignment for launch in layout.launches))
+                self.collectives = self._named(library, layout, collectives)
+                if layout.communicators and library is not None:
+                    found = too_little_left(layout.plan, layout.launches, Limits.of(self._device), library.version())
+                    if found is not None:
+                        raise DeviceError(f"{found[0].origin.place}: {found[1]}")
+                named = "" if library is None else library.version()
+                self._parts = PlanParts(
+                    PlanResources(self._gpus, self._resources, layout.semaphores.table, self._all_sets()),
+                    PlanKernels(
+                        {k.name: k for k in plan.kernels},
+                        partial(blocks_left, layout.plan, arch=self._device.arch, library=named),
+                    ),
+                    self._communicators.add(library, layout.communicators),
+                )
+                self._communicators.ready()
+                if layout.communicators:
+                    own.watch()
         except BaseException as error:
             if own.alone or self._peers is not None:
                 own.fail(error)

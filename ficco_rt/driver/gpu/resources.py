@@ -196,12 +196,13 @@ class PlanResources:
         process, or none."""
         devices = self._gpus.devices
         mine = [stream for stream in plan.streams if stream.device in devices]
-        own = [stream for stream in mine if stream.name.kind not in ("caller", "control")]
+        gated = any(stream.name.kind == "gate" for stream in plan.streams)  # NOTE the control stream waits for the gate
+        own = [s for s in mine if s.name.kind != "caller" and (gated or s.name.kind != "control")]
         row = self._all.streams(Counter((s.device, s.priority) for s in own), plan.features.queues) if own else {}
         left = {alike: iter(streams) for alike, streams in row.items()}
         found = {s.name: (devices[s.device], next(left[s.device, s.priority])) for s in own}
         for stream in mine:
-            if stream.name.kind == "control":
+            if stream.name.kind == "control" and not gated:
                 found[stream.name] = devices[stream.device], self._gpus.control[stream.device]
             elif stream.name.kind == "caller" and callers:
                 found[stream.name] = devices[stream.device], callers[self._gpus.ranks.index(stream.name.number)]

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 
 from ... import env
 from ...device.collectives import ONE_EACH
-from ...device.ir import EventName, Mode
+from ...device.ir import GATED, EventName, Mode
 from ...device.run_plan import RunPlan, uploads
 from ...errors import DeviceError, UsageError
 from . import board
@@ -142,7 +142,7 @@ class Runs:
         alike = last is not None and self._of is binding.of and last.plans is binding.plans
         if before is not None and not others and not (alike and before.mode == mode):
             (waits, _), ends = binding.plans.known_ends(mode), last.plans.known_ends(before.mode)[1] if last else ()
-            others = not callers or not waits.issubset(ends)
+            others = not callers or not waits.issubset(ends) or mode in GATED or before.mode in GATED
         if callers is not self._looked_at:
             self._looked_at, self._threads_own = callers, any(map(_is_threads_own, callers))
         others = others or self._threads_own  # NOTE another thread's may have been meant by the same handle
@@ -222,7 +222,6 @@ class Runs:
         for binding in self._binder.bindings:
             with suppress(DeviceError):  # another error is on its way
                 self._binder.drop_graphs(binding)
-            self._binder.forget(binding)
 
     def _abandon(self, error: BaseException, callers: Callers) -> None:
         """The run that was being issued stays incomplete: let through what was issued, and forget the rest. This runs
