@@ -150,12 +150,12 @@ def only(works: Iterable[Work], kind: type[B]) -> list[WorkOf[B]]:
 
 def symbolic(tensors: Iterable[Tensor]) -> Look:
     """Views for use before memory exists: tensors have assumed addresses, far apart, aligned as allocations are."""
-    places = {t.name: ((i + 1) << 44, t) for i, t in enumerate(tensors)}
+    places = {t.name: ((i + 1) << 60, t) for i, t in enumerate(tensors)}
 
     def look(region: Region) -> View:
         address, tensor = places[region.tensor]
         # NOTE regions of one launch may lie on several ranks, each in a place of its own
-        address += region.rank << 32
+        address += region.rank << 48
         written = tensor.kind != "input"
         return View(region, address, tensor.shapes[region.rank], tensor.dtype, written, scaling=tensor.scaling)
 

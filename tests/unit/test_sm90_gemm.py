@@ -526,6 +526,10 @@ def test_the_last_tiles_of_one_wave_are_as_large_as_the_others() -> None:
     assert starts(270, 2880, 2048)[0] == uneven  # 135 tiles: every other wave walks K backwards
     assert starts(270, 1280, 2048, name="sm90_gemm_64x64_c1")[0][-1] == 206
     assert starts(270, 1280, 2048, name="sm90_gemm_64x64_c1", accumulate=True)[0][-1] == 256
+    work, v = in_pieces(270, n=1280, k=2048)[0], named("sm90_gemm_64x64_c1")
+    for operand, found in ((work.left, (True, False)), (work.out, (False, False))):
+        term = tiles.Addend(tiles.MatrixOperand(operand, work.out_rows, work.out_columns), "bf16")
+        assert choice.level(v, [replace(work, addends=(term,))], PLAIN, 132, SplitK(1)) == found
     assert starts(270, 2360, 2048, name="sm90_gemm_128x128_c2")[0][-1] == 256
 
 

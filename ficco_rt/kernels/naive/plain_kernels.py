@@ -190,9 +190,13 @@ def _jobs(views: Sequence[View]) -> list[_SumPart]:
         sides = tuple(
             (v.address + s.offset * TYPES[v.dtype].bytes, s.pitch) for v, s in zip(views, cell.sides, strict=True)
         )
-        vector = cell.columns % wide == 0 and all(
-            a % min(16, wide * TYPES[v.dtype].bytes) == 0 and (cell.rows == 1 or p % wide == 0)
-            for (a, p), v in zip(sides, views, strict=True)
+        vector = (
+            cell.columns % wide == 0
+            and cell.rows < 1 << 31
+            and all(  # the kernel's number of a row has 32 bits
+                a % min(16, wide * TYPES[v.dtype].bytes) == 0 and (cell.rows == 1 or p % wide == 0)
+                for (a, p), v in zip(sides, views, strict=True)
+            )
         )
         width = wide if vector else 1
         tiles = -(-cell.rows * cell.columns // (SUM_TILE * width))

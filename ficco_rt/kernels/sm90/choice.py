@@ -63,7 +63,7 @@ def level(
         return False, False
     short = depth_of(works, signature.transposed) * signature.item < LEVEL
     waves = count(works, v.tile, signature.transposed, groups=clusters, step=signature.step) > clusters
-    if short or waves or any(w.accumulate for w in works):
+    if short or waves or any(w.accumulate or w.out in [t.operand.matrix for t in w.addends] for w in works):
         return False, False
     pieces = [pieces_of(w, signature.transposed) for w in works]
     rows, columns = ([n for axes in pieces for *_, n in axes[axis]] for axis in (0, 1))

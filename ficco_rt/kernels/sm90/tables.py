@@ -123,6 +123,7 @@ def first_grid(
     there = (tiles["rows"] > 0) & (tiles["cols"] > 0)  # a neighbour with nothing to store may read anywhere
     told = np.array(found.tiles(v, len(tiles), signature.step))
     whole = (depth["blocks"] == tiles["k_blocks"]).all() and (depth["size"] > 0).all()
+    whole &= found.steps * parts <= 1 << 20  # the kernel divides by a reciprocal in fp32
     return found if whole and np.array_equal(told[there], wanted[there]) else None
 
 
@@ -244,9 +245,10 @@ def fits(work: MatrixWork, signature: Signature) -> str | None:
     # NOTE TMA stops with an illegal instruction where a box starts inside 16 bytes
     if signature.left_transposed and any(start % 8 for start, *_ in pieces_of(work, signature.transposed)[0]):
         return "a piece of the transposed left operand's columns does not start at a multiple of 8"
+    fine = max(8, 16 // item)
     for a, b, n in common(*depths_of(work, *signature.transposed)):
-        if (a % 8 and not signature.left_transposed) or (b % 8 and right_transposed):
-            return "a piece of K does not start at a multiple of 8"
+        if (a % fine and not signature.left_transposed) or (b % fine and right_transposed):
+            return f"a piece of K does not start at a multiple of {fine}"
         if n % signature.step and len(common(*depths_of(work, *signature.transposed))) > 1:
             return f"one of several pieces of K has {n} elements, no multiple of {signature.step}"
     return None
