@@ -38,7 +38,7 @@ from ..driver.gpu.refused import undo_on_error
 from ..driver.host.order import host_order
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
-from ..files.arguments import of_kind, whole
+from ..files.arguments import of_kind, seconds, whole
 from ..files.store import Store
 from ..geometry.rows import Rows
 from ..graph.ir import Tensor
@@ -134,7 +134,7 @@ class Executor(Closable):
         if machine is None and isinstance(driver, str) and driver in VENDORS:
             machine = discover(driver, plan.ranks, ranks_per_gpu, 1 if self.group is None else self.group.size)
         self.machine = chosen(plan.target if machine is None else machine, plan.ranks)
-        self.timeout = timeout
+        self.timeout = timeout = seconds(timeout, "timeout")
         self.graph = graph
         self.issued_in = 0.0  # microseconds that the host took to issue the last run
         if driver is None or isinstance(driver, str):

@@ -123,6 +123,7 @@ def _on_host(executor: Executor, seen: _Seen, rows: Rows, streams: Sequence[obje
     import numpy as np
 
     named = _named(executor)
+    apart(executor.plan, {at: (a.ctypes.data, a.shape) for at, a in seen.items() if not isinstance(a, DeviceArray)})
     padded: dict[str, list[Array]] = {}
     for name, tensor in named.items():
         for rank in executor.ranks:

@@ -15,7 +15,7 @@ from ..driver.api import DriverName, Options, SharedWorkspace
 from ..driver.gpu.refused import Closing
 from ..driver.registry import VENDORS, discover, open_workspace
 from ..errors import DeviceError, UsageError
-from ..files.arguments import whole
+from ..files.arguments import seconds, whole
 from ..machine.profiles import DEFAULT, chosen
 from ..process.group import Group, as_group
 
@@ -91,7 +91,7 @@ class Workspace(Closable):
         found = discover(driver, self.ranks, ranks_per_gpu, size) if on_gpus else DEFAULT
         self.machine = chosen(found, self.ranks)
         self.driver: DriverName = driver
-        self.timeout = timeout
+        self.timeout = timeout = seconds(timeout, "timeout")
         options = Options(ranks_per_gpu=ranks_per_gpu, timeout=timeout, group=self.group)
         self.shared = open_workspace(driver, self.ranks, self.machine.node, options, limit) if on_gpus else None
         self._finalizer = None if self.shared is None else finalize(self, _forgotten, self.shared)

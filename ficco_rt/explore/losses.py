@@ -99,6 +99,7 @@ def modelled(machine: Machine, operators: Sequence[Operator], pieces: Sequence[i
     cut: list[Decomposition] = []
     beside: list[Contending] = []
     product, contention = schedule("product"), compiler.load(_CONTENTION)
+    ranks = min(machine.ranks, machine.node)  # copy engines reach no other node
 
     def run(of: Schedule, ranks: int, operator: Operator, **params: int) -> Trace:
         sizes = {"M": operator.m, "N": operator.n, "K": operator.k, "T": dtype}
@@ -112,13 +113,13 @@ def modelled(machine: Machine, operators: Sequence[Operator], pieces: Sequence[i
                 if count <= extent:
                     share = whole / run(product, 1, operator, **{param: count}).duration
                     cut.append(Decomposition(operator, axis, count, share))
-        if machine.ranks > 1:
-            gemm = run(contention, machine.ranks, operator, copies=0)
-            copies = run(contention, machine.ranks, operator, products=0)
-            both = run(contention, machine.ranks, operator)
+        if ranks > 1:
+            gemm = run(contention, ranks, operator, copies=0)
+            copies = run(contention, ranks, operator, products=0)
+            both = run(contention, ranks, operator)
             beside.append(Contending(operator, "gemm", _span(gemm, "gemm") / _span(both, "gemm")))
             beside.append(Contending(operator, "copies", _span(copies, "copy") / _span(both, "copy")))
-    return Losses(machine.name, machine.ranks, "modelled", tuple(cut), tuple(beside))
+    return Losses(machine.name, ranks, "modelled", tuple(cut), tuple(beside))
 
 
 def _span(trace: Trace, kind: str) -> float:

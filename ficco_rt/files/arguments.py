@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
+from math import inf
 from typing import TypeVar
 
 from ..errors import UsageError
@@ -31,6 +32,13 @@ def multiprocessors(value: object, what: str) -> int:
     if number < 0:
         raise UsageError(f"{what} is a number of multiprocessors, 0 or more; given {number}")
     return number
+
+
+def seconds(value: object, what: str) -> float | None:
+    """A time limit, None: there is none. Raises UsageError."""
+    if value is None or (isinstance(value, int | float) and 0 < value < inf):
+        return value
+    raise UsageError(f"{what} is a number of seconds above 0, or None; given {_shown(value)}")
 
 
 def plain(value: object, depth: int = 0) -> object:

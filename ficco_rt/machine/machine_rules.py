@@ -208,10 +208,11 @@ def figures_have_names(machine: Machine) -> Iterator[Mistake]:
 def a_block_fits(machine: Machine) -> Iterator[Mistake]:
     """What one block may ask for is no more than a multiprocessor has."""
     device = machine.device
-    if device.smem_per_block > device.smem_per_sm:
+    if device.smem_per_block + device.smem_reserved > device.smem_per_sm:
         yield Mistake(
             "device.smem_per_block",
-            f"is {device.smem_per_block}, and a multiprocessor has {device.smem_per_sm} (smem_per_sm)",
+            f"is {device.smem_per_block}, and a multiprocessor has {device.smem_per_sm} (smem_per_sm), of which a "
+            f"block costs {device.smem_reserved} more (smem_reserved)",
         )
 
 

@@ -27,7 +27,7 @@ from ..errors import DeviceError, ScheduleError, UsageError
 from ..exec.device_arrays import Key
 from ..exec.padded import MOST, Prepared
 from ..exec.workspace import TIMEOUT, Workspace
-from ..files.arguments import multiprocessors, whole
+from ..files.arguments import multiprocessors, seconds, whole
 from ..kernels.gemm_launch import ALIGNMENT
 from ..process.group import Group, agree, as_group, gathered
 from ..select.choose import By
@@ -70,8 +70,7 @@ class Settings:
             raise UsageError(f"limit is a number of bytes, at least 1; given {self.limit}")
         if self.by not in (None, *get_args(By)):
             raise UsageError(f"by is {', '.join(get_args(By))}; given {self.by!r}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise UsageError(f"timeout is a number of seconds above 0, or None; given {self.timeout}")
+        seconds(self.timeout, "timeout")
 
 
 class Known(NamedTuple):

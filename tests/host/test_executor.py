@@ -14,10 +14,12 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.inputs import InputValues
 from ficco_rt.exec.verify import RUNNING, verified_run
+from ficco_rt.exec.workspace import Workspace
 from ficco_rt.geometry.region import whole
 from ficco_rt.machine.durations import PUSHED
 from ficco_rt.plan.ir import Plan
 from ficco_rt.plan.issue import issue_order
+from ficco_rt.select.sized import Operation
 from ficco_rt.types import Dtype
 from tests.host.handmade import (
     MACHINE,
@@ -188,6 +190,12 @@ def test_what_does_not_fit_is_named() -> None:
     assert a_bad_call(lambda g: g.update(C=[same, same])) == (
         "C of rank 0 and C of rank 1 share memory; an output needs its own"
     )
+    with Workspace(2, "host") as workspace:
+        operation = Operation(workspace, "ag_gemm", max_m=8, buckets=[8], N=4, K=4, T="fp32")
+        for rows in (3, 8):
+            shared = blank(2 * rows, 2)
+            with pytest.raises(UsageError, match="C of rank 0 and C of rank 1 share memory"):
+                operation.run(A=[blank(rows, 4)] * 2, B=[blank(4, 2)] * 2, C=[shared, shared])
     assert a_bad_call(lambda g: g.pop("A")) == (
         "input A of rank 0 has no value: give run(A=[…]), one array a rank, or set it with write('A', 0, array)"
     )

@@ -328,20 +328,23 @@ def test_a_host_function_cannot_write_what_its_kernel_reads(tmp_path: Path) -> N
             "the file relative to the schedule's folder",
         ),
         ("broken.py:scale", "kernel 'k': '{folder}/broken.py' does not load: ZeroDivisionError: division by zero"),
+        ("exits.py:scale", "kernel 'k': '{folder}/exits.py' does not load: SystemExit: 0"),
     ],
 )
 def test_a_user_kernel_that_cannot_run_here(tmp_path: Path, host: str | None, text: str) -> None:
     (tmp_path / "twin.py").write_text(TWIN)
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)\n")
     made = kernel_plan(host, tmp_path, (Argument("x", "read", box("X", 0, (0, 1), (0, 2))),))
     with pytest.raises(UsageError) as caught:
         Executor(made, machine=MACHINE)
     assert str(caught.value) == f"{tmp_path}/x.ficco:7: " + text.replace("{folder}", str(tmp_path.resolve()))
 
 
-def test_a_user_kernel_that_fails(tmp_path: Path) -> None:
-    (tmp_path / "twin.py").write_text(TWIN)
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
+def test_a_user_kernel_that_fails(tmp_path: Path, error: str) -> None:
+    (tmp_path / "twin.py").write_text(TWIN.replace("ValueError", error))
     made = kernel_plan("twin.py:fail", tmp_path, (Argument("x", "read", box("X", 0, (0, 1), (0, 2))),))
     assert message(made, X=[blank(4, 2)], Y=[blank(4, 2)]) == (
-        f"{tmp_path}/x.ficco:9: kernel 'k' failed on rank 0: ValueError: no such luck"
+        f"{tmp_path}/x.ficco:9: kernel 'k' failed on rank 0: {error}: no such luck"
     )

@@ -315,3 +315,12 @@ def test_a_plan_of_another_version_says_how_to_make_one(tmp_path: Path, version:
         "write the plan again from schedules/ag_gemm/serial.ficco, with `ficco compile`, or take the ficco that wrote "
         "this one"
     )
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "1"])
+def test_a_time_limit_is_a_number_above_zero(timeout: Any) -> None:
+    said = "timeout is a number of seconds above 0, or None; given "
+    with pytest.raises(UsageError, match=said):
+        ficco.Executor(ficco.compile("ag_gemm/serial", 2, M=64, N=64, K=64), timeout=timeout)
+    with pytest.raises(UsageError, match=said):
+        ficco.Workspace(2, "host", timeout=timeout)

@@ -568,6 +568,8 @@ def test_characterise(ficco: Callable[..., Ran]) -> None:
     assert code == 0
     assert out.startswith("h200-switch, 2 ranks: modelled, not measured\n")
     assert len(re.findall(r"^ +(?:256|512)  256  256 ", out, re.MULTILINE)) == 6
+    code, out, _ = ficco("characterise", "--machine", "h200-nodes", *sizes[:-1], "16")
+    assert (code, out.partition(": ")[0]) == (0, "h200-nodes, 8 ranks")  # of a node
     code, out, _ = ficco("characterise", *sizes, "-o", "l.svg", "--json")
     record = json.loads(out)
     assert (record["source"], len(record["decomposition"]), len(record["contention"])) == ("modelled", 8, 4)

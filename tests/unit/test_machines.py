@@ -169,7 +169,7 @@ def test_a_date_may_be_a_date() -> None:
         ('memory_rate = "not', 'memory_speed = "not', "m.toml:37: device.sources.memory_speed: is the source of no "
          "number here; did you mean 'memory_rate'?"),
         ("smem_per_block = 232_448", "smem_per_block = 300_000", "m.toml:14: device.smem_per_block: is 300000, and a "
-         "multiprocessor has 233472 (smem_per_sm)"),
+         "multiprocessor has 233472 (smem_per_sm), of which a block costs 1024 more (smem_reserved)"),
         ('name = "nodes-8x8"', 'name = "\\u001b[31m"', "m.toml:5: name: a text is needed, not '\\x1b[31m'"),
         ('name = "nodes-8x8"', 'name = " "', "m.toml:5: name: ' ' is no name; give one of 1 to 200 characters"),
         ("[device.gemm_rate]", "[device.gemm]", "m.toml:23: device.gemm: is no key here; keys are name, arch, sms, "),

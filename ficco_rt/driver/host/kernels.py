@@ -48,7 +48,7 @@ def _user(call: KernelCall, place: Span, resolve: Resolve, function: HostFunctio
     def run() -> None:
         try:
             function(*(g.view() if isinstance(g, np.ndarray) else g for g in given))
-        except Exception as error:  # the user's code: whatever it raises is reported with its place
+        except (Exception, SystemExit) as error:  # the user's code: whatever it raises is reported with its place
             raise DeviceError(
                 f"{place.path}:{place.line}: kernel '{call.kernel}' failed on rank {_rank(call)}: "
                 f"{type(error).__name__}: {error}"
@@ -145,7 +145,7 @@ def host_function(kernel: Kernel, modules: dict[Path, ModuleType]) -> HostFuncti
         module.__file__ = str(path)
         try:  # this very text, whose hash was compared: not the file once more
             exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code
             raise UsageError(
                 f"{place}: kernel '{kernel.name}': '{path}' does not load: {type(error).__name__}: {error}"
             ) from error
