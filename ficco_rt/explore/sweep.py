@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from .. import compiler
 from ..errors import DeviceError, ScheduleError, UsageError
@@ -208,13 +209,14 @@ def _context() -> multiprocessing.context.BaseContext:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C is raised at the end of this, so that whatever process is started here is known, and can be terminated.
+    """Ctrl-C is heard at the end of this, so that whatever process is started here is known, and can be terminated.
     Ctrl-C reaches all processes of a terminal; those that are started here inherit that they do not hear it."""
-    if not hasattr(signal, "pthread_sigmask") or threading.current_thread() is not threading.main_thread():
+    handler, main = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    if not (callable(handler) and main and hasattr(signal, "pthread_sigmask")):
         yield
         return
-    caught: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *given: caught.append(given))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -222,7 +224,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, handler)
     if caught:
-        raise KeyboardInterrupt
+        handler(*caught[0])
 
 
 def cores() -> int:

@@ -230,6 +230,9 @@ class Peers:
 
     def _look(self, now: float, stuck: list[HostStream] | None) -> None:
         for place in self._others:
+            ended = self._segment.ended(place)  # NOTE first: what a process does last, it does before it ends
+            if self._status[place][FAILED] == self._run:
+                raise LeftError(self._said(place))
             if self._status[place][CLOSED] and self._status[place][ENDED] < self._run:
                 if self._status[place][CLOSED] == _LEFT:
                     raise LeftError(self._said(place))
@@ -237,8 +240,7 @@ class Peers:
                     f"process {self.place} begins run {self._run} of {self._plan.schedule}, and process {place} has "
                     f"closed its executor after run {self._status[place][ENDED]}: all processes make the same runs"
                 )
-            # NOTE in this order: what a process does last in a run, it does before it ends
-            if self._segment.ended(place) and self._status[place][ENDED] < self._run:
+            if ended and self._status[place][ENDED] < self._run:
                 raise DeviceError(f"process {place} has ended: it {self._last(place)}")
         moved = self._status.tobytes()
         if moved != self._seen:

@@ -517,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, w.sync, w.counter, w.work_tiles, now.raised);
     }
-    end(t, t.ordered || blockIdx.x >= t.tiles ? count_end(t) : before);
+    end(t, t.ordered || (int)blockIdx.x >= t.tiles ? count_end(t) : before);
 }
 #endif
 
