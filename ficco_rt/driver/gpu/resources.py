@@ -61,10 +61,10 @@ class RunResources:
         """So many streams, or more, no two of which share a hardware queue of a device that has enough. NOTE queues go
         round by the order in which streams are made, so these are made right after one another: streams that somebody
         else makes in between, or a row longer than there are queues, would let two share one."""
-        most = max(queues, *_by_device(number).values())
+        most = max(queues, _longest(number))
         for row in self._rows:
             made = Counter({alike: len(streams) for alike, streams in row.items()})
-            if number <= made and max(_by_device(made).values()) <= most:
+            if number <= made and _longest(made) <= most:
                 return row
         with self._gpus.issue_lock():
             row = {
@@ -132,11 +132,9 @@ class RunResources:
             self._gpus.vendor.force(address, self.rescue[ordinal])
 
 
-def _by_device(number: Counter[tuple[int, Priority]]) -> Counter[int]:
-    found = Counter[int]()
-    for (ordinal, _), n in number.items():
-        found[ordinal] += n
-    return found
+def _longest(number: Counter[tuple[int, Priority]]) -> int:
+    """The most streams of a device."""
+    return max(Counter(ordinal for ordinal, _ in number.elements()).values())
 
 
 class PlanResources:
