@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..select.candidates import Candidate
     from ..select.choose import Choice
 
+LOOKED_AT = 64  # ranks of a schedule whose warnings are told: to make it for more takes seconds
 _MEASURE = {
     "rules": "modelled for {machine}, not measured",
     "model": "modelled for {machine}, not measured",
@@ -54,12 +55,12 @@ def choose(
     on = machine_of(machine, gpus)
     with Progress().step("choosing"):
         made = chosen(operation, settings, on, by, candidates, measured)
-        source = read(made.schedule)
-        asked = resolve(Request(source, on.ranks, settings_of(made, settings), machine, rules=False))
-        warnings = lint(asked.graph(), asked.machine)
     if (more := joins_more(on)) is not None and not is_file(machine or ""):
         say(f"warning: {more[0]}\n  help: {more[1]}")
-    warn(warnings, source.texts)
+    if on.ranks <= LOOKED_AT:
+        source = read(made.schedule)
+        asked = resolve(Request(source, on.ranks, settings_of(made, settings), machine, rules=False))
+        warn(lint(asked.graph(), asked.machine), source.texts)
     return tell(as_json, lambda: record(made), lambda style: report(made, style))
 
 

@@ -248,7 +248,7 @@ def fits(work: MatrixWork, signature: Signature) -> str | None:
     fine = max(8, 16 // item)
     for a, b, n in common(*depths_of(work, *signature.transposed)):
         if (a % fine and not signature.left_transposed) or (b % fine and right_transposed):
-            return f"a piece of K does not start at a multiple of {fine}"
+            return f"a piece of K does not start at a multiple of {fine}; let pieces of K start at multiples of 64"
         if n % signature.step and len(common(*depths_of(work, *signature.transposed))) > 1:
             return f"one of several pieces of K has {n} elements, no multiple of {signature.step}"
     return None
@@ -279,9 +279,9 @@ def _fp8_refusal(work: MatrixWork, signature: Signature) -> str | None:
             return f"an operand's scales start at no multiple of {item} bytes, or their rows do"
     for a, b, _ in common(*depths_of(work, *signature.transposed)):
         if a % 128 or b % 128:
-            return "a piece of K starts inside a block of 128 that has one scale"
+            return "a piece of K starts inside a block of 128 that has one scale; let it start at a multiple of 128"
     if any(columns % 128 for columns, *_ in common(work.right_rows, work.out_columns)):
-        return "a piece of columns starts inside a block of 128 that has one scale"
+        return "a piece of columns starts inside a block of 128 that has one scale; let it start at a multiple of 128"
     return None
 
 
