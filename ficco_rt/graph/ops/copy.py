@@ -31,7 +31,7 @@ class CopyKind(OpKind[ir.Copy]):
             return f"copy from {of}, to {to}: the sizes differ"
         a, b = tensors[src.tensor].dtype, tensors[dst.tensor].dtype
         if a != b:
-            rounds = f"; write quantize {dst.tensor} = {src.tensor}" if TYPES[b].quantised else ""
+            rounds = f"; write quantize {dst.tensor} = {src.tensor}" if TYPES[b].quantised > TYPES[a].quantised else ""
             return f"copy from {src.tensor} ({a}) to {dst.tensor} ({b}): a copy does not change the type{rounds}"
         if rank not in (dst.rank, src.rank):
             return f"rank {rank} copies between ranks {src.rank} and {dst.rank}; one of them must be its own"
