@@ -61,6 +61,11 @@ def test_a_step_of_fp8_costs_what_one_of_bf16_does() -> None:
         made = choice.ranked([512], [7168], 2048, 132, True, variants=every, scaling="1x128", promoted=promoted)[0]
         assert made.variant == named(f"sm90_gemm_{tile}")
     assert choice.band(one[0], [scaled()[0]], PLAIN.transposed, 132, 1) == 8
+    m, n = (Interval(0, 4096),), (Interval(0, 4608),)
+    for tile, k, rows in (("256x128_c1x2", 5120, 16), ("256x128_c1x2", 5248, 8), ("128x192_c1", 10240, 16)):
+        of = (Interval(0, k),)  # several waves with little of K: bands of twice as many rows
+        work = scaled(left_rows=m, left_columns=of, right_rows=n, right_columns=of, out_rows=m, out_columns=n)[0]
+        assert choice.band(named(f"sm90_gemm_{tile}"), [work], (False, True), 132, 1) == rows
     least = [[cost.least(v, [128], [128], 2048, 132, by) for by in (None, "sums", "scales")] for v in one]
     assert [[found > times[0] for found in times[1:]] for times in least] == [[True, False], [True, True], [True, True]]
     # the first hides additions with scales of blocks; the second reads scales of all its rows
