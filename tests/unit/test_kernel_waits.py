@@ -442,7 +442,8 @@ SCALED = {
         ),
         # a tile's columns lie in two blocks, a cluster's rows in two tiles; waves go through K there and back
         "sm90_gemm_128x160_c2": (Shape((256, 40), 480, 648, 1, resets=True),),
-        "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2),),  # side by side, and the last one alone
+        "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2), Shape((512, 40), 328, 1288, 2, before=True)),
+        "sm90_gemm_128x192_c1": (Shape((256, 40), 392, 1288, 3, before=True),),
         "sm90_gemm_192x128_c1x2": (Shape((256, 40), 328, 648, 2),),
     },
     "row": {

@@ -490,7 +490,9 @@ def test_clusters_foresee_first_tiles() -> None:
     inner = replace(work, left_columns=(part,), right_rows=(part,))
     assert foreseen(inner, name=name) == (0, 0, 1000, 1000, 16, 18, 4, 8, 1)
     assert foreseen(replace(work, waits=(64,)), name=name) is None
-    assert foreseen(work, work, name=name) is None
+    assert foreseen(work, work, name=name) == foreseen(work, name=name) == (0, 0, 0, 0, 47, 18, 4, 8, 1)
+    (less,) = in_pieces(3000, n=1000, k=3000)  # 44 tiles, of the 66 at work at once
+    assert foreseen(less, less, name=name) is None
     assert foreseen(replace(work, left=replace(work.left, rows=6000), left_rows=rows), name=name) is None
 
 

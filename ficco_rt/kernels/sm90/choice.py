@@ -23,11 +23,10 @@ from .variants import VARIANTS, Variant
 # same group of an H200's multiprocessors (GPC), which merges their loads: 104 × 64 for 785 × 960 × 4864 takes 16.1 µs
 # in bands of 4, and 20.4 of 8; 80 × 128 for 1217 × 512 × 12160 26.3 row by row, and 31.5 in bands of 16; 128 × 128
 # for 3000 × 576 × 7168 (fp8) 24.4, 24.8 of 4, 25.6 of 8, 29.6 of 16; but 64 × 160 for 534 × 2176 × 2048 14.2 of 4, 4
-# and 1, and 11.2 of 5 and 4. Several waves with scales of blocks, in bands of 8 and of 16: 8192 × 24576 × 1536 468
-# and 464 µs, 8192 × 7168 × 2048 186 and 184, 8192 × 5120 × 5120 302 and 301, 4096 × 4608 × 7168 191.9 and 191.5, but
-# 8192 × 2560 × 8192 240 and 241.
+# and 1, and 11.2 of 5 and 4. Several waves, scales of blocks, in bands of 8 and 16: 8192 × 24576 × 1536 468 and 464
+# µs, 8192 × 7168 × 2048 186 and 184, 8192 × 5120 × 5120 302 and 301, 8192 × 2560 × 8192 240 and 241.
 _FP8_BAND, _QUARTER, _EVEN, _ACROSS = 8, 4, 7, 5
-_BAND_LEFT = 16 * 256 * 5120
+_BAND_LEFT = 16 * 256 * 5120  # bytes
 
 # Bytes of K from which blocks drift apart if one of them has less to load. On an H200, with level tiles and without:
 # 270 × 2304 × 5824 by 96 × 64 takes 15.1 and 17.4 µs, 785 × 960 × 4864 by 104 × 64 14.0 and 15.9, 1460 × 704 × 14912 by
@@ -57,8 +56,8 @@ def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool],
     if item != 1:
         return None
     narrow = min(_FP8_BAND, square)
-    left = 2 * narrow * v.cluster_tile[0] * depth_of(works, transposed)  # bytes, of bands twice as high
-    return 2 * narrow if high * wide > sms and left <= _BAND_LEFT else narrow
+    little = 2 * narrow * v.cluster_tile[0] * depth_of(works, transposed) <= _BAND_LEFT
+    return 2 * narrow if high * wide > sms and little else narrow
 
 
 def level(

@@ -90,20 +90,18 @@ class FirstGrid(NamedTuple):
 def first_grid(
     made: Table, works: Sequence[MatrixWork], v: Variant, signature: Signature, clusters: int, band: int | None
 ) -> FirstGrid | None:
-    """The first tiles of so many clusters, if they can be told from a cluster's number: of one work, or in one row of
-    tiles, that wait for nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
+    """The first tiles of so many clusters, if a cluster's number tells them: of the first work, or in one row of tiles,
+    that wait for nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
     tiles = made.tiles[: clusters * v.cluster]
     start, depth = tiles[0], made.depths[tiles["k_first"]]
     if made.matrices or made.depth_waits["count"].any() or tiles["wait_count"].any() or tiles["operands"].any():
         return None
     parts, wide = int(start["splits"]), int((tiles["split"] == 0).sum()) // v.cluster
-    high = 1
-    if len(works) == 1:
-        rows, columns = pieces_of(works[0], signature.transposed)
-        high, wide = (
-            ceil(sum(ceil(n / side) for *_, n in axis) * side / together)
-            for axis, side, together in zip((rows, columns), v.tile, v.cluster_tile, strict=True)
-        )
+    high, across = (
+        ceil(sum(ceil(n / side) for *_, n in axis) * side / together)
+        for axis, side, together in zip(pieces_of(works[0], signature.transposed), v.tile, v.cluster_tile, strict=True)
+    )
+    high, wide = (1, wide) if len(works) > 1 and high * across < wide else (high, across)
     found = FirstGrid(
         left_row=int(start["left_row"]),
         right_col=int(start["right_col"]),

@@ -51,7 +51,6 @@ constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 // share, neighbours load the columns between twice, to the same place.
 constexpr int RIGHT_SLICE = LEFT_SHARED ? TILE_N : (TILE_N / CLUSTER + 7) / 8 * 8;
 constexpr int MAX_STAGES = 16;
-constexpr bool EARLY = !ADDENDS && CLUSTER == 1 && (BLOCKS_M * ACC <= 64 || !(FP8 || PARTS > 1));   // loads begin before the warp groups part
 
 // Or it holds rows of an addend: those of the whole tile, or of one consumer; with PINGPONG, of a 64-row block.
 constexpr int ADDEND_ATOMS = (TILE_N + 63) / 64;
@@ -63,6 +62,9 @@ constexpr int ADDEND_BYTES = ADDEND_ATOMS * ADDEND_ROWS * 128;
 // columns of the right operand.
 constexpr bool PROMOTED = FP8 && !FAST;            // sums of a step are added to others in registers
 constexpr bool BLOCK_SCALES = SCALES == 2;
+// Loads begin before the warp groups part.
+constexpr bool EARLY = !ADDENDS && ((CLUSTER == 1 && (BLOCKS_M * ACC <= 64 || !(FP8 || PARTS > 1))) ||
+                                    (BLOCK_SCALES && CONSUMERS == 2 && !SWAPPED && (CLUSTER == 1 || LEFT_SHARED)));
 constexpr bool UNROLLED = PROMOTED && !THROTTLED && !ADDENDS;   // by four steps
 // A step is multiplied while the one before is added. NOTE with scales of rows the compiler would wait for each wgmma
 constexpr bool OVERLAPPED = UNROLLED && BLOCK_SCALES && BLOCKS_M == 1 && ACC <= (CONSUMERS == 2 && !SWAPPED ? 64 : 32);
