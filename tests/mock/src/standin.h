@@ -63,6 +63,7 @@ struct Device {
     Stream *null_stream;
     unsigned loaded;                 // kernels of its library of GEMMs, by bits
     int queues, loads[MAX_QUEUES];   // hardware queues, once it has a stream; the streams of each
+    int streams;                     // that were ever made
 };
 
 // ---------------------------------------------------------------- world.c

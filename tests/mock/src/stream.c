@@ -117,22 +117,24 @@ int stream_value(Stream *s, Verb verb, uint64_t address, uint32_t value, int fla
 
 // ---------------------------------------------------------------- streams
 
+static bool is_amd(const Device *d) { return !strncmp(d->arch, "gfx", 3); }
+
 int queues_asked(const Device *d) {
-    const bool amd = !strncmp(d->arch, "gfx", 3);
+    const bool amd = is_amd(d);
     const char *text = getenv(amd ? "GPU_MAX_HW_QUEUES" : "CUDA_DEVICE_MAX_CONNECTIONS");
     int most = amd ? MAX_QUEUES : 32, asked = world.queues ? world.queues : text ? atoi(text) : 0;
     if (asked < 1) asked = amd ? 4 : 8;
     return asked < most ? asked : most;
 }
 
-// A stream's hardware queue is the one that fewest streams have.
+// A stream's hardware queue: the next one, or on AMD the one that fewest streams have.
 static int queue_taken(Device *d) {
-    int best = 0;
     if (!d->queues) d->queues = queues_asked(d);
-    for (int i = 1; i < d->queues; i++)
-        if (d->loads[i] < d->loads[best]) best = i;
-    d->loads[best]++;
-    return best;
+    int taken = is_amd(d) ? 0 : d->streams++ % d->queues;
+    for (int i = 0; is_amd(d) && i < d->queues; i++)
+        if (d->loads[i] < d->loads[taken]) taken = i;
+    d->loads[taken]++;
+    return taken;
 }
 
 Stream *stream_create(Device *d, int priority, bool blocking) {
