@@ -19,7 +19,7 @@ from .multi_node import nodes_share_messages_alone
 from .start_gate import start_gates_open_last
 
 MOST_THREADS = 1024  # of a block
-_OF_DEVICES: tuple[ir.EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
+_OF_DEVICES: tuple[ir.EventKind, ...] = ("start", "begin", "end", "completion", "embedded", "begun", "replayed")
 
 
 def version_is_known(plan: ir.DevicePlan) -> Iterator[Diagnostic]:

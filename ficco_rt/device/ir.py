@@ -190,10 +190,10 @@ class EventName:
     """An event. `number` counts by kind:
 
     plan: the plan's event; signal, wait: the plan's stream whose side stream it joins; barrier: a collective's group,
-    with `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion,
-    captured: the device; entry, ready, exit: the device, points that semaphores alone tell others: its callers are
-    ready and all earlier runs have ended on it (`ready` where streams tell it); the run is through with other devices'
-    callers' tensors;
+    with `rank` and `behind` (after the rank's part); start: the device, whose streams begin behind it, or those of all
+    devices; begin, end: the device, of which times are taken; completion, captured: the device; entry, ready, exit: the
+    device, points that semaphores alone tell others: its callers are ready and all earlier runs have ended on it
+    (`ready` where streams tell it); the run is through with other devices' callers' tensors;
     open: the device, when all others are ready; embedded: the device, behind its graph in a
     caller's; begun, replayed: the device, each time that such a graph begins and has run; caller: the rank; tail: the
     plan's stream, at its end, or with `behind` its side stream that signals; chain: counts where the chain of a crowded
@@ -221,8 +221,6 @@ class EventName:
                 return f"timestamp {self.rank} of stream {self.number}"
             case "chain":
                 return f"chain {self.number}"
-            case "start":
-                return "start of the run"
             case "caller":
                 return f"caller {self.number}"
             case "signal" | "wait" | "tail":

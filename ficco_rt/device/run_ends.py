@@ -103,30 +103,32 @@ class RunEndsBuilder:
                     ir.StreamName("gate", first), ir.EventName("completion", first), START_GATE, "behind"
                 )
                 yield ir.StreamMemOps(control, (ir.SemaphoreOp(self.start_gate, False),), START_GATE)
-            yield ir.RecordEvent(control, ir.EventName("start", 0), BEGIN)
+            yield ir.RecordEvent(control, ir.EventName("start", first), BEGIN)
         for device, host in hosts.items():
-            begin = ir.EventName("begin", device)
-            start = ir.EventName("start", 0) if together and device != first else None  # an event less on the way
+            begin, start = ir.EventName("begin", device), ir.EventName("start", first if together else device)
             inline = self.inline.get(device) if called else None
             apart = [stream for stream in self._on(device) if stream is not inline]
-            when: ir.When = "always" if start is None and apart else "timed"
-            if start is not None:
-                yield ir.AwaitEvent(host, start, BEGIN, when)
-            elif not together:
+            leads = together and device == first
+            if not together:
                 yield from self._await(host, [ir.EventName("caller", rank) for rank in comes[device]])
                 yield from self._behind(host, device)
                 yield from self._entry(device, host)
-            yield ir.RecordEvent(host, begin, BEGIN, when)
+            elif not leads:
+                yield ir.AwaitEvent(host, start, BEGIN, "timed")
+            yield ir.RecordEvent(host, begin, BEGIN, "always" if leads and apart else "timed")
+            if apart and not together:  # NOTE not `begin`: an event that tells times delays the next kernel by 3 µs
+                yield ir.RecordEvent(host, start, BEGIN)
+            starts = begin if leads else start
             outer = [stream for stream in apart if stream.name.number not in self.sharing.local_streams]
             local = inline is not None and inline.name.number in self.sharing.local_streams
             opens = outer[0].name if local else host  # what is local does not wait there
             opened = list(self._open(device, opens))
             if opened and local:
-                yield ir.AwaitEvent(opens, begin, BEGIN)
+                yield ir.AwaitEvent(opens, starts, BEGIN)
             yield from opened
             for stream in apart:
                 if stream.name != opens or not opened:
-                    event = ir.EventName("open", device) if opened and stream in outer else start or begin
+                    event = ir.EventName("open", device) if opened and stream in outer else starts
                     yield ir.AwaitEvent(stream.name, event, BEGIN)
 
     def _end(self, called: bool) -> Iterator[ir.Action]:

@@ -24,7 +24,6 @@ from ficco_dsl.diagnostics import Diagnostic
 from . import ir
 
 MOST = 400  # actions of a run's body on a stream: a hardware queue holds some thousand calls
-START = ir.EventName("start", 0)
 START_GATE = ir.Cause("the start gate of a run")
 
 
@@ -58,13 +57,15 @@ def start_gates_open_last(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
             if action.stream.kind == "gate" and not waits:
                 yield _at(action, f"{action.stream} does something else than to open the start gate")
         before: ir.Action | None = None
+        started = False
         control = [a for a in run_ends.prologue if not isinstance(a, ir.AwaitEvent) and a.stream.kind == "control"]
         for action in control:
-            if isinstance(action, ir.RecordEvent) and action.event == START and not _waits(before, start_gates):
-                yield _at(action, f"{START} is recorded, and not right behind the wait for the start gate")
-            before = action
-        if not any(isinstance(action, ir.RecordEvent) and action.event == START for action in control):
-            yield _at(None, f"a start gate, and no {START}")
+            starts = isinstance(action, ir.RecordEvent) and action.event.kind == "start"
+            if starts and not _waits(before, start_gates):
+                yield _at(action, "the start is recorded, and not right behind the wait for the start gate")
+            before, started = action, started or starts
+        if not started:
+            yield _at(None, "a start gate, and no start")
 
 
 def _waits(action: ir.Action | None, semaphores: set[int]) -> bool:

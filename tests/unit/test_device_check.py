@@ -183,7 +183,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.processes_share_no_events,
         "gather",
         lambda p: replace(p, placement=Placement((0, 1), (3, 1))),
-        "the begin of a run: control 1 of process 1 waits for start of the run of process 3",
+        "the begin of a run: control 1 of process 1 waits for start of device 0 of process 3",
     ),
     (
         "stream twice",
@@ -588,7 +588,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.start_gates_open_last,
         "traced",
         start_first,
-        "the begin of a run: start of the run is recorded, and not right behind the wait for the start gate",
+        "the begin of a run: the start is recorded, and not right behind the wait for the start gate",
     ),
     (
         "a priority of its own",

@@ -180,6 +180,16 @@ def test_run_plans_tell_it() -> None:
     assert "  stream 3 on device 1: priority low\n" in own
 
 
+@pytest.mark.parametrize("placement", [APART, PROCESSES])
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/shard"])
+def test_runs_that_are_not_timed_tell_no_times(name: str, placement: Placement) -> None:
+    """An event of which times are taken delays the kernel behind it."""
+    plan = made(name, placement=placement)
+    recorded = [a for a in (*plan.called.prologue, *plan.called.epilogue) if isinstance(a, RecordEvent)]
+    assert {a.when for a in recorded if a.event.timing} == {"timed"}
+    assert {a.event.kind for a in recorded if a.when == "always"} >= {"start", "completion"}
+
+
 def test_what_is_local_does_not_wait_for_other_processes() -> None:
     """The streams that send do, one for all of a device."""
     plan = made(placement=PROCESSES, M=1 << 17)
@@ -188,7 +198,7 @@ def test_what_is_local_does_not_wait_for_other_processes() -> None:
     for rank, action in enumerate(taking):
         place = plan.called.prologue.index(action)
         before = [a for a in plan.called.prologue[:place] if isinstance(a, AwaitEvent) and a.stream == action.stream]
-        assert [a.event for a in before] == [EventName("begin", rank)]
+        assert [a.event for a in before] == [EventName("start", rank)]
 
 
 @pytest.mark.parametrize("device", range(RANKS))

@@ -57,7 +57,7 @@ def test_the_text_tells_of_it() -> None:
     text = to_text(made())
     assert ": start gate, reset at completion, in traced and gated runs\n" in text
     number = len(made().semaphores) - 1
-    assert text.count(f"  control 0: wait for semaphore {number}\n  control 0: record start of the run\n") == 2
+    assert text.count(f"  control 0: wait for semaphore {number}\n  control 0: record start of device 0\n") == 2
     assert text.count(f"  start gate 0: signal semaphore {number}\n") == 2
     behind = text.rpartition(f"  start gate 0: signal semaphore {number}\n")[2]
     assert all(line.startswith("  caller ") for line in behind.strip("\n").splitlines())
