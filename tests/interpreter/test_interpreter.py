@@ -101,7 +101,7 @@ def test_mutants_that_did_harm_are_refused(job: int, seed: int) -> None:
         (0, 11000140),  # an entry barrier that counts the run before a replay has counted its own
         (5, 11000074),  # one that counts it while the exit barrier of a replay goes by the count
         (5, 11000196),
-        (0, 21000137),  # an end of a run for the host that waits for all streams behind replays alone
+        (0, 21000892),  # an end of a run for the host that waits for all streams behind replays alone
         (0, 21000146),  # a plan's own stream in a capture of callers'
         (3, 21001950),  # a stream that begins at once behind a replay, before which the run was the same
         (0, 12000082),  # a region of two indices of a dropped dimension

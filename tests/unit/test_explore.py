@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -187,7 +187,7 @@ def test_ctrl_c_waits_until_all_processes_are_known() -> None:
 
     def begin() -> None:
         with sweep._uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # another thread might take it late
             inherited.extend(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
