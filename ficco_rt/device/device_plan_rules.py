@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TypeGuard
 
 from ficco_dsl.diagnostics import Diagnostic
 
@@ -189,6 +190,46 @@ def ends_are_alike(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
         replays = action.when == "behind replays" and isinstance(action, ir.AwaitEvent)
         if action.when != "always" and not timed and not replays:
             yield action.mistake(f"{action.stream}, {action.when}: a run ends in one way, however it is made")
+
+
+def runs_tell_their_times(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
+    """A timed run records when each device begins, once, where and before its streams start, and when it ends, once,
+    behind all that the recording stream waits for. Other runs record neither, but what streams wait for."""
+    each = Counter(plan.placement.ordinals)
+    for manner in ir.manners(plan) if plan.mode != "embedded" else ():
+        run_ends = plan.run_ends(manner)
+        begin, end = run_ends.prologue, run_ends.epilogue
+        awaited = {action.event for action in begin if isinstance(action, ir.AwaitEvent)}
+        for kind, actions, others in (("begin", begin, end), ("end", end, begin)):
+            told = [a for a in actions if _records(a, kind) and (manner.timed or a.event not in awaited)]
+            once = Counter(a.event.number for a in told) == (each if manner.timed else Counter())
+            if not once or any(_records(a, kind) for a in others):
+                yield Diagnostic(ir.PLACELESS, f"a run, {manner}: it tells the {kind} of each device once, if timed")
+    for action in plan.body:
+        if isinstance(action, ir.RecordEvent) and action.event.kind in ("begin", "end"):
+            yield action.mistake(f"{action.event} is told inside a run")
+    for run_ends in (plan.own, plan.called) if plan.mode != "embedded" else ():
+        awaited = {action.event for action in run_ends.prologue if isinstance(action, ir.AwaitEvent)}
+        starts = {a.event.number: (i, a.stream) for i, a in enumerate(run_ends.prologue) if _records(a, "start")}
+        starts |= {a.device: (i, a.stream) for i, a in enumerate(run_ends.prologue) if isinstance(a, ir.LaunchGraph)}
+        for i, a in enumerate(run_ends.prologue):
+            if _records(a, "begin"):
+                start, stream = starts.get(a.event.number, (i, a.stream))
+                if stream != a.stream or (start < i and a.event not in awaited) or _waits(run_ends.prologue[i:], a):
+                    yield a.mistake(f"{a.event} is not told where its streams start")
+        for i, a in enumerate(run_ends.epilogue):
+            if _records(a, "end") and _waits(run_ends.epilogue[i:], a, "tail"):
+                yield a.mistake(f"{a.event} is told before all has been waited for")
+
+
+def _records(action: ir.Action, kind: str) -> TypeGuard[ir.RecordEvent]:
+    return isinstance(action, ir.RecordEvent) and action.event.kind == kind
+
+
+def _waits(later: Iterable[ir.Action], behind: ir.Action, *kinds: str) -> bool:
+    """Whether the stream of an action then waits for events, of these kinds."""
+    awaits = (a for a in later if isinstance(a, ir.AwaitEvent) and a.stream == behind.stream)
+    return any(not kinds or a.event.kind in kinds for a in awaits)
 
 
 def processes_share_no_events(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
@@ -548,6 +589,7 @@ RULES: tuple[Callable[[ir.DevicePlan], Iterator[Diagnostic]], ...] = (  # a late
     ops_stand_once,
     run_ends_know_their_streams,
     ends_are_alike,
+    runs_tell_their_times,
     processes_share_no_events,
     launches_stand_once,
     launches_fit,

@@ -57,15 +57,16 @@ def start_gates_open_last(plan: ir.DevicePlan) -> Iterator[Diagnostic]:
             if action.stream.kind == "gate" and not waits:
                 yield _at(action, f"{action.stream} does something else than to open the start gate")
         before: ir.Action | None = None
-        started = False
-        control = [a for a in run_ends.prologue if not isinstance(a, ir.AwaitEvent) and a.stream.kind == "control"]
-        for action in control:
-            starts = isinstance(action, ir.RecordEvent) and action.event.kind == "start"
-            if starts and not _waits(before, start_gates):
-                yield _at(action, "the start is recorded, and not right behind the wait for the start gate")
-            before, started = action, started or starts
-        if not started:
-            yield _at(None, "a start gate, and no start")
+        started = 0
+        for action in actions:
+            if isinstance(action, ir.RecordEvent) and action.event.kind == "start":
+                started += 1
+                if action.stream.kind != "control" or not _waits(before, start_gates):
+                    yield _at(action, "the start is recorded, and not right behind the wait for the start gate")
+            if not isinstance(action, ir.AwaitEvent) and action.stream.kind == "control":
+                before = action
+        if started != 1:
+            yield _at(None, f"a start gate, and {started} starts")
 
 
 def _waits(action: ir.Action | None, semaphores: set[int]) -> bool:

@@ -253,6 +253,12 @@ def at_the_end(kind: str, place: int) -> Damage:
     return damage
 
 
+def end_behind(plan: DevicePlan) -> DevicePlan:
+    """The last action of a run is made for some runs alone."""
+    *others, last = plan.own.epilogue
+    return replace(plan, own=replace(plan.own, epilogue=(*others, replace(last, when="behind"))))
+
+
 def start_first(plan: DevicePlan) -> DevicePlan:
     """Devices begin before the start gate is up: the wait for it stands behind the start."""
 

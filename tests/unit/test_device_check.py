@@ -44,6 +44,7 @@ from tests.unit.device_plan_damage import (
     batched,
     changed,
     dropped,
+    end_behind,
     launched,
     moved,
     multiplied,
@@ -62,8 +63,7 @@ PULL = """schedule pull
 input X[64, 64] : fp32
 output Y[64, 64] : fp32 unproven
 queue dma { engine = copy }
-stage s on dma { copy Y <- X @ (rank + 1) % ranks }
-"""
+stage s on dma { copy Y <- X @ (rank + 1) % ranks }"""
 PULLING = ficco_dsl.parse(PULL, "pull.ficco")
 PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "embedded": ("gemm_rs/serial", "embedded", {}),
@@ -304,10 +304,15 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "an end for some runs",
         rules.ends_are_alike,
         "gather",
-        lambda p: replace(
-            p, own=replace(p.own, epilogue=(*p.own.epilogue[:-1], replace(p.own.epilogue[-1], when="behind")))
-        ),
+        end_behind,
         "the end of a run: control 1, behind: a run ends in one way, however it is made",
+    ),
+    (
+        "no begin told",
+        rules.runs_tell_their_times,
+        "gather",
+        without(RecordEvent, "prologue"),
+        "a run, on its own streams, alone, timed: it tells the begin of each device once, if timed",
     ),
     (
         "op twice",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,28 @@ def test_runs_that_are_not_timed_tell_no_times(name: str, placement: Placement) 
     recorded = [a for a in (*plan.called.prologue, *plan.called.epilogue) if isinstance(a, RecordEvent)]
     assert {a.when for a in recorded if a.event.timing} == {"timed"}
     assert {a.event.kind for a in recorded if a.when == "always"} >= {"start", "completion"}
+
+
+@pytest.mark.parametrize("mode", ["streams", "apart", "graph"])
+@pytest.mark.parametrize(
+    ("side", "kind", "damage"),
+    [
+        ("prologue", "begin", lambda told, others: [*others, *told]),
+        ("prologue", "begin", lambda told, others: [*told, *others]),
+        ("prologue", "begin", lambda told, others: [*others, *(replace(a, when="behind") for a in told)]),
+        ("prologue", "begin", lambda told, others: [replace(told[0], stream=StreamName("control", 0)), *told, *others]),
+        ("epilogue", "end", lambda told, others: others),
+        ("epilogue", "end", lambda told, others: [*others, *told, *told]),
+        ("epilogue", "end", lambda told, others: [*(replace(a, when="always") for a in told), *others]),
+    ],
+)
+def test_times_are_told_where_runs_begin_and_end(side: str, kind: str, damage: Any, mode: Mode) -> None:
+    plan = made(mode=mode)
+    actions = getattr(plan.called, side)
+    told = [a for a in actions if isinstance(a, RecordEvent) and a.event.kind == kind]
+    damaged = replace(plan.called, **{side: tuple(damage(told, [a for a in actions if a not in told]))})
+    with pytest.raises(PlanError, match=f"tells the {kind} of each device once|{kind} of device . is not told where"):
+        check(replace(plan, called=damaged))
 
 
 def test_what_is_local_does_not_wait_for_other_processes() -> None:

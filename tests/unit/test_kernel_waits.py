@@ -64,6 +64,7 @@ class Shape:
     addends: bool = False
     read_only: bool = False  # B, which then waits for nothing
     left_read_only: bool = False
+    there: bool = False  # the first work's rows of A, before the launch
     by_depth: int = 0  # pieces of K that are waited for one by one
     twice: bool = False  # a work more adds A · B to the first one's rows, behind its flag
     resets: bool = False
@@ -171,7 +172,7 @@ class Run:
                 waits = (self.flag(len(self.raises) - 1),)
             if s.before:
                 pass
-            elif s.left_read_only:
+            elif s.left_read_only or (s.there and number == 0):
                 self._there(self.a, *self._of_a(rows, k))
             elif number == len(s.rows) - 1 and len(s.rows) > 1 and self.early:
                 self._give(0, self.a, *self._of_a(rows, k))  # the launch before writes the last rows of A
@@ -416,6 +417,7 @@ def test_a_transposed_left_operand(name: str, turned: bool, tmp_path: Path) -> N
         hopper(variant, signature, replace(shape, turned=turned, left_turned=True), kernel, number)
 
 
+FORESEEN = Shape((256, 256, 40), 392, 1288, 2, read_only=True, there=True)  # of the first work; the others wait
 SCALED = {
     "1x128": {
         "sm90_gemm_64x64_c1": (
@@ -442,8 +444,8 @@ SCALED = {
         ),
         # a tile's columns lie in two blocks, a cluster's rows in two tiles; waves go through K there and back
         "sm90_gemm_128x160_c2": (Shape((256, 40), 480, 648, 1, resets=True),),
-        "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2), Shape((512, 40), 328, 1288, 2, before=True)),
-        "sm90_gemm_128x192_c1": (Shape((256, 40), 392, 1288, 3, before=True),),
+        "sm90_gemm_256x128_c1x2": (Shape((256, 40), 328, 264, 2), replace(FORESEEN, rows=(512, 256, 40))),
+        "sm90_gemm_128x192_c1": (FORESEEN,),
         "sm90_gemm_192x128_c1x2": (Shape((256, 40), 328, 648, 2),),
     },
     "row": {
@@ -452,7 +454,6 @@ SCALED = {
             Shape((64, 64), 64, 512, 4, splits=4),
             Shape((64,), 64, 1920, 1, stages=13),  # all that there are for stages
         ),
-        # transposed: the tile's rows lie along wgmma's columns; by one, two and three groups of consumers
         "sm90_gemm_24x64_c1_swapped": (Shape((40, 20), 136, 648, 2), Shape((50,), 136, 264, 6, before=True)),
         "sm90_gemm_16x128_c2_parts": (Shape((13,), 264, 1096, 6, splits=2, before=True),),
         "sm90_gemm_72x192_c1_swapped": (Shape((100,), 264, 264, 2),),
@@ -517,11 +518,10 @@ def ampere(variant: sm80.Variant, signature: Signature, shape: Shape, kernel: nv
     packed = by_address.build(
         run.works, variant, signature, blocks=shape.blocks, stages=shape.stages, tail_splits=shape.splits
     )
-    table = packed.table
+    table, grid = packed.table, min(shape.blocks, len(packed.table.tiles))
     constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
     constants[:] = np.frombuffer(table.constants, np.uint8)
     argument = packed.parameters(constants.ctypes.data, scratch.ctypes.data)
-    grid = min(shape.blocks, len(table.tiles))
     assert_right(kernel, run, table, scratch, lambda order: kernel(argument, grid, variant.threads, order))
     return table
 
