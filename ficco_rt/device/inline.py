@@ -1,6 +1,6 @@
 """Inline streams. In a run among callers' streams, what such a stream does is issued to the stream on which its device
-begins the run. So no event leads to it from there, and none back. With these two events, the first of which told times
-then, a run took 3 µs longer than its kernels (H200).
+begins the run. So no event leads to it from there, and none back. With these two events, the first of which had timing,
+a run took 3 µs longer than its kernels (H200).
 
 A device has at most one, in the mode `streams`, if its streams do not share hardware queues (`crowded`), and runs end
 also where callers' streams share some with them (`check.shares_queues`). Where a caller's stream has another priority

@@ -116,7 +116,7 @@ class RunEndsBuilder:
             elif not leads:
                 yield ir.AwaitEvent(host, start, BEGIN, "timed")
             yield ir.RecordEvent(host, begin, BEGIN, "always" if leads and apart else "timed")
-            if apart and not together:  # NOTE not `begin`: an event that tells times delays the next kernel by 3 µs
+            if apart and not together:  # NOTE not `begin`: an event with timing delays the next kernel by 3 µs
                 yield ir.RecordEvent(host, start, BEGIN)
             starts = begin if leads else start
             outer = [stream for stream in apart if stream.name.number not in self.sharing.local_streams]

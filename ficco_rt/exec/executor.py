@@ -418,7 +418,7 @@ class Executor(Closable):
     @property
     def timed(self) -> bool:
         """Whether GPUs also measure the time of runs on callers' streams, for `duration`. This costs the host two calls
-        a GPU and run, and the run some 3 µs (H200). Other runs are always timed. Raises nothing."""
+        a GPU and run, and adds about 3 µs to the run (H200). Other runs are always timed. Raises nothing."""
         return self.driver.timing or not self.driver.on_device
 
     @timed.setter

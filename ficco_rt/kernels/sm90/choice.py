@@ -18,13 +18,14 @@ from .cost import WaitGroup
 from .variants import VARIANTS, Variant
 
 # Rows of clusters' tiles that are walked together: of fp8 operands, at most, and twice as many in several waves if
-# their left operand has so few bytes; and of single blocks that are all at work at once, where these divide the rows,
-# else at most; and so few tiles across are walked row by row. Some 16 blocks that start one after another run in the
-# same group of an H200's multiprocessors (GPC), which merges their loads: 104 × 64 for 785 × 960 × 4864 takes 16.1 µs
-# in bands of 4, and 20.4 of 8; 80 × 128 for 1217 × 512 × 12160 26.3 row by row, and 31.5 in bands of 16; 128 × 128
-# for 3000 × 576 × 7168 (fp8) 24.4, 24.8 of 4, 25.6 of 8, 29.6 of 16; but 64 × 160 for 534 × 2176 × 2048 14.2 of 4, 4
-# and 1, and 11.2 of 5 and 4. Several waves, scales of blocks, in bands of 8 and 16: 8192 × 24576 × 1536 468 and 464
-# µs, 8192 × 7168 × 2048 186 and 184, 8192 × 5120 × 5120 302 and 301, 8192 × 2560 × 8192 240 and 241.
+# such a band's left operand has no more than _BAND_LEFT; and of single blocks that are all at work at once, where
+# these divide the rows, else at most; and so few tiles across are walked row by row. Some 16 blocks that start one
+# after another run in the same group of an H200's multiprocessors (GPC), which merges their loads: 104 × 64 for 785 ×
+# 960 × 4864 takes 16.1 µs in bands of 4, and 20.4 of 8; 80 × 128 for 1217 × 512 × 12160 26.3 row by row, and 31.5 in
+# bands of 16; 128 × 128 for 3000 × 576 × 7168 (fp8) 24.4, 24.8 of 4, 25.6 of 8, 29.6 of 16; but 64 × 160 for 534 ×
+# 2176 × 2048 14.2 of 4, 4 and 1, and 11.2 of 5 and 4. Several waves, scales of blocks, in bands of 8 and 16: 8192 ×
+# 24576 × 1536 468 and 464 µs, 8192 × 7168 × 2048 186 and 184, 8192 × 5120 × 5120 302 and 301, 8192 × 2560 × 8192 240
+# and 241.
 _FP8_BAND, _QUARTER, _EVEN, _ACROSS = 8, 4, 7, 5
 _BAND_LEFT = 16 * 256 * 5120  # bytes
 
