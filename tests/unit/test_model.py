@@ -48,7 +48,8 @@ def test_the_model_is_near_what_was_measured() -> None:
     for name, m, n, k, params, mode, measured in MEASURED:
         modelled = ficco_rt.simulate(made(name, M=m, N=n, K=k, **params), mode=mode).duration
         off[name, m, mode] = abs(modelled / measured - 1)
-    assert max(off.values()) < 0.075, off
+    # NOTE 7.5 % before consumers alternated on tiles of 128 × 192, which two of these products were not measured with
+    assert max(off.values()) < 0.085, off
     assert median(off.values()) < 0.03, off
 
 

@@ -295,11 +295,24 @@ VARIANTS += tuple(
     if v.tile in ((128, 128), (64, 128)) or v is VARIANTS[0]
 )
 
-# Each consumer makes a tile of its own: one buffer of a warp less is a stage more for 128 x 160, not for 128 x 128.
+# Each consumer makes a tile of its own: one buffer of a warp less is a stage more for 128 × 160, not for 128 × 128. The
+# sums of 128 × 192 leave no registers for addends.
 VARIANTS += tuple(
-    replace(v, name=f"{v.name}_pp", blocks_m=2, staging=1 if v.tile == (128, 160) else 2, pingpong=True)
+    replace(v, name=f"{v.name}_pp", blocks_m=2, staging=staging, pingpong=True)
+    for tile, staging in (((128, 160), 1), ((128, 128), 2))
     for v in VARIANTS
-    if v.tile in ((128, 160), (128, 128)) and v.cluster == 2 and not v.throttled
+    if v.tile == tile and v.cluster == 2 and not v.throttled
+)
+VARIANTS += (
+    replace(
+        variant(128, 192, 2, 1, 2, 1),
+        name="sm90_gemm_128x192_c2_pp",
+        consumers=2,
+        pingpong=True,
+        adds=False,
+        producer_registers=40,
+        consumer_registers=232,
+    ),
 )
 
 # Tiles of any height, for few rows or where 64-row blocks fill no wave: 128 tiles of 160 × 256 make 5000 × 1000.
