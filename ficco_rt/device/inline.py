@@ -27,7 +27,7 @@ def inlined(layout: Layout, streams: Sequence[ir.DeviceStream]) -> Iterator[ir.D
     nvidia = compute_capability(layout.device.arch) is not None
     found: dict[int, int] = {}  # by device, a stream of the plan
     on = Counter((placement.devices[s.rank], s.priority) for s in plan.streams if s.engine != "copy")
-    for stream in sorted(plan.streams, key=lambda stream: stream.priority != "low") if nvidia else ():
+    for stream in plan.streams if nvidia else ():
         device = placement.devices[stream.rank]
         first = stream.rank == placement.ranks(device)[0]
         alone = stream.priority == "normal" and on[device, "normal"] == 1 and not on[device, "low"]

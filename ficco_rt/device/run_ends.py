@@ -1,12 +1,13 @@
 """The prologue and epilogue of a run on all devices: how the run is ordered after the previous run and among the
 callers' streams.
 
-Each device begins a run after the previous run has completed on every device, unless the host has already seen that run
-end, and after the streams of those callers whose tensors the device touches. A caller's stream continues after the
-streams that touch the caller's tensors: those of its own rank, and those of other ranks that read or write them. So no
-device waits for an unrelated one: an event of another device takes ten microseconds to arrive, one of the same device
-two. In runs with timestamps or without callers, all devices begin together: they wait for one start on the first
-device.
+Each device begins a run after the previous run has completed on it, unless the host has already seen that run end, and
+after the streams of those callers whose tensors the device touches. All streams but *local* ones (`sharing`) begin
+after the previous run has completed on every device, and these, too, if it was of other callers: they may have the same
+tensors. A caller's stream continues after the streams that touch the caller's tensors: those of its own rank, and those
+of other ranks that read or write them. So no device waits for an unrelated one: an event of another device takes ten
+microseconds to arrive, one of the same device two. In runs with timestamps or without callers, all devices begin
+together: they wait for one start on the first device.
 
 Among callers' streams a device's *host* is the stream of its first caller: there the device waits for all that its run
 stands behind, and there it completes the run if that delays the caller by nothing. Otherwise the host is the device's
@@ -109,9 +110,14 @@ class RunEndsBuilder:
             inline = self.inline.get(device) if called else None
             apart = [stream for stream in self._on(device) if stream is not inline]
             leads = together and device == first
+            outer = [stream for stream in apart if stream.name.number not in self.sharing.local_streams]
+            local = inline is not None and inline.name.number in self.sharing.local_streams
+            # NOTE an event of another device takes long to arrive, and streams that are local need not wait for it
+            waits = not called or self.mode in ir.GATED or (inline is not None and not local)
+            late = self._completions(device) if outer and self._has_local(device) and not waits else []
             if not together:
                 yield from self._await(host, [ir.EventName("caller", rank) for rank in comes[device]])
-                yield from self._behind(host, device)
+                yield from self._behind(host, device, late=bool(late))
                 yield from self._entry(device, host)
             elif not leads:
                 yield ir.AwaitEvent(host, start, BEGIN, "timed")
@@ -119,11 +125,9 @@ class RunEndsBuilder:
             if apart and not together:  # NOTE not `begin`: an event with timing delays the next kernel by 3 µs
                 yield ir.RecordEvent(host, start, BEGIN)
             starts = begin if leads else start
-            outer = [stream for stream in apart if stream.name.number not in self.sharing.local_streams]
-            local = inline is not None and inline.name.number in self.sharing.local_streams
-            opens = outer[0].name if local else host  # what is local does not wait there
-            opened = list(self._open(device, opens))
-            if opened and local:
+            opens = outer[0].name if outer and (local or late) else host  # what is local does not wait there
+            opened = list(self._open(device, opens, late, told=[s.name for s in outer] != [opens]))
+            if opened and opens != host:
                 yield ir.AwaitEvent(opens, starts, BEGIN)
             yield from opened
             for stream in apart:
@@ -171,9 +175,10 @@ class RunEndsBuilder:
         """The ranks whose callers a device waits for by events, on the stream of another one."""
         return [rank for rank in self._needs(device) if ir.StreamName("caller", rank) != host]
 
-    def _behind(self, host: ir.StreamName, device: int) -> Iterator[ir.Action]:
-        """A device's run stands behind the one before it and behind replays."""
-        yield from self._await(host, self._completions(device), "behind")
+    def _behind(self, host: ir.StreamName, device: int, *, late: bool = False) -> Iterator[ir.Action]:
+        """A device's run stands behind the one before it and behind replays. `late`: behind the run before on other
+        devices it stands elsewhere, unless that was others', which may use the same tensors."""
+        yield from self._await(host, self._completions(device), "behind others" if late else "behind")
         when: ir.When = "behind others" if self._knows_end(device, host) else "behind"
         yield ir.AwaitEvent(host, ir.EventName("completion", device), BEGIN, when)
         yield from self._await(host, self._replays(device), "behind replays")
@@ -247,11 +252,19 @@ class RunEndsBuilder:
         elif count:
             yield ir.ResetSemaphores(control, first, count, END)
 
-    def _open(self, device: int, host: ir.StreamName) -> Iterator[ir.Action]:
-        """The entry barrier, if streams tell it."""
+    def _has_local(self, device: int) -> bool:
+        return any(stream.name.number in self.sharing.local_streams for stream in self._on(device, "plan"))
+
+    def _open(
+        self, device: int, host: ir.StreamName, late: Sequence[ir.EventName] = (), *, told: bool = True
+    ) -> Iterator[ir.Action]:
+        """The entry barrier, if streams tell it; and `late`, the ends of the run before on other devices. `told`: other
+        streams wait for it, too."""
         changes = [ir.SemaphoreOp(i, signals, acquires=not signals) for i, signals in self._told("ready", device)]
+        yield from self._await(host, late, "behind")
         if changes:
             yield ir.StreamMemOps(host, tuple(changes), BEGIN)
+        if told and (changes or late):
             yield ir.RecordEvent(host, ir.EventName("open", device), BEGIN)
 
     def _steps(self, kind: _Point, device: int) -> list[ir.BarrierStep]:
@@ -368,7 +381,9 @@ def known_ends(plan: ir.DevicePlan) -> tuple[frozenset[str], frozenset[str]]:
     of these streams they record their own. A run knows the end of one on the same streams that has recorded it wherever
     it would wait."""
     begin, end = plan.called.prologue, plan.called.epilogue
-    waits = (a for a in begin if isinstance(a, ir.AwaitEvent) and a.when == "behind others")
+    own = {(stream.name, stream.device) for stream in plan.streams}  # another device's end is awaited elsewhere
+    late = (a for a in begin if isinstance(a, ir.AwaitEvent) and a.when == "behind others")
+    waits = (a for a in late if (a.stream, a.event.number) in own)
     ends = (a for a in end if isinstance(a, ir.RecordEvent) and a.stream.kind == "caller")
     return frozenset(f"{a.stream}, {a.event}" for a in waits), frozenset(f"{a.stream}, {a.event}" for a in ends)
 

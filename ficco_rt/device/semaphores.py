@@ -159,17 +159,18 @@ def _barrier_semaphores(
     for stream, ranks in zip(plan.streams, touched, strict=True):
         for rank in ranks:
             touching[placement.devices[rank]].add(placement.devices[stream.rank])
+    by_streams = sharing.local_streams and len(set(placement.processes)) > 1
     for device in placement.ordinals:
         found: list[Semaphore] = []
         for other in placement.near(device):
             apart = other in placement.others(device)
             always: Used = "always" if apart else "embedded"
-            if sharing.local_streams:
+            if by_streams:
                 found.append(Semaphore(device, -1, None, EventName("ready", other), "acquired", always))
             elif sharing.entry != "never":
                 used: Used = always if sharing.entry == "always" else "embedded"
                 found.append(Semaphore(device, -1, None, EventName("entry", other), "never", used))
-            if apart and (sharing.local_streams or sharing.entry != "always"):
+            if apart and (by_streams or sharing.entry != "always"):
                 found.append(Semaphore(device, -1, None, EventName("entry", other), "never", "traced"))
             if other in touching[device]:
                 found.append(Semaphore(device, -1, None, EventName("exit", other), "never", always))

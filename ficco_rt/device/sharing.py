@@ -9,9 +9,9 @@ processes, and devices of callers' graphs, share memory and semaphores but no ev
   the run right before it uses. They need no barrier if in every run all devices hear from each other.
 - All other runs begin with an *entry* barrier, after which all earlier runs have ended everywhere. It is told by a
   kernel, or, where products need not wait for it, by streams: then *local* streams begin before it. They touch nothing
-  that other devices see.
-- Scratch that no other device touches is *private* where a run may use it before an entry barrier: it is in none of
-  the sets, and the order of runs on its device protects it.
+  that other devices see. In one process they begin before the run before has ended on the other devices.
+- Scratch that no other device touches is *private* where local streams, or a run that needs no barrier, may use it: it
+  is in none of the sets, and the order of runs on its device protects it.
 - In callers' graphs runs alternate between two sets of their own, by their order in a graph. A graph may be replayed
   after any run, so its first run begins with an entry barrier. A run behind a replay needs none: its set is no graph's.
 - Callers' tensors that other devices touch are free again behind an *exit* barrier.
@@ -40,7 +40,8 @@ class Sharing:
     """How the runs of a plan on a placement keep the contract. `private`: scratch that no other device ever touches.
     `sets`: of the other scratch, and of semaphores, between which runs alternate. `entry`: which runs begin with an
     entry barrier: none, the first ones of callers' graphs (`replays`), or all. `local_streams`: of the plan, those that
-    begin before the entry barrier; none where a kernel tells it."""
+    begin before the entry barrier, or before the run before has ended on other devices; none where a kernel tells the
+    barrier to another process."""
 
     private: frozenset[str] = frozenset()
     sets: int = 1
@@ -72,12 +73,12 @@ def sharing_of(plan: Plan, placement: Placement, features: Features, by_library:
     heard = signalled | _called(plan, placement)
     if not (away or signalled) and pairs <= heard:
         return Sharing(private)
-    if not apart or not pairs <= heard:
+    if apart and not pairs <= heard:
         return Sharing(entry="always")
-    if away <= scratch and _most(plan, placement, away) <= LARGEST:
+    if apart and away <= scratch and _most(plan, placement, away) <= LARGEST:
         return Sharing(private, sets=2, entry="replays" if features.embeds else "never")
     calls = any(isinstance(command, CollectiveCall) for _, command in plan.commands())
-    if calls or not away <= scratch or not features.batched_mem_ops:
+    if calls or not away <= scratch or (apart and not features.batched_mem_ops):
         return Sharing(entry="always")
     local = [stream for stream in plan.streams if stream.id not in signalling and _is_local(stream, plan, away)]
     # NOTE where some device has nothing to multiply before the barrier, the others would wait for it in the end

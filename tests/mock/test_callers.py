@@ -18,6 +18,7 @@ from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import fresh_inputs
 from ficco_rt.exec.verify import compare
+from ficco_rt.exec.workspace import Workspace
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from tests import cases
@@ -231,6 +232,36 @@ def test_runs_of_different_callers_and_forms_stand_behind_one_another(cuda: Stan
     sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
     machine = discover("cuda", RANKS)
     by_turns(cuda, plan_of(build(cases.schedule(name), RANKS, sizes), machine), machine)
+
+
+def test_runs_on_other_streams_share_tensors(cuda: StandIn) -> None:
+    """A run reads what the run before, of other callers and another plan, writes on all devices: runs follow each other
+    in the order of the calls."""
+    cuda.reset("devices 2; arch sm_90")
+    machine = discover("cuda", 2)
+    sums, scattered = (
+        plan_of(build(cases.schedule(name), 2, {"M": 16, "N": 16, "K": k, "T": "fp32"}), machine)
+        for name, k in (("gemm_ar/streamed", 16), ("gemm_rs/streamed", 32))
+    )
+    with Workspace(2, "cuda", timeout=20) as workspace:
+        first, second = (Executor(plan, workspace=workspace) for plan in (sums, scattered))
+        writer, reader = (Callers(plan, 1, default=False) for plan in (sums, scattered))
+        made, given = writer.tensors(), reader.tensors()
+        given["A"] = made["C"]
+        for seed in range(24):
+            writer.give(made, fresh_inputs(sums, 2 * seed, "exact"))
+            right = fresh_inputs(scattered, 2 * seed + 1, "exact")["B"]
+            reader.give(given, {"B": right})
+            cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 300; delay {1 + seed % 6} 3000")
+            first.run(streams=[int(s) for s in writer.streams], **made)
+            second.run(streams=[int(s) for s in reader.streams], **given)
+            second.synchronize()
+            left = writer.outputs(made)["C"]
+            wanted = sum(a.astype(np.float64) @ b for a, b in zip(left, right, strict=True))
+            assert np.array_equal(np.concatenate(reader.outputs(given)["C"]), wanted), f"seed {seed}"
+        writer.close()
+        reader.close()
+    assert not cuda.violations()
 
 
 def test_runs_on_one_device_stand_behind_one_another(cuda: StandIn) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, compile_schedule, plan_of
-from ficco_rt.device import sharing
+from ficco_rt.device import ir, sharing
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.codec import from_json, to_json
@@ -26,6 +26,7 @@ from ficco_rt.device.ir import (
     StreamMemOps,
 )
 from ficco_rt.device.layout import Layout
+from ficco_rt.device.run_ends import known_ends
 from ficco_rt.device.sharing import Sharing
 from ficco_rt.device.text import to_text
 from ficco_rt.errors import PlanError
@@ -59,6 +60,10 @@ TO_ALL = (
 PULLED = (
     "stage make on compute { gemm G = A * B }\n"
     f"stage take on dma {{ copy D <- G @ {FIRST}\n copy E <- G @ {SECOND} }}"
+)
+SENT = (  # by kernels of a low priority, whose stream is inline, and by copies
+    f"queue low {{ engine = sm, priority = low }}\nstage give on low {{ gemm G @ {FIRST} = A * B }}\n"
+    f"stage move on dma {{ copy H @ {SECOND} <- A }}\n{OWN}\nstage use on compute {{ gemm D = G * B\n gemm E = H * B }}"
 )
 OF_CALLERS = f"{OWN}\nstage take on dma {{ copy D <- A @ {FIRST} }}"
 
@@ -144,6 +149,46 @@ def test_one_process_has_one_set() -> None:
             assert bool(barriers) == (mode == "embedded")
     alone = layout_of(plan, MACHINE.device, TOGETHER, replace(FEATURES, embeds=False)).sharing
     assert alone.entry == "never"
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "ag_gemm/hetero_unfused_1d", "gemm_rs/streamed"])
+def test_in_one_process_local_streams_wait_for_no_other_device(name: str) -> None:
+    """Products begin when their own device has ended the run before, unless that was of other callers, which may have
+    the same tensors; all other streams when all have."""
+    found = made(shipped(name, M=48), placement=TOGETHER)
+    check(found)
+    local = {ir.StreamName("plan", n) for n in layout(shipped(name, M=48), TOGETHER).sharing.local_streams}
+    assert {s.name for s in found.streams if s.inline} <= local
+    ends = {device: EventName("completion", device) for device in TOGETHER.ordinals}
+    for others in (False, True):
+        known: dict[object, set[EventName]] = {}  # by stream, and by event when it is recorded
+        for action in ir.Manner(True, behind=True, timed=False, others=others).of(found.called.prologue):
+            if isinstance(action, AwaitEvent):
+                known.setdefault(action.stream, set()).update({action.event}, known.get(action.event, ()))
+            elif isinstance(action, ir.RecordEvent):
+                known[action.event] = set(known.get(action.stream, ()))
+        for stream in (s for s in found.streams if s.name.kind == "plan"):
+            issued = ir.StreamName("caller", stream.device) if stream.inline else stream.name
+            later = {end for device, end in ends.items() if device != stream.device} & known.get(issued, set())
+            assert len(later) == (0 if stream.name in local and not others else RANKS - 1)
+    kept = tuple(
+        a
+        for a in found.called.prologue
+        if not (isinstance(a, AwaitEvent) and a.event in ends.values() and a.when == "behind")
+    )
+    with pytest.raises(PlanError, match=r"race on|deadlock"):
+        check(replace(found, called=replace(found.called, prologue=kept)))
+    waits, _ = known_ends(found)
+    assert not any(f"caller {a}, {ends[b]}" in waits for a in ends for b in ends if a != b)
+
+
+def test_an_inline_stream_that_sends_waits_for_all_devices() -> None:
+    found = made(plan_text(SENT), placement=TOGETHER)
+    check(found)
+    local = layout(plan_text(SENT), TOGETHER).sharing.local_streams
+    inline = {s.name.number for s in found.streams if s.inline}
+    assert len(inline) == len(local) == RANKS
+    assert not inline & local
 
 
 def test_the_library_lets_all_hear_of_all() -> None:
