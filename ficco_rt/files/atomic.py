@@ -28,9 +28,9 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def decoded(data: bytes, name: Path | str) -> str:
-    """The content as text, which must be UTF-8; `name` is what messages call it."""
+    """The content as text, which must be UTF-8, a byte order mark left out; `name` is what messages call it."""
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name}: is not UTF-8 text (byte {error.start})") from error
 
