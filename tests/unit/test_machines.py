@@ -96,6 +96,9 @@ def test_overheads_and_power_of_a_file_come_before_the_architectures(tmp_path: P
     machine = replace(h200, ranks=2, device=own)
     ficco.save_machine(machine, tmp_path / "m.toml")
     assert ficco.load_machine(tmp_path / "m.toml") == machine
+    marked = tmp_path / "marked.toml"
+    marked.write_bytes(b"\xef\xbb\xbf" + (tmp_path / "m.toml").read_bytes())
+    assert ficco.load_machine(marked) == machine
     assert "[device.overheads]  # microseconds or a share\nframe = 9.5\n" in (tmp_path / "m.toml").read_text()
     assert durations.overheads(own) == replace(durations.overheads(h200.device), frame=9.5, beside=0.9)
     assert durations.slowed(own, 1e6, 1.0) == pytest.approx(1.1)
@@ -145,8 +148,10 @@ def test_a_date_may_be_a_date() -> None:
          "m.toml: ranks: is missing (docs/machines.md has an example)"),
         ("sms = 132", "sms = true", "m.toml:12: device.sms: a whole number is needed, not True"),
         ("sms = 132", 'sms = "132"', "m.toml:12: device.sms: a whole number is needed, not '132'"),
-        ("rate = 386e3", "rate = 0", "m.toml:45: tiers[0].rate: is 0 (bytes a microsecond); it must be above 0"),
-        ("rate = 45e3", "rate = nan", "m.toml:57: tiers[1].rate: is nan (bytes a microsecond); it must be above 0"),
+        ("rate = 386e3", "rate = 0", "m.toml:45: tiers[0].rate: is 0 (bytes a microsecond); it must be 1 or more"),
+        ("rate = 386e3", "rate = 1e-300",
+         "m.toml:45: tiers[0].rate: is 1e-300 (bytes a microsecond); it must be 1 or more"),
+        ("rate = 45e3", "rate = nan", "m.toml:57: tiers[1].rate: is nan (bytes a microsecond); it must be 1 or more"),
         ("rate = 45e3", "", "m.toml:55: tiers[1]: has no 'rate' (bytes a microsecond)"),
         ("rate = 45e3", "rat = 45e3", "m.toml:57: tiers[1].rat: is no key here; keys are kind, rate, copy_time, "
          "signal_time, name, ranks, ranks_a_port, reach; did you mean 'rate'?\n"
@@ -156,7 +161,7 @@ def test_a_date_may_be_a_date() -> None:
         ("bf16 = 760e6", 'bf16 = "fast"', "m.toml:24: device.gemm_rate.bf16: a number (operations a microsecond) is "
          "needed, not 'fast'"),
         ("bf16 = 760e6", "bf16 = -1", "m.toml:24: device.gemm_rate.bf16: is -1 (operations a microsecond); it must be "
-         "above 0"),
+         "1 or more"),
         ("ranks = 8", "ranks = 0", "m.toml:48: tiers[0].ranks: joins all ranks, so tier 'network' joins nothing; say "
          "how many"),
         ('name = "network"', 'name = "node"', "m.toml:60: tiers[1].name: 'node' is the name of another tier; give the "

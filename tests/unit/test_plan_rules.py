@@ -115,9 +115,9 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         for path, value, message in (
             ("device.sms", 0, "device.sms: is 0; it must be 1 or more"),
             ("device.memory_rate", float("nan"),
-             "device.memory_rate: is nan (bytes a microsecond); it must be above 0"),
+             "device.memory_rate: is nan (bytes a microsecond); it must be 1 or more"),
             ("links.rate", float("inf"),
-             "tiers[0].rate: is inf (bytes a microsecond); it must be above 0, and 1e+18 at most"),
+             "tiers[0].rate: is inf (bytes a microsecond); it must be 1 or more, and 1e+18 at most"),
             ("device.warp", 10**400, f"device.warp: is 1{'0' * 38}…; it must be 1 or more, and 1e+18 at most"),
             ("links.copy_time", -1.0, "tiers[0].copy_time: is -1.0 (microseconds); it must be 0 or more"),
             ("device.gemm_rate", (), "device.gemm_rate: has no rate; at least one type needs one, such as bf16"),
