@@ -9,9 +9,10 @@ processes, and devices of callers' graphs, share memory and semaphores but no ev
   the run right before it uses. They need no barrier if in every run all devices hear from each other.
 - All other runs begin with an *entry* barrier, after which all earlier runs have ended everywhere. It is told by a
   kernel, or, where products need not wait for it, by streams: then *local* streams begin before it. They touch nothing
-  that other devices see. In one process they begin before the run before has ended on the other devices.
-- Scratch that no other device touches is *private* where local streams, or a run that needs no barrier, may use it: it
-  is in none of the sets, and the order of runs on its device protects it.
+  that other devices see. In one process they begin before the run before has ended on the other devices, if they use
+  no scratch of their own.
+- Scratch that no other device touches is *private* where a run may use it before an entry barrier: it is in none of
+  the sets, and the order of runs on its device protects it.
 - In callers' graphs runs alternate between two sets of their own, by their order in a graph. A graph may be replayed
   after any run, so its first run begins with an entry barrier. A run behind a replay needs none: its set is no graph's.
 - Callers' tensors that other devices touch are free again behind an *exit* barrier.
@@ -85,6 +86,8 @@ def sharing_of(plan: Plan, placement: Placement, features: Features, by_library:
     early = {owners[stream.rank] for stream in local if _multiplies(stream)} == set(placement.ordinals)
     local = local if early else []
     used = {access.region.tensor for stream in local for command in stream.commands for access in command.accesses()}
+    if private & used and not apart:  # memory of its own, for which nothing but this would be kept
+        return Sharing(entry="always")
     return Sharing(private & used, entry="always", local_streams=frozenset(stream.id for stream in local))
 
 

@@ -86,7 +86,8 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "no completion",
         "gather",
         completionless,
-        "deadlock: caller 1 waits for semaphore 4 (flag 0)",  # which is raised anew before it is reset
+        f"race on G@1 rows 0–63, columns 0–127: {COPY} (stream 0) writes it, "
+        "Launch on rank 1 stream compute (caller 1) reads it, and nothing orders the two",
     ),
     (
         "an entry awaited behind what it is for",

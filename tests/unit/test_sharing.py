@@ -151,7 +151,14 @@ def test_one_process_has_one_set() -> None:
     assert alone.entry == "never"
 
 
-@pytest.mark.parametrize("name", ["ag_gemm/streamed", "ag_gemm/hetero_unfused_1d", "gemm_rs/streamed"])
+def test_in_one_process_no_scratch_is_private() -> None:
+    """It would be kept beside that of other plans."""
+    for name, local in (("ag_gemm/streamed", RANKS), ("gemm_rs/streamed", 0)):
+        found = layout(shipped(name, M=48), TOGETHER).sharing
+        assert (found.private, len(found.local_streams)) == (frozenset(), local)
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "ag_gemm/hetero_unfused_1d"])
 def test_in_one_process_local_streams_wait_for_no_other_device(name: str) -> None:
     """Products begin when their own device has ended the run before, unless that was of other callers, which may have
     the same tensors; all other streams when all have."""
