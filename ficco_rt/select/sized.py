@@ -181,7 +181,7 @@ class Operation:
 
         Raises DeviceError (memory), ScheduleError (sizes that do not fit).
         """
-        for bucket in self.buckets:
+        for bucket in reversed(self.buckets):  # smaller ones fit into the scratch of larger ones
             self.executor(bucket)
 
     def run(self, *, streams: Sequence[object] | None = None, **tensors: Sequence[object]) -> None:

@@ -53,6 +53,7 @@ def right(cuda: StandIn, by: Any = None) -> None:
         made = [ficco.Operation(workspace, n, max_m=32, buckets=[8], by=by, **sizes) for n, sizes in OPERATIONS]
         for operation in made:
             operation.warm()
+            assert [*operation._executors] == [32, 8]  # whose schedules may need other scratch, less of each kind
             for m in operation.buckets:
                 executor = operation.executor(m)
                 for executor.graph in (False, True):
