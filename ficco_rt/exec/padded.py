@@ -7,6 +7,7 @@ linear, so that the products which it sums are zeros, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 from weakref import ReferenceType, ref
@@ -183,7 +184,8 @@ def _prepared(workspace: Workspace, executor: Executor, seen: _Seen, rows: Rows,
         (dst, dst_pitch), (src, src_pitch) = sides if tensor.kind == "input" else sides[::-1]
         copies[tensor.kind].append(CopiedRows(rank, dst, src, width, blocks, dst_pitch, src_pitch, zeros))
     bound = executor.bind_at(given)
-    return bound, Prepared(executor, ref(bound), copies["input"], copies["output"])
+    read = [replace(copy, width=0, zeros=0) for copy in copies["input"]]  # the next copies wait until they are
+    return bound, Prepared(executor, ref(bound), copies["input"], copies["output"] + read)
 
 
 def _sums_rows(body: Body) -> bool:

@@ -293,14 +293,19 @@ def taken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return bool(request.param == "taken")
 
 
-def test_rows_on_two_callers_streams(cuda: StandIn, taken: bool) -> None:
-    """What one has not copied out yet, the run that the other one calls does not overwrite."""
+@pytest.mark.parametrize("only", ["", "A"])
+def test_rows_on_two_callers_streams(cuda: StandIn, taken: bool, only: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one has not copied out yet, or its run not read, the run that the other one calls does not overwrite.
+    `only`: this input is copied, and as many rows as the plan has."""
     cuda.reset(f"devices {RANKS}")
+    if only and not taken:
+        monkeypatch.setattr(GpuDriver, "staged", lambda driver, rows: frozenset(only))
+    m = MOST if only else 13
     with ficco.Workspace(RANKS) as workspace:
         made = operation(workspace, "gemm_rs")
-        callers = [Caller(made.executor(13).plan) for _ in range(2)]
+        callers = [Caller(made.executor(m).plan) for _ in range(2)]
         streams = [[int(s) for s in caller.streams] for caller in callers]
-        both = [caller.placed(numbers_of("gemm_rs", 13, 0)[0]) for caller in callers]
+        both = [caller.placed(numbers_of("gemm_rs", m, 0)[0]) for caller in callers]
         for turn in (0, 1):  # all is made before
             made.run(streams=streams[turn], **both[turn])
         made.synchronize()
@@ -308,7 +313,7 @@ def test_rows_on_two_callers_streams(cuda: StandIn, taken: bool) -> None:
             cuda.set(f"seed {seed}; call_steps 0; query_steps {(1, 50)[seed % 2]}")
             wanted = []
             for turn, caller in enumerate(callers):
-                values, wants = numbers_of("gemm_rs", 13, 2 * seed + turn)
+                values, wants = numbers_of("gemm_rs", m, 2 * seed + turn)
                 caller.give(both[turn], values)
                 wanted.append(wants)
             for turn in (0, 1, 0, 1):
