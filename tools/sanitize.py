@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"])
     parser.add_argument("--kernels", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--variants", default="", help="a part of the names of the variants that are checked")
-    parser.add_argument("--most", default="300", help="the greatest M, N and K of a random case (300)")
+    parser.add_argument("--most", type=int, default=300, help="the greatest M, N and K of a random case (300)")
     parser.add_argument("--limit", type=float, default=600, help="seconds that each may take")
     options = parser.parse_args()
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
@@ -56,7 +56,7 @@ def main() -> int:
         for kernel in options.kernels:
             arguments = [*TARGETS[kernel]]
             if arguments[0] == CASES[0]:
-                arguments += ["--most", options.most, "--variants", options.variants]
+                arguments += ["--most", str(options.most), "--variants", options.variants]
             # drivers are asked for calls that they lack: those errors of the API are none of ours; nor are PyTorch's
             # kernels, which make the references, and which it would take most of the time to check
             ours = ["--kernel-name", f"kns={NAMES.get(kernel, kernel)}_"]

@@ -25,7 +25,7 @@ def fmt(files: tuple[str, ...], check_only: bool) -> int:
         path = STDIN if name == "-" else name
         try:
             ficco_dsl.parse_bytes(data, path)  # says where bytes are not UTF-8, too
-            text = data.decode("utf-8")
+            text = data.decode("utf-8-sig")
             formatted = ficco_dsl.format_text(text, path)
         except ScheduleError as error:
             mistakes += error.diagnostics

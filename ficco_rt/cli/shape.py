@@ -76,7 +76,7 @@ def shape(
         write_atomic(plot, picture(timed, schedule.name, found, driver))
         wrote.append(plot)
     if output is not None and best is not None:
-        text = source.data.decode("utf-8")
+        text = source.data.decode("utf-8-sig")
         write_atomic(output, written(text, source.name, dict(best.setting)))
         wrote.append(output)
     clock: ClockKind = "virtual" if driver == "sim" else "device"

@@ -32,7 +32,8 @@ def decoded(data: bytes, name: Path | str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: is not UTF-8 text (byte {error.start})") from error
+        at = error.start + len(data) - len(error.object)  # which lacks the mark
+        raise UsageError(f"{name}: is not UTF-8 text (byte {at})") from error
 
 
 def read_text(path: Path | str) -> str:

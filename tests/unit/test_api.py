@@ -271,9 +271,10 @@ def test_plans_that_cannot_be_read_or_written(plan: Plan, tmp_path: Path) -> Non
     path = tmp_path / "plan.json"
     with pytest.raises(UsageError, match="there is no such file"):
         ficco.load_plan(path)
-    path.write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="is not UTF-8 text"):
-        ficco.load_plan(path)
+    for mark in (b"", b"\xef\xbb\xbf"):
+        path.write_bytes(mark + b"{\xff")
+        with pytest.raises(UsageError, match=rf"is not UTF-8 text \(byte {len(mark) + 1}\)"):
+            ficco.load_plan(path)
     path.write_text("{}")
     with pytest.raises(PlanError, match="this JSON is no plan"):
         ficco.load_plan(path)

@@ -32,6 +32,9 @@ def test_fmt(run: Callable[..., Ending], here: Path) -> None:
     assert good.read_text() == formatted
     assert run("ficco", "fmt", "good.ficco") == Ending(0, "", "")
     assert run("ficco", "fmt", "--check", "good.ficco") == Ending(0, "", "")
+    good.write_bytes(b"\xef\xbb\xbf" + formatted.replace("param M = 64", "param   M=64").encode())
+    assert run("ficco", "fmt", "good.ficco") == Ending(0, "formatted good.ficco\n", "")
+    assert good.read_text() == formatted
 
 
 def test_fmt_standard_input(here: Path) -> None:

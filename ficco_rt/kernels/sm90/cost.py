@@ -44,8 +44,8 @@ _STEP = {
     (256, 168): 0.79,
 }
 # … and where consumers alternate; with it the share of a tile's other costs (start, store, addends, split) that the
-# other consumer's steps do not hide, but for the last tile; on an H200, with --pieces. 128 × 192 by products of 16
-# sizes, beside 128 × 256: 743 and 842 µs of 32768 × 16384 × 512, 1349 and 1354 of 16384 × 8192 × 4096, 1166 and 1157
+# other consumer's steps do not hide, but for the last tile; on an H200, with --pieces. 128 × 192 by products of 17
+# sizes, beside 128 × 256: 777 and 899 µs of 32768 × 16384 × 512, 1349 and 1354 of 16384 × 8192 × 4096, 1166 and 1157
 # of 4096 × 21504 × 5376, 864 and 847 of 8192 × 5120 × 8192, 3116 and 3000 of 8192 × 9216 × 16384
 _PINGPONG = {
     (128, 192): (0.4375, 0.3),
@@ -147,8 +147,8 @@ FEW = 16  # … but not where so few rows are a transposed tile: its estimate ho
 # 28672 × 8192 and 8192 × 14336 × 4096 of a rank (tools.beside).
 STEADY, WAVES = 1.03, 4
 # … and times that of tiles of 128 × 192 whose consumers alternate, in as many waves over no more of K: as fast as 128 ×
-# 256 at 4096 of K, and 3 to 4 % faster where power holds the clocks down (2742 and 2831 µs of 16384 × 14336 × 4096).
-COOL, COOL_K = 1.045, 4096
+# 256 at 4096 of K, and 3 to 4 % faster where power holds the clocks down (2742 and 2845 µs of 16384 × 14336 × 4096).
+POWER, POWER_K = 1.045, 4096
 CLOSE = 1.0  # µs: estimates this close are alike
 SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
 # … where a tile of 128 × 256 adds to what its output holds: its end reads that, and nothing hides the way. From four
@@ -327,10 +327,10 @@ def handicap(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sm
         if v.swapped and max(rows) <= min(FEW, v.tile[0]):
             return 1.0
         return 1 / (DOUBTED if _doubted(v, max(rows), k) else ODD)
-    cool = v.pingpong and v.tile == (128, 192) and k <= COOL_K
+    spares = v.pingpong and v.tile == (128, 192) and k <= POWER_K
     steady = v.tile == (128, 256) and v.cluster == 2 and not v.throttled
-    if k > SHORT and (cool or steady) and cluster_tiles(v, rows, columns) > WAVES * v.clusters(sms):
-        return 1 / (COOL if cool else STEADY)
+    if k > SHORT and (spares or steady) and cluster_tiles(v, rows, columns) > WAVES * v.clusters(sms):
+        return 1 / (POWER if spares else STEADY)
     return 1.0
 
 
