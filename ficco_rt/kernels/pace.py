@@ -10,23 +10,6 @@ from .tiles import DEPTH
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
-    """A launch whose tiles wait is slower than plain launches if it runs for long: from `begin` µs on its tiles slow
-    down, and `time` µs later they take `share` longer. The cause was not found."""
-
-    share: float = 0.0
-    begin: float = 0.0
-    time: float = 1.0
-
-    def slower(self, at: float) -> float:
-        """How many times as long tiles take that begin `at` µs after their launch."""
-        return 1.0 + self.share * min(1.0, max(0.0, at - self.begin) / self.time)
-
-
-NO_DRIFT = Drift()
-
-
-@dataclass(frozen=True, slots=True)
 class Pace:
     """Microseconds of a launch's tiles. A group (a cluster of blocks, or one block) makes its tiles one after another,
     and all groups work at the same time.
@@ -38,7 +21,7 @@ class Pace:
     fetched: a step whose right operand no other group loads at the same time, so that it comes out of memory.
     addend_steps: steps of the pipeline that an addend of a tile takes, each behind `addend_gap` steps of K at most; 0:
     addends are added where the tile is stored. cache: a right operand of so many bytes is read from memory once by
-    products whose tiles are at work at once. drift: of a launch whose tiles wait.
+    products whose tiles are at work at once.
     """
 
     groups: int
@@ -53,7 +36,6 @@ class Pace:
     cache: float = inf
     addend_steps: int = 0
     addend_gap: int = 0
-    drift: Drift = NO_DRIFT
     depth: int = DEPTH
 
     def steps(self, k: int) -> float:

@@ -71,9 +71,10 @@ class Table:
 
     @property
     def _counters(self) -> tuple[int, int]:
-        """Bytes of the signals' counters, with one of those that have ended behind them, and of the splits'."""
+        """Bytes of the signals' counters, with one of blocks that have ended and one of tiles that have begun behind
+        them, and of the splits'."""
         up = 256
-        return (-(-4 * (len(self.signals) + 1) // up) * up, -(-4 * self.partials * self.warps // up) * up)
+        return (-(-4 * (len(self.signals) + 2) // up) * up, -(-4 * self.partials * self.warps // up) * up)
 
     @property
     def counter_bytes(self) -> int:

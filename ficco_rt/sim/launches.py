@@ -47,8 +47,6 @@ class LaunchRun:
         self.products = [_Making(works, [], []) for works in merged]
         self.groups = self._groups(splits)
         self.made = 0  # products, from the first on
-        # NOTE products whose terms come last were not seen to drift: runs of 9 and 12 ms take what they should
-        self.drifts = launch.spins and all(price.late is None for price in self.prices)
         self.together = self._together()
         self.drawn = free  # until when the stream's lane is drawn
         self.start = free
@@ -145,10 +143,7 @@ class LaunchRun:
             body = self.launch.works[product.works[0]].body
             assert isinstance(body, Gemm)
             before = clock.multiplied.get(rank, 0.0)
-            about = self.groups.estimate(product.parts)
-            slower = slowed(clock.machine.device, before, about)
-            if self.drifts:  # as much as in its middle
-                slower *= self.groups.kernel.drift.slower(self.groups.soonest + about / 2)
+            slower = slowed(clock.machine.device, before, self.groups.estimate(product.parts))
             taken = self.groups.take(number, product.parts, body.accumulate, slower)
             clock.multiplied[rank] = before + taken.busy
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin

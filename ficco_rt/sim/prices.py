@@ -286,11 +286,6 @@ class TileGroups:
         last = self.places[number]
         return last.first + last.amount - self.places[before].first <= len(self.free)
 
-    @property
-    def soonest(self) -> float:
-        """When the first group is free."""
-        return min(self.free)
-
     def estimate(self, parts: Sequence[PieceOfK]) -> float:
         """About how long all groups are busy with the tiles of a product."""
         tiles = [part.price.tiles for part in parts]

@@ -606,6 +606,11 @@ static inline void __threadfence() { simt::fence(simt::number(), simt::GPU); }
 static inline void __threadfence_system() { simt::fence(simt::number(), simt::SYS); }
 static inline void __nanosleep(u32) { simt::nap(); }
 static inline u32 atomicAdd(u32* p, u32 v) { return simt::add_word<simt::RELAXED, simt::GPU>(p, v); }
+static inline u32 atomicInc(u32* p, u32 most) {
+    const u32 old = simt::add_word<simt::RELAXED, simt::GPU>(p, 1);
+    if (old >= most) *p = 0;
+    return old;
+}
 static inline u64 atomicMax(u64* p, u64 v) {
     const u64 old = *p;
     *p = old > v ? old : v;

@@ -350,19 +350,18 @@ SUMS = {
 def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> Table:
     run = Run(shape, seed)
     split_k = SplitK(shape.splits)
-    with patch.object(choice, "LEVEL", 0):  # of so little K, too
-        level = choice.level(variant, run.works, signature, shape.blocks, split_k)
-    packed = tables.build(
-        run.works,
-        variant,
-        signature,
-        clusters=shape.blocks,
-        stages=shape.stages,
-        split_k=split_k,
-        level=level,
-        read_only=(shape.left_read_only, shape.read_only),
-        resets=[run.flag(n) for _, n in run.raises] if shape.resets else (),
-    )
+    with patch.object(choice, "LEVEL", 0), patch.object(tables, "ABREAST", 0):  # of so little K, too
+        packed = tables.build(
+            run.works,
+            variant,
+            signature,
+            clusters=shape.blocks,
+            stages=shape.stages,
+            split_k=split_k,
+            level=choice.level(variant, run.works, signature, shape.blocks, split_k),
+            read_only=(shape.left_read_only, shape.read_only),
+            resets=[run.flag(n) for _, n in run.raises] if shape.resets else (),
+        )
     table = packed.table
     constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
     constants[:] = np.frombuffer(table.constants, np.uint8)

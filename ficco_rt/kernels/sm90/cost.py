@@ -14,7 +14,7 @@ from math import ceil
 from ...machine.durations import gemm_rate
 from ...machine.model import Device
 from ...types import TYPES
-from ..pace import Drift, Pace
+from ..pace import Pace
 from ..shared_costs import BESIDE, best_splits
 from ..signature import Promoted
 from ..tile_table import MAX_SPLITS
@@ -25,7 +25,6 @@ from .variants import Variant
 # ends: waves of 66 × 2 tiles of 128 × 256 with K = 8192 take 86 µs on an H200 (docs/results/bench.md, "Where the time
 # goes"), of which 1.7 are a tile's ends: 840 TFLOP/s, the profile says 760.
 PIPELINE = 1.105
-DRIFT = Drift(0.08, 2000.0, 2000.0)  # two H200, all-gathers of 2 to 19 ms (docs/internals/model.md)
 
 # A step of 64 of K on one multiprocessor …
 _STEP = {
@@ -273,7 +272,6 @@ def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dty
         start=start(v) - _STREAM,
         addend_steps=v.addend_steps,
         addend_gap=v.addend_gap if depth == DEPTH else 0,
-        drift=DRIFT,
         depth=depth,
     )
 

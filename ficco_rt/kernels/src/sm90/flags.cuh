@@ -44,6 +44,23 @@ __device__ __forceinline__ void signal_stored(const Parameters& p, int signal, i
         if (lane == 0) store_relaxed((u32*)p.table.flags[s.y + i], value);
 }
 
+// Before a tile of `blocks` steps. Clusters that walk along K together find in L2 what others have loaded; in a long launch
+// they drift apart. So each counts its tiles, and waits until all have begun as many. NOTE not for long: some may have no
+// multiprocessor yet
+__device__ __forceinline__ void keep_abreast(const Parameters& p, int index, int blocks, int lane) {
+    const u32 turn = (u32)index / gridDim.x, tiles = (u32)p.tile_count / CLUSTER;
+    u32* count = p.ended + 1;
+    u32 begun = 0;
+    if (lane == 0) begun = atomicInc(count, tiles - 1);   // the last tile leaves zero
+    begun = uniform(begun);
+    if (turn == 0) return;
+    const u32 goal = min((turn + 1) * (gridDim.x / CLUSTER), tiles);
+    for (int looks = 1 + blocks / 8; looks > 0; --looks) {   // a look takes about as long as a step
+        const u32 seen = uniform(*(const volatile u32*)count);
+        if (seen >= goal || seen <= begun) break;
+    }
+}
+
 // Called by one lane of a block that has no wait left: the last such block of the launch resets the flags.
 __device__ __forceinline__ void reset_flags(const Parameters& p) {
     if (p.reset_count > 0 && atomicAdd(p.ended, 1u) == gridDim.x - 1) {
