@@ -65,15 +65,15 @@ class Choice:
         return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{band}{by_table}{promotion}{chained}"
 
 
-def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "", only: str | None = None) -> Choice:
-    """`only`: of this variant. `pad`: of A and B, those whose rows start at whole lines of 128 bytes, whatever their
-    sizes."""
+def chosen(
+    kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "", only: str | None = None, left_t: bool = False
+) -> Choice:
+    """`only`: of this variant. `pad`: those of A and B whose rows start at whole lines of 128 bytes anyway."""
     if kernel == "sm90":
         lines = ("A" in pad or k % tiles.DEPTH == 0, "B" in pad or (k if right_t else n) % tiles.DEPTH == 0)
-        every = [v for v in (*VARIANTS, *ODD) if only in (None, v.name)]
+        every = [v for v in (VARIANTS if left_t else (*VARIANTS, *ODD)) if only in (None, v.name)]
         hopper = sm90.ranked([m], [n], k, sms(), right_t, variants=every, lines=lines)[0]
-        deepest = hopper.stages == hopper.variant.stages(SMEM, right_t)
-        return Choice(hopper.variant, hopper.tail_splits, stages=0 if deepest else hopper.stages)
+        return Choice(hopper.variant, hopper.tail_splits, stages=hopper.stages % hopper.variant.stages(SMEM, right_t))
     ways = tuple(Way(v, min(r, v.residency), 0, shared(r)) for v in SM80.variants for r in (1, 2, 3, 4))
     found = fastest(SM80, ways, (m,), (n,), k, sms(), arch())
     assert found is not None

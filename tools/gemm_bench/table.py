@@ -32,7 +32,7 @@ def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, be
             for right_t, layout in layouts:
                 m, n, k = shape["m"], shape["n"], shape["k"]
                 found = measured(m, n, k, right_t) if kernel == "sm90" and not left_t else None
-                choice = chosen(kernel, m, n, k, right_t, only=None if found is None else found.kernel)
+                choice = chosen(kernel, m, n, k, right_t, only=found.kernel if found else None, left_t=left_t)
                 data = sets(m, n, k, right_t, left_t)
                 ours = [plain(a, b, c, right_t, choice, left_t=left_t) for a, b, c in data]
                 ours[0]()
@@ -43,9 +43,8 @@ def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, be
                 theirs = [partial(torch.mm, a.T if left_t else a, b.T if right_t else b, out=c) for a, b, c in data]
                 graphs = [graph(ours), graph(theirs)]
                 if beside:
-                    graphs.append(
-                        graph([plain(a, b, c, right_t, choice, source=beside, left_t=left_t) for a, b, c in data])
-                    )
+                    other = [plain(a, b, c, right_t, choice, source=beside, left_t=left_t) for a, b, c in data]
+                    graphs.append(graph(other))
                 t = times(graphs, len(data), rounds)
                 mine, cublas = median(t[0]), median(t[1])
                 row = {
