@@ -36,8 +36,9 @@ Spans: TypeAlias = tuple[Interval, ...]
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 4  # different matrices that addends lie in
 PARAMETER_BYTES = 4032  # of 4096 that a launch's may have; with scales of blocks, the maps of the left ones behind them
-# Steps of K of a tile from which clusters wait for each other. On an H200: 8192 × 53248 × 16384 takes 7 to 11 % less,
-# 8192 × 28672 × 8192 3 to 4 %, 16384 × 14336 × 4096 2 %, 8192 × 8192 × 2048 0.3 %; 32768 × 4096 × 1024 0.1 % more.
+# Steps of K of the deepest tile from which clusters wait for each other. On an H200: 8192 × 53248 × 16384 takes 7 to 11
+# % less, 8192 × 28672 × 8192 3 to 7 %, 16384 × 14336 × 4096 2 %, 8192 × 8192 × 2048 0.3 %; 32768 × 4096 × 1024 0.1 %
+# more.
 ABREAST = 32
 SCALES = struct.Struct("<4Q")  # struct OperandScales
 OPERAND_BYTES = 384  # three tensor maps

@@ -121,11 +121,11 @@ typedef struct MappedParameters {
     int tile_count, stages;
     const TileAddends* tile_addends;   // one for each tile
     const Addend* addends;
-    u32* ended;                        // blocks that wait for nothing any more, and tiles that clusters have begun; zeros
-                                       // before the first launch and after each
+    u32* ended;                        // blocks that wait for nothing any more, and tiles that clusters have begun;
+                                       // zero before the first launch and after each
     int reset_first, reset_count;      // Table.flags that are reset when all blocks have ended so
     const DepthWait* depth_waits;      // one for each of Table.depths; null: no piece of K waits
-    int abreast;                       // 1: clusters wait at each of their tiles until all have come as far
+    int abreast;                       // 1: each cluster waits at its tiles until all have begun as many
     TensorMap addend_maps[4];          // of fp8 operands 2, and the operands' OperandScales behind these
     FirstGrid first;
 } MappedParameters;

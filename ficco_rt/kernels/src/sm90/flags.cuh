@@ -44,9 +44,9 @@ __device__ __forceinline__ void signal_stored(const Parameters& p, int signal, i
         if (lane == 0) store_relaxed((u32*)p.table.flags[s.y + i], value);
 }
 
-// Before a tile of `blocks` steps. Clusters that walk along K together find in L2 what others have loaded; in a long launch
-// they drift apart. So each counts its tiles, and waits until all have begun as many. NOTE not for long: some may have no
-// multiprocessor yet
+// Before a tile of `blocks` steps. Clusters that walk along K together find in L2 what others have loaded; in a long
+// launch they drift apart. So each counts its tiles, and waits until all have begun as many. NOTE not for long: some may
+// not be running yet
 __device__ __forceinline__ void keep_abreast(const Parameters& p, int index, int blocks, int lane) {
     const u32 turn = (u32)index / gridDim.x, tiles = (u32)p.tile_count / CLUSTER;
     u32* count = p.ended + 1;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void keep_abreast(const Parameters& p, int index, int
     begun = uniform(begun);
     if (turn == 0) return;
     const u32 goal = min((turn + 1) * (gridDim.x / CLUSTER), tiles);
-    for (int looks = 1 + blocks / 8; looks > 0; --looks) {   // a look takes about as long as a step
+    for (int looks = 1 + blocks / 8; looks > 0; --looks) {   // a look takes about as long as a step of a large tile
         const u32 seen = uniform(*(const volatile u32*)count);
         if (seen >= goal || seen <= begun) break;
     }
