@@ -30,7 +30,7 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
     # NOTE of all ranks 2.1 % before tiles for few rows came, and 2.13 % since, as docs/internals/model.md says
     assert whole.errors.median < (0.022 if "FICCO_ALL" in os.environ else 0.021)
     # NOTE of the variants whose kernels are still chosen; these were about as far off before tiles for few rows came
-    assert whole.errors.p90 < 0.086
+    assert whole.errors.p90 < 0.088
     assert whole.ranks.median is not None
     assert whole.ranks.median > 0.8
     lost = whole.choices["model"]

@@ -68,7 +68,7 @@ class Choice:
 def chosen(
     kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "", only: str | None = None, left_t: bool = False
 ) -> Choice:
-    """`only`: of this variant. `pad`: those of A and B whose rows start at whole lines of 128 bytes anyway."""
+    """`only`: of this variant. `pad`: those of A and B whose rows start at whole lines, whatever their sizes."""
     if kernel == "sm90":
         lines = ("A" in pad or k % tiles.DEPTH == 0, "B" in pad or (k if right_t else n) % tiles.DEPTH == 0)
         every = [v for v in (VARIANTS if left_t else (*VARIANTS, *ODD)) if only in (None, v.name)]
