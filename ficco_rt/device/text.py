@@ -125,6 +125,7 @@ def _launch(plan: ir.DevicePlan, number: int, launch: ir.DeviceLaunch) -> Iterat
         f"{c.stages} stages": c.stages,
         f"{c.tiles} tiles{f' in bands of {c.band}' if c.band else ''}": c.tiles,
         f"last tiles of {' and '.join(level)} overlap the ones before": level,
+        "clusters in lockstep": c.lockstep,
         f"read-only {' and '.join(unwritten)}": unwritten,
         f"resets flags {' '.join(map(str, c.resets))}": c.resets,
         f"K of the last wave's tiles in {c.split_k.tail} parts": c.split_k.tail > 1,

@@ -159,6 +159,7 @@ class KernelConfig:
     wave: int = 1  # clusters at work at once: they decide the order of tiles and the splits of K
     band: int | None = None  # rows of clusters' tiles that are walked together; None: a wave is about square
     level: tuple[bool, bool] = (False, False)  # the last tiles of rows, of columns, overlap those before
+    lockstep: bool = False  # clusters wait at each of their tiles until all have begun as many
     split_k: SplitK = WHOLE_K
     merged: tuple[tuple[int, ...], ...] = ()  # works that are made as one; empty: every work stands for itself
     matmuls: tuple[Matmul, ...] = ()

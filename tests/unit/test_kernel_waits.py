@@ -350,7 +350,7 @@ SUMS = {
 def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> Table:
     run = Run(shape, seed)
     split_k = SplitK(shape.splits)
-    with patch.object(choice, "LEVEL", 0), patch.object(tables, "ABREAST", 0):  # of so little K, too
+    with patch.object(choice, "LEVEL", 0):  # of so little K, too
         packed = tables.build(
             run.works,
             variant,
@@ -359,6 +359,7 @@ def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nv
             stages=shape.stages,
             split_k=split_k,
             level=choice.level(variant, run.works, signature, shape.blocks, split_k),
+            lockstep=choice.lockstep(variant, run.works, signature, shape.blocks, split_k),
             read_only=(shape.left_read_only, shape.read_only),
             resets=[run.flag(n) for _, n in run.raises] if shape.resets else (),
         )

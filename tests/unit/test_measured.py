@@ -29,8 +29,9 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
     whole = figures(found, {"model": modelled_best, "measured": measured_of_few})
     # NOTE of all ranks 2.1 % before tiles for few rows came, and 2.13 % since, as docs/internals/model.md says
     assert whole.errors.median < (0.022 if "FICCO_ALL" in os.environ else 0.021)
-    # NOTE of the variants whose kernels are still chosen; these were about as far off before tiles for few rows came
-    assert whole.errors.p90 < 0.088
+    # NOTE 8.7 % of the variants whose kernels are still chosen, 383 at two ranks; 8.4 % while those of long launches,
+    # which the model is nearer to, were among them
+    assert whole.errors.p90 < 0.0875
     assert whole.ranks.median is not None
     assert whole.ranks.median > 0.8
     lost = whole.choices["model"]

@@ -60,13 +60,13 @@ def build(
             split_k=split_k,
             band=band,
             level=choice.level(v, works, signature, clusters, split_k),
+            lockstep=choice.lockstep(v, works, signature, clusters, split_k),
             read_only=read_only,
             resets=resets,
         )
         made = made if foreseen else replace(made, first=None)
-        smem = v.smem(stages, signature.right_transposed, signature.scaling)
         blocks = min(clusters * v.cluster, -(-len(made.table.tiles) // v.together) * v.together)
-        return Built(key, made, blocks, smem)
+        return Built(key, made, blocks, v.smem(stages, signature.right_transposed, signature.scaling))
     other = by_address.build(works, v, signature, blocks=blocks, stages=stages, tail_splits=split_k.tail, band=band)
     return Built(key, other, min(blocks, len(other.table.tiles)), v.smem(stages))
 

@@ -29,9 +29,11 @@ from .variants import VARIANTS, Variant
 _FP8_BAND, _QUARTER, _EVEN, _ACROSS = 8, 4, 7, 5
 _BAND_LEFT = 16 * 256 * 5120  # bytes
 
-# Bytes of K from which blocks drift apart if one of them has less to load. On an H200, with level tiles and without:
-# 270 × 2304 × 5824 by 96 × 64 takes 15.1 and 17.4 µs, 785 × 960 × 4864 by 104 × 64 14.0 and 15.9, 1460 × 704 × 14912 by
-# 128 × 64 46.7 and 78.8; with K of 64 to 1536 up to 2 % longer.
+# Bytes of K from which blocks drift apart if one of them has less to load, and clusters if they make several tiles. On
+# an H200, with level tiles and without: 270 × 2304 × 5824 by 96 × 64 takes 15.1 and 17.4 µs, 785 × 960 × 4864 by 104 ×
+# 64 14.0 and 15.9, 1460 × 704 × 14912 by 128 × 64 46.7 and 78.8; with K of 64 to 1536 up to 2 % longer. In lockstep
+# 8192 × 53248 × 16384 takes 7 to 11 % less, 8192 × 28672 × 8192 3 to 7 %, 16384 × 14336 × 4096 2 %, 8192 × 8192 × 2048
+# 0.3 %; 32768 × 4096 × 1024 0.1 % more.
 LEVEL = 4096
 
 
@@ -65,7 +67,7 @@ def level(
     v: Variant, works: Sequence[MatrixWork], signature: Signature, clusters: int, split_k: SplitK
 ) -> tuple[bool, bool]:
     """Whether the last tiles of rows, and of columns, begin in those before, to be as large; see `tile_table.table`.
-    Single blocks that are all at work at once then stay abreast, and L2 merges what neighbours load. Nothing is added
+    Single blocks that are all at work at once then stay in step, and L2 merges what neighbours load. Nothing is added
     to what is stored twice, and all its sums are made alike."""
     if v.together > 1 or v.throttled or v.pingpong or signature.left_transposed or split_k != WHOLE_K:
         return False, False
@@ -80,6 +82,15 @@ def level(
         any(n > high and n % high for n in rows),
         along_k and max(rows) > high and any(n > wide and n % wide for n in columns),
     )
+
+
+def lockstep(v: Variant, works: Sequence[MatrixWork], signature: Signature, clusters: int, split_k: SplitK) -> bool:
+    """Whether clusters wait at each of their tiles until all have begun as many. If they walk along K together, they
+    find in L2 what others have loaded. Those of one wave begin together anyway, and so do parts of K in a cluster."""
+    deep = depth_of(works, signature.transposed) * signature.item // min(split_k.works, default=1)
+    tiles = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, across=v.shares_left,
+                  step=signature.step, split_k=split_k)  # fmt: skip
+    return v.parts == 1 and deep >= LEVEL and tiles > clusters * v.cluster
 
 
 def split_k_of(

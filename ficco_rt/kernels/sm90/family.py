@@ -19,7 +19,7 @@ from ..pace import Pace
 from ..signature import Signature
 from ..tile_table import count
 from ..works import Work, only
-from .choice import Choice, band, level, ranked, split_k_of, wait_groups, whole_lines
+from .choice import Choice, band, level, lockstep, ranked, split_k_of, wait_groups, whole_lines
 from .cost import FEW, FP8, LINES, WaitGroup, alone, pace
 from .tables import PackedLaunch, build, refusal
 from .variants import ARCH, BESIDE, LEAN, ODD, SOURCE, STATIC_BYTES, VARIANTS, Variant
@@ -200,6 +200,7 @@ class Sm90(Family[Variant]):
                 wave=clusters,
                 band=band(v, works, signature.transposed, request.sms, signature.item),
                 level=level(v, works, signature, clusters, split_k),
+                lockstep=lockstep(v, works, signature, clusters, split_k),
                 split_k=split_k,
                 merged=groups,
             ),
@@ -236,6 +237,7 @@ class Sm90(Family[Variant]):
             split_k=config.split_k,
             band=config.band,
             level=config.level,
+            lockstep=config.lockstep,
             read_only=config.read_only,
             resets=resets,
         )

@@ -36,16 +36,12 @@ Spans: TypeAlias = tuple[Interval, ...]
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 4  # different matrices that addends lie in
 PARAMETER_BYTES = 4032  # of 4096 that a launch's may have; with scales of blocks, the maps of the left ones behind them
-# Steps of K of the deepest tile from which clusters wait for each other. On an H200: 8192 × 53248 × 16384 takes 7 to 11
-# % less, 8192 × 28672 × 8192 3 to 7 %, 16384 × 14336 × 4096 2 %, 8192 × 8192 × 2048 0.3 %; 32768 × 4096 × 1024 0.1 %
-# more.
-ABREAST = 32
 SCALES = struct.Struct("<4Q")  # struct OperandScales
 OPERAND_BYTES = 384  # three tensor maps
 INFOS_AT = MAX_OPERANDS * OPERAND_BYTES
 INFO = struct.Struct("<2Q3Ii")  # struct OperandInfo of `src/tiles.h`
 POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
-POINTERS = struct.Struct("<9Q2i3Q2iQi")  # of struct MappedParameters, from `table` to `abreast`
+POINTERS = struct.Struct("<9Q2i3Q2iQi")  # of struct MappedParameters, from `table` to `lockstep`
 ADDEND_MAPS_AT = 3456
 SCALES_AT = ADDEND_MAPS_AT + 2 * 128
 FIRST_GRID = struct.Struct("<13i")
@@ -140,7 +136,7 @@ class PackedLaunch:
     maps: tuple[TensorMap, ...]
     read_only: tuple[bool, bool]  # see `build`
     first: FirstGrid | None
-    abreast: bool  # whether a cluster waits at each of its tiles until all have come as far
+    lockstep: bool  # see `build`
 
     def moved(self, move: Move) -> PackedLaunch:
         """The launch for tensors that lie elsewhere."""
@@ -173,7 +169,7 @@ class PackedLaunch:
         POINTERS.pack_into(
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort, partials), len(table.tiles),
             self.stages, *table.addend_pointers(constants), *table.resetting(scratch),
-            table.depth_wait_pointer(constants), self.abreast,
+            table.depth_wait_pointer(constants), self.lockstep,
         )  # fmt: skip
         if self.first is not None:
             FIRST_GRID.pack_into(block, FIRST_GRID_AT, *self.first)
@@ -298,11 +294,13 @@ def build(
     split_k: SplitK = WHOLE_K,
     band: int | None = None,
     level: tuple[bool, bool] = (False, False),
+    lockstep: bool = False,
     read_only: tuple[bool, bool] = (False, False),
     resets: Sequence[int] = (),
 ) -> PackedLaunch:
     """The launch that makes `works`, in their order, with so many clusters at work at once; see `tile_table.table`.
 
+    `lockstep`: whether each cluster waits at each of its tiles until all have begun as many; not for long.
     `read_only`: whether nothing writes the left operands, and the right operands, while the plan runs. A read-only
     operand may load before the previous launch ends; a read-only right operand also loads before the flags of its works
     are up. `resets`: flags that the launch resets. There are none where a work accumulates, because its storing warps
@@ -353,7 +351,6 @@ def build(
             s, steps, high = left.scales, variant.scale_steps, maps[3 * i].box[1] * variant.left_boxes
             dims, at, swizzle = (-(-ends[left] // 128), left.rows), PARAMETER_BYTES + 128 * i, 64 if steps == 16 else 0
             maps.append(TensorMap(s.address, ACCUMULATOR, dims, s.pitch * 4, (steps, high), at, swizzle))
-    deep = int(made.tiles["k_blocks"].max())
     return PackedLaunch(
         variant=variant,
         table=made,
@@ -363,7 +360,7 @@ def build(
         # NOTE a left operand that is not waited for is not waited for along K either
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
         first=first_grid(made, works, variant, signature, clusters, band),
-        abreast=variant.parts == 1 and len(made.tiles) > clusters * variant.cluster and deep >= ABREAST,
+        lockstep=lockstep,
     )
 
 

@@ -125,7 +125,7 @@ typedef struct MappedParameters {
                                        // zero before the first launch and after each
     int reset_first, reset_count;      // Table.flags that are reset when all blocks have ended so
     const DepthWait* depth_waits;      // one for each of Table.depths; null: no piece of K waits
-    int abreast;                       // 1: each cluster waits at its tiles until all have begun as many
+    int lockstep;                      // 1: each cluster waits at its tiles until all have begun as many
     TensorMap addend_maps[4];          // of fp8 operands 2, and the operands' OperandScales behind these
     FirstGrid first;
 } MappedParameters;

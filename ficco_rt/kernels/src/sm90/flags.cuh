@@ -47,7 +47,7 @@ __device__ __forceinline__ void signal_stored(const Parameters& p, int signal, i
 // Before a tile of `blocks` steps. Clusters that walk along K together find in L2 what others have loaded; in a long
 // launch they drift apart. So each counts its tiles, and waits until all have begun as many. NOTE not for long: some may
 // not be running yet
-__device__ __forceinline__ void keep_abreast(const Parameters& p, int index, int blocks, int lane) {
+__device__ __forceinline__ void keep_lockstep(const Parameters& p, int index, int blocks, int lane) {
     const u32 turn = (u32)index / gridDim.x, tiles = (u32)p.tile_count / CLUSTER;
     u32* count = p.ended + 1;
     u32 begun = 0;

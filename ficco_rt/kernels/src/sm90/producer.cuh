@@ -174,7 +174,7 @@ template <bool RIGHT> struct Feeder {
     // The tile that was read ahead: all its steps, while the next one is read.
     __device__ __forceinline__ void feed_tile(int& index) {
         place = same(place), more = same(more), wait = same(wait), depth = same(depth);
-        if (RIGHT && PARTS == 1 && p.abreast && me == 0) keep_abreast(p, index, more.w, lane);
+        if (RIGHT && PARTS == 1 && p.lockstep && me == 0) keep_lockstep(p, index, more.w, lane);
         const MappedOperands* o = p.operands + wait.x;
         const OperandInfo* info = p.infos + wait.x;
         const u32 bytes = info->stage_bytes;   // both operands'
