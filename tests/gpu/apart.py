@@ -20,8 +20,9 @@ DUMP = 5  # seconds from the limit, when the process shows where its threads are
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of a process that imports this checkout, also where another one is installed."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dsl")]), **(more or {})}
+    """Of a process that imports this checkout, also where another one is installed. The caller's path comes after."""
+    paths = [str(ROOT), str(ROOT / "dsl"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(more or {})}
 
 
 def apart(
