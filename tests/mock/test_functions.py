@@ -49,5 +49,5 @@ def test_in_plain_kernels(library: StandIn, dtype: str) -> None:
 
 def test_the_check_on_gpus(cuda: StandIn) -> None:
     cuda.reset("devices 1; arch sm_80")
-    assert test_functions.right("cuda", 2, 2, "silu", "bf16", 96)
+    assert test_functions.right("cuda", 2, 2, ["silu"], "bf16", 96)
     assert not cuda.live()
