@@ -479,6 +479,23 @@ def test_communicators_that_do_not_open_have_a_time_limit(
     at_rest(cuda)
 
 
+def test_each_communicator_gets_its_time_to_leave(cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave one after another, slower where a host is busy: six take three times as long as one may."""
+    fresh(cuda)
+    with executor(cuda, plan_of(3)) as made:
+        assert verified_run(made, values="exact").ok
+        _, library = parts(made)
+        close = library.close
+
+        def slowly(communicator: Any) -> None:
+            time.sleep(0.25)
+            close(communicator)
+
+        monkeypatch.setattr(collectives, "SETTLE", 0.5)
+        monkeypatch.setattr(library, "close", slowly)
+    at_rest(cuda)
+
+
 def test_an_abort_that_waits_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "RELIEF", 0.05)
     one, graph = owner.Owner(), threading.Event()

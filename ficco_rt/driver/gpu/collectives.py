@@ -50,7 +50,7 @@ from .refused import Closing, Refused, concerning, undo_on_error
 from .vendor import DriverCall, Gpu, Handle
 
 WARM = 32 << 20  # bytes, at most, of a collective that is made once before any run
-SETTLE = 5.0  # seconds that communicators get to leave once no graph holds calls, and other processes to come
+SETTLE = 5.0  # seconds that a communicator gets to leave once no graph holds calls, and other processes to come
 ANSWER = 1.0  # seconds that the owner gets to say whether communicators are well
 LOOK = 0.02  # seconds between two looks at whether other processes have come
 NTHREADS = "NCCL_NTHREADS"
@@ -104,7 +104,7 @@ class Communicators:
         self._places: dict[int, dict[str, None]] = {}  # by number: the collectives of the plan, for people
         self._wanted: dict[_Wanted, None] = {}  # what calls were made ready for
         self._cold: list[_Wanted] = []  # of these, the ones that these communicators have not made yet
-        self._leaving: list[Job] = []
+        self._leaving: list[tuple[Job, int]] = []  # and how many communicators it gives back
         self.lent = False  # callers' graphs may hold calls, too
         self._changing = threading.Lock()  # `abort` comes from other threads
         self._calling = threading.Lock()  # held in calls, until these are over, and while the owner asks for errors
@@ -382,7 +382,8 @@ class Communicators:
             given, self._open = self._open, {}
             self._generation += 1
             if given:
-                self._leaving.append(OWNER.begin(lambda: self._abort(given), lasts=True))
+                job = OWNER.begin(lambda: self._abort(given), lasts=True)
+                self._leaving.append((job, sum(map(len, given.values()))))
 
     def _abort(self, given: Mapping[int, Opened]) -> None:
         """NOTE in one group: all are told to stop before the end of the group waits for graphs, which may stand behind
@@ -405,7 +406,9 @@ class Communicators:
         """What leaves is given back. DeviceError: it is not, because a graph holds calls, or something never ends."""
         with self._changing:
             leaving, self._leaving = self._leaving, []
-        if all(job.done.wait(SETTLE) for job in leaving):
+        limit = SETTLE * (1 if self.lent else sum(count for _, count in leaving))
+        end = monotonic() + limit
+        if all(job.done.wait(max(0.0, end - monotonic())) for job, _ in leaving):
             return
         if self.lent:  # these jobs end when the graphs go; no other job waits for them
             raise DeviceError(
@@ -413,7 +416,7 @@ class Communicators:
                 "(PyTorch: graph.reset())"
             )
         self._gpus.hang()
-        raise DeviceError(f"communicators are not given back within {SETTLE:g} s")
+        raise DeviceError(f"communicators are not given back within {limit:g} s")
 
     def close(self) -> None:
         """Releases everything. NOTE this waits for graphs that an interrupt may have left."""
@@ -423,7 +426,8 @@ class Communicators:
                     given, self._open = self._open, {}
                     self._generation += 1
                     for communicators in given.values():  # NCCL takes half a second for each
-                        self._leaving.append(OWNER.begin(partial(self._drop, communicators, closing), lasts=True))
+                        job = OWNER.begin(partial(self._drop, communicators, closing), lasts=True)
+                        self._leaving.append((job, len(communicators)))
             else:
                 self.abort()
             closing(self.settle)
