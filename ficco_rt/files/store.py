@@ -140,9 +140,9 @@ class _Pickler(pickle.Pickler):
 
 @cache
 def _fields(cls: Any) -> tuple[tuple[str, ...], bool]:
-    """Their names, and whether the class derives some of them."""
+    """Their names, and whether the class derives some of them, or takes some as keywords alone."""
     fields = dataclasses.fields(cls)
-    return tuple(f.name for f in fields), not all(f.init for f in fields)
+    return tuple(f.name for f in fields), not all(f.init and not f.kw_only for f in fields)
 
 
 def _restored(cls: type, *values: object) -> object:

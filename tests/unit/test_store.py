@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from ficco_rt import compiler
 from ficco_rt.files import private, store
 from ficco_rt.files.store import Store
 from ficco_rt.geometry.region import Axis, Interval, Region
 from ficco_rt.graph.ir import Span
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+from tests import cases
 
 VALUE = Region("A", 1, (Axis((Interval(0, 4), Interval(8, 12))), Axis((Interval(2, 3),), dropped=True)))
 KEY = ("ag_gemm", 4)
@@ -116,3 +120,11 @@ def test_every_file_of_the_package_counts(tmp_path: Path) -> None:
     names = {path.name for path in store._files()}
     assert {"check.py", "sm90_gemm.cu", "oneshot.ficco", "grammar.lark", "parser.py"} <= names
     assert not any(name.endswith(".pyc") for name in names)
+
+
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_plans_read_back(name: str, kept: Store) -> None:
+    graph = compiler.build(cases.schedule(name), 2, cases.sizes(name, 2, even=True))
+    plan = compiler.plan_of(graph, profile("h200-switch", 2))
+    kept.put(name, plan)
+    assert kept.get(name, Plan) == plan
