@@ -30,7 +30,7 @@ from ..graph.scales import name_of
 from ..kernels.families import AloneTimes, PlainProduct
 from ..plan.codec import content_hash
 from ..plan.ir import Plan
-from ..process.group import gathered
+from ..process.group import agree, gathered
 from ..types import TYPES
 from . import measurements
 from .choose import By, choose
@@ -76,7 +76,7 @@ class Operation:
     `buckets`: the numbers of rows for which there are plans; by default the powers of two from 16, and `max_m`. `graph`
     and `by` are as for an `Executor` and for `choose`. `leave`: multiprocessors that kernels which wait, and meanwhile
     hold theirs, leave to kernels of other libraries. `run` takes tensors as `Executor.run` does. In a group all
-    processes make the same calls with the same m.
+    processes make the same calls with the same m: they compare it, on GPUs at the first run with each m.
 
     Raises UsageError (no such operation, sizes that are missing), ScheduleError (sizes that do not fit).
     """
@@ -110,6 +110,7 @@ class Operation:
         self._prepared: dict[Key | None, padded.Prepared] = {}  # runs on GPUs
         self._blocks = {name: workspace.ranks if of_all else 1 for name, of_all in blocks.items()}
         self._tells = next(iter(blocks))
+        self._agreed: set[int] = set()  # numbers of rows with which all processes have run
         self._scaled = any(" scaled " in str(value) for value in sizes.values())
         self._store = user_store()
 
@@ -176,6 +177,14 @@ class Operation:
         group = self._workspace.group
         return [mine] if group is None else gathered(group, mine, self._workspace.timeout, step)
 
+    def _agree(self, m: int) -> None:
+        """UsageError: processes run with other rows, where results would be wrong without a word."""
+        group = self._workspace.group
+        if group is not None and (self._workspace.shared is None or m not in self._agreed):
+            said = {"the rows of a rank": str(m), "the run": self._operation}
+            agree(group, said, self._workspace.timeout)
+            self._agreed.add(m)
+
     def warm(self) -> None:
         """Make the executors of all buckets, ahead of runs.
 
@@ -195,6 +204,7 @@ class Operation:
             return
         key = None if self._workspace.shared is None else key_of(tensors)
         m = _rows(tensors, self._tells, self._blocks[self._tells])
+        self._agree(m)
         executor, rows = self.executor(m), Rows(self.bucket(m), m, self._blocks)
         with self._workspace.entered():
             padded.run(self._workspace, executor, tensors, rows, self.max_m, streams, key, self._prepared)
@@ -254,8 +264,9 @@ def _positive(value: object, what: str) -> int:
 
 def _rows(tensors: Mapping[str, Sequence[object]], name: str, blocks: int) -> int:
     """m, by the first rank's tensor."""
-    of_ranks = tensors.get(name) or ()
-    shape: Sequence[int] = getattr(of_ranks[0], "shape", ()) if len(of_ranks) else ()
+    of_ranks = tensors.get(name)
+    given = of_ranks[0] if isinstance(of_ranks, Sequence) and len(of_ranks) else None
+    shape: Sequence[int] = getattr(given, "shape", ())
     if not len(shape):
         raise UsageError(f"{name}: wanted a list of tensors, one a rank, whose rows tell how many there are")
     if shape[0] % blocks:

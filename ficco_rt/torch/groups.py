@@ -65,6 +65,9 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.buckets, Sequence) or any(whole(m, "a bucket") < 1 for m in self.buckets):
             raise UsageError(f"buckets is a list of numbers of rows, each at least 1; given {self.buckets}")
+        object.__setattr__(self, "buckets", tuple(self.buckets))  # alike, however they are given
+        if not isinstance(self.check, bool):
+            raise UsageError(f"check is True or False; given {self.check!r}")
         multiprocessors(self.leave, "leave")
         if self.limit is not None and whole(self.limit, "limit") < 1:
             raise UsageError(f"limit is a number of bytes, at least 1; given {self.limit}")
@@ -374,6 +377,19 @@ def configure(settings: Settings) -> Settings:
         return before
 
 
+def settle(settings: Settings) -> None:
+    """All groups have these settings from now on. Raises UsageError (some group has run with others)."""
+    with _LOCK:
+        for key, of in list(_OPERATIONS.items()):
+            if of._workspace is None:
+                del _OPERATIONS[key]
+            elif of._settings != settings:
+                raise UsageError(
+                    "operators of torch.ops.ficco have run with other settings: install before their first call, or "
+                    "call uninstall() first, in all processes"
+                )
+
+
 def operations(group_name: str, device: torch.device) -> Operations:
     """Those of the process group of this name. Raises RuntimeError (there is no such group)."""
     group, key = c10d._resolve_process_group(group_name), (group_name, device)
@@ -381,14 +397,20 @@ def operations(group_name: str, device: torch.device) -> Operations:
     if known is not None and known.group is group:
         return known
     with _LOCK:
-        known = _OPERATIONS.get(key)
-        if known is not None and known.group is not group:  # destroyed, and its name taken by another one
-            with suppress(DeviceError, UsageError):
-                known.close()
-            known = None
-        if known is None:
-            known = _OPERATIONS[key] = Operations(group, device, _SETTINGS)
-        return known
+        for other in sorted(_OPERATIONS, key=str):
+            if not _lives(other[0], _OPERATIONS[other].group):
+                with suppress(DeviceError, UsageError):
+                    _OPERATIONS.pop(other).close()
+        if key not in _OPERATIONS:
+            _OPERATIONS[key] = Operations(group, device, _SETTINGS)
+        return _OPERATIONS[key]
+
+
+def _lives(name: str, group: Any) -> bool:
+    """Whether a process group has not been destroyed; another one may have taken its name."""
+    with suppress(RuntimeError):
+        return c10d._resolve_process_group(name) is group
+    return False
 
 
 def _at(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -37,20 +37,26 @@ class ColumnParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.group_name, ranks, _ = _group(group)
-        self.gather_dim = gather_dim
+        self.group_name, ranks, self._rank = _group(group)
+        self.gather_dim, self._width = gather_dim, in_features
         mine = _share(out_features, ranks, "out_features")
-        made = nn.Linear(in_features, mine, bias, device=device, dtype=dtype)
-        self.weight, self.bias = made.weight, made.bias
+        _parameters(self, mine, in_features, bias, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Shards of a new whole layer, as `nn.Linear` draws it: each rank draws others, also with one seed."""
+        _draw(self.weight, self._width, self._rank)
+        if self.bias is not None:
+            _draw(self.bias, self._width, self._rank)
 
     @classmethod
     def from_linear(
         cls, full: nn.Linear, group: dist.ProcessGroup | None = None, *, gather_dim: int = 0
     ) -> ColumnParallelLinear:
         """This rank's shard of a whole layer. Raises UsageError."""
-        made = cls(*_as(full, cls), group=group, gather_dim=gather_dim, **_like(full))
+        made = cls(*_as(full, cls), group=group, gather_dim=gather_dim, device="meta", dtype=full.weight.dtype)
         _, ranks, rank = _group(group)
-        _copy(made, full.weight.chunk(ranks, 0)[rank], None if full.bias is None else full.bias.chunk(ranks)[rank])
+        bias = None if full.bias is None else full.bias.chunk(ranks)[rank]
+        _copy(made, full, full.weight.chunk(ranks, 0)[rank], bias)
         return made
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,20 +83,26 @@ class RowParallelLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.group_name, ranks, _ = _group(group)
-        self.scatter_dim = scatter_dim
+        self.group_name, ranks, self._rank = _group(group)
+        self.scatter_dim, self._width = scatter_dim, in_features
         mine = _share(in_features, ranks, "in_features")
-        made = nn.Linear(mine, out_features, bias, device=device, dtype=dtype)
-        self.weight, self.bias = made.weight, made.bias
+        _parameters(self, out_features, mine, bias, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """A shard of a new whole layer's weight, as `nn.Linear` draws it: each rank draws another, also with one seed.
+        The bias, which all ranks have, is zero."""
+        _draw(self.weight, self._width, self._rank)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     @classmethod
     def from_linear(
         cls, full: nn.Linear, group: dist.ProcessGroup | None = None, *, scatter_dim: int | None = 0
     ) -> RowParallelLinear:
         """This rank's shard of a whole layer. Raises UsageError."""
-        made = cls(*_as(full, cls), group=group, scatter_dim=scatter_dim, **_like(full))
+        made = cls(*_as(full, cls), group=group, scatter_dim=scatter_dim, device="meta", dtype=full.weight.dtype)
         _, ranks, rank = _group(group)
-        _copy(made, full.weight.chunk(ranks, 1)[rank], full.bias)
+        _copy(made, full, full.weight.chunk(ranks, 1)[rank], full.bias)
         return made
 
     def forward(self, x: Tensor) -> Tensor:
@@ -157,6 +169,8 @@ def _group(group: dist.ProcessGroup | None) -> tuple[str, int, int]:
     found = dist.group.WORLD if group is None else group
     if found is None:
         raise UsageError("there is no process group: call torch.distributed.init_process_group first")
+    if not isinstance(found, dist.ProcessGroup):  # what new_group gives processes that are not in it
+        raise UsageError("this process is not in the group: make the layer only in the processes that are")
     return found.group_name, found.size(), found.rank()
 
 
@@ -185,11 +199,29 @@ def _as(full: nn.Module, kind: type) -> tuple[int, int, bool]:
     return layer.in_features, layer.out_features, layer.bias is not None
 
 
-def _like(full: nn.Linear) -> dict[str, Any]:
-    return {"device": full.weight.device, "dtype": full.weight.dtype}
+def _parameters(
+    layer: ColumnParallelLinear | RowParallelLinear, features: int, width: int, bias: bool, device: Any, dtype: Any
+) -> None:
+    layer.weight = nn.Parameter(torch.empty(features, width, device=device, dtype=dtype))
+    layer.register_parameter("bias", nn.Parameter(torch.empty(features, device=device, dtype=dtype)) if bias else None)
+    layer.reset_parameters()
 
 
-def _copy(made: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+def _draw(parameter: Tensor, width: int, rank: int) -> None:
+    """As `nn.Linear` of this width does, by the default generator's seed and the rank."""
+    if parameter.is_meta:
+        return
+    seed = int(torch.randint(1 << 62, ()))
+    generator = torch.Generator(parameter.device).manual_seed(seed + rank)
+    nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)
+
+
+def _copy(made: nn.Module, full: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """What is frozen in `full` stays so."""
+    made.to_empty(device=full.weight.device)
+    made.weight.requires_grad_(full.weight.requires_grad)
+    if bias is not None:
+        made.bias.requires_grad_(full.bias.requires_grad)
     with torch.no_grad():
         made.weight.copy_(weight)
         if bias is not None:

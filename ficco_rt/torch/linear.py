@@ -260,7 +260,7 @@ def _linear_all_reduce(tensor: Tensor, weight: Tensor, bias: Tensor | None, grou
     y = _served(
         *("linear_all_reduce", x, weight, group_name),
         lambda of: of.matmul_all_reduce(x, weight, bias, turned=True),
-        lambda: _plus(_summed(x @ weight.t(), group_name), bias),
+        lambda: _summed(_plus(x @ weight.t(), _of_first(bias, group_name)), group_name),
         bias,
     )
     return _like(y, tensor, 0, tensor.shape[0])
@@ -330,6 +330,11 @@ def _backward_of_exchanged(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _plus(rows: Tensor, bias: Tensor | None) -> Tensor:
     return rows if bias is None else rows.add_(bias)
+
+
+def _of_first(bias: Tensor | None, group_name: str) -> Tensor | None:
+    """The bias of rank 0, which alone adds one."""
+    return None if c10d._resolve_process_group(group_name).rank() else bias
 
 
 def _of_bias(grad: Tensor) -> Tensor:
@@ -499,9 +504,10 @@ def _given(
     if of_x.dtype != torch.float32 or of_weight.dtype != torch.float32:
         raise ValueError(f"{name}: scales are {of_x.dtype} and {of_weight.dtype}, wanted torch.float32")
     rows = _rows(x, dim)
-    whole = of_x.numel() > 1 and of_x.shape[:-1] == x.shape[:-1]
-    of_rows = of_x.movedim(dim, 0).flatten(0, -2) if whole else of_x
-    scalings = scaled.scalings(rows.shape, weight.shape, of_rows, of_weight)
+    one, whole = of_x.numel() == 1, of_x.shape[:-1] == x.shape[:-1]
+    of_rows = of_x.movedim(dim, 0).flatten(0, -2) if whole and not one else of_x
+    ordered = one or whole or dim == 0  # otherwise scales of a matrix would be those of other rows
+    scalings = scaled.scalings(rows.shape, weight.shape, of_rows, of_weight) if ordered else None
     if scalings is None:
         (*lead, k), n = x.shape, weight.shape[0]
         raise ValueError(
@@ -567,7 +573,7 @@ _scaled_layer(
 _scaled_layer(
     *("linear_all_reduce_scaled", "", lambda extent, _: extent),
     scaled.matmul_all_reduce,
-    lambda x, w, bias, out, name: _plus(_summed(scaled.plain(x, w, None, out), name), bias),
+    lambda x, w, bias, out, name: _summed(scaled.plain(x, w, _of_first(bias, name), out), name),
 )
 _scaled_layer(
     *("all_to_all_linear_scaled", "", lambda extent, ranks: _shard("all_to_all_linear_scaled", extent, ranks) * ranks),

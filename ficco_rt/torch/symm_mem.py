@@ -41,7 +41,7 @@ def install(settings: Settings | None = None, **changes: Any) -> None:
     The logger `ficco_rt.torch` has a line (INFO) for each new shape.
 
     Raises UsageError: PyTorch is older than 2.11, there is no such setting or value, or it is installed with other
-    settings.
+    settings, or operators of `torch.ops.ficco` have run with others.
 
     Example: `ficco_rt.torch.install(leave=16, limit=2 << 30)`.
     """
@@ -57,6 +57,8 @@ def install(settings: Settings | None = None, **changes: Any) -> None:
     if version < LEAST:
         raise UsageError(f"PyTorch {torch.__version__} is installed, and install needs {LEAST[0]}.{LEAST[1]} or later")
     with _LOCK:
+        if _library is None:
+            groups.settle(wanted)
         before = groups.configure(wanted)
         if _library is not None:
             if before != wanted:
@@ -88,12 +90,15 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(settings: Settings | None = None, **changes: Any) -> Iterator[None]:
-    """`install` at the beginning of a `with`, `uninstall` at its end. Raises as they do."""
+    """`install` at the beginning of a `with`, `uninstall` at its end, unless it was installed before. Raises as they
+    do."""
+    before = _library is not None
     install(settings, **changes)
     try:
         yield
     finally:
-        uninstall()
+        if not before:
+            uninstall()
 
 
 # ---------------------------------------------------------------- the operators

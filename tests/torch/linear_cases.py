@@ -17,8 +17,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import ficco_rt as ficco
 from ficco_rt.errors import UsageError
-from ficco_rt.torch import groups, uninstall
+from ficco_rt.torch import groups, install, installed, uninstall
 from ficco_rt.torch import layers as parallel
 from tests.torch import calls
 
@@ -121,9 +122,99 @@ def case_without_bias_and_with_frozen_tensors() -> None:
 
 def case_the_operation_adds_the_bias_of_rank_0() -> None:
     name, _, rank = world()
-    x, w, b = integers(8, K), integers(N, K), integers(N)
-    y = OPS.linear_all_reduce(x, w, b if rank == 0 else b + 1, name)
-    assert torch.equal(y, OPS.linear_all_reduce(x, w, None, name) + b)
+    for dtype in (torch.float32, torch.float64):  # the latter by PyTorch
+        x, w, b = (integers(*shape).to(dtype) for shape in ((8, K), (N, K), (N,)))
+        y = OPS.linear_all_reduce(x, w, b if rank == 0 else b + 1, name)
+        assert torch.equal(y, OPS.linear_all_reduce(x, w, None, name) + b)
+
+
+def case_processes_with_other_rows_are_refused() -> None:
+    _, ranks, rank = world()
+    with ficco.Workspace(ranks, "host", group=dist.group.WORLD, timeout=20) as workspace:
+        operation = ficco.Operation(workspace, "gemm_rs", max_m=16, N=N, K=K * ranks, T="fp32")
+        for m in (5 + 2 * rank, rank):
+            x, w, y = integers(m * ranks, K), integers(K, N), torch.empty(m, N)
+            with pytest.raises(UsageError, match=r"the rows of a rank is . in process 0 and . in process 1"):
+                operation.run(A=[x], B=[w], C=[y])
+        with pytest.raises(UsageError, match="A: wanted a list of tensors"):
+            operation.run(A=x, B=[w], C=[y])
+
+
+def case_settings_come_before_the_first_call() -> None:
+    name, _, _ = world()
+    x, w = integers(8, K), integers(N, K)
+    OPS.linear_all_reduce(x, w, None, name)
+    with pytest.raises(UsageError, match=r"have run with other settings: .* call uninstall\(\) first"):
+        install(timeout=30)
+    uninstall()
+    with installed(timeout=30, buckets=[5]):
+        with installed(timeout=30, buckets=(5,)):
+            pass  # installed outside
+        OPS.linear_all_reduce(x, w, None, name)
+        assert groups.operations(name, x.device).workspace.timeout == 30
+        torch.ops.symm_mem.fused_all_gather_matmul(x, [w.t()], 0, name)
+    with pytest.raises(UsageError, match="check is True or False; given 'no'"):
+        install(check="no")
+
+
+def case_a_frozen_layer_has_frozen_shards() -> None:
+    whole = nn.Linear(K, N)
+    whole.weight.requires_grad_(False)
+    for kind in (parallel.ColumnParallelLinear, parallel.RowParallelLinear):
+        made = kind.from_linear(whole)
+        assert not made.weight.requires_grad
+        assert made.bias.requires_grad
+
+
+def case_new_layers_are_shards_of_one() -> None:
+    """Drawn with one seed or with several, as a whole layer is."""
+    _, ranks, rank = world()
+    whole = nn.Linear(64 * ranks, 48 * ranks)
+    for seed in (1, rank):
+        torch.manual_seed(seed)
+        column = parallel.ColumnParallelLinear(64 * ranks, 48 * ranks)
+        row = parallel.RowParallelLinear(64 * ranks, 48 * ranks)
+        for layer, bound in ((column, whole.in_features**-0.5), (row, whole.in_features**-0.5)):
+            others = of_all(layer.weight.detach())
+            assert all(not torch.equal(others[0], other) for other in others[1:])
+            assert 0.95 * bound < layer.weight.abs().max() <= bound
+        assert all(torch.equal(row.bias, other) for other in of_all(row.bias.detach()))
+        assert not torch.equal(*of_all(column.bias.detach())[:2])
+    before = torch.get_rng_state()
+    made = parallel.RowParallelLinear.from_linear(whole)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(p.is_meta for p in made.parameters())
+    meta = parallel.ColumnParallelLinear(8, 4 * ranks, device="meta").to_empty(device="cpu")
+    meta.weight.data.fill_(float("nan"))
+    meta.reset_parameters()
+    assert meta.weight.isfinite().all()
+
+
+def case_groups_that_are_destroyed_leave_nothing() -> None:
+    name, ranks, _ = world()
+    x, w = integers(8, K), integers(N, K)
+    for _ in range(3):
+        group = dist.new_group(list(range(ranks)))
+        OPS.linear_all_reduce(x, w, None, group.group_name)
+        dist.destroy_process_group(group)
+    OPS.linear_all_reduce(x, w, None, name)
+    assert {key[0] for key in groups._OPERATIONS} <= {name, group.group_name}
+    uninstall()
+    OPS.linear_all_reduce(x, w, None, name)
+    assert {key[0] for key in groups._OPERATIONS} == {name}
+
+
+def of_all(mine: Tensor) -> list[Tensor]:
+    found = [torch.empty_like(mine) for _ in range(world()[1])]
+    dist.all_gather(found, mine.contiguous())
+    return found
+
+
+def case_a_process_outside_of_the_group_makes_no_layer() -> None:
+    group, rank = dist.new_group([0]), world()[2]
+    if rank:
+        with pytest.raises(UsageError, match="this process is not in the group"):
+            parallel.RowParallelLinear(K, N, group=group)
 
 
 def case_each_rank_of_an_all_to_all_has_a_layer_of_its_own() -> None:
@@ -235,6 +326,9 @@ def case_fp8_of_any_layout() -> None:
         assert torch.equal(given, y.chunk(ranks, 1)[rank] * ranks)
     b = integers(160).bfloat16()
     assert torch.equal(OPS.linear_all_reduce_scaled(x, w, s, of_w, b, name), y * ranks + b)
+    for operator in (OPS.all_gather_linear_scaled, OPS.linear_reduce_scatter_scaled):  # in which order would they be?
+        with pytest.raises(ValueError, match=r"scales have shapes \[\d+, 2\] and \[2, 2\]; wanted"):
+            operator(x, w, s.flatten(0, 1), of_w, None, 1, name)
     x, s, y = x[0], s[0], y[0]
     exchanged = torch.cat([y.chunk(ranks)[rank]] * ranks)
     assert torch.equal(OPS.all_to_all_linear_scaled(x, w, s, of_w, b, name), exchanged + b)
