@@ -125,6 +125,8 @@ def _moving(way: Way, machine: Machine, ranks_per_gpu: int) -> float:
         if machine.links.kind == "ring" and not machine.outer and exchange.kind != "all_to_all":
             relayed += _relayed(between, machine.ranks)
             continue
+        if exchange.kind != "all_to_all":
+            between = _passed_on(between, machine, direct)
         for (src, dst), size in between.items():
             for port in machine.ports(src, dst):
                 direct[port] += size
@@ -151,6 +153,35 @@ def _relayed(between: Mapping[tuple[int, int], int], gpus: int) -> float:
     leaves it once, over the links of both neighbours."""
     leaves, comes = _ends(between)
     return max((min(leaves[gpu], comes[gpu]) for gpu in range(gpus)), default=0) / max(1, min(2, gpus - 1))
+
+
+def _passed_on(
+    between: Mapping[tuple[int, int], int], machine: Machine, loads: dict[Port, float]
+) -> Mapping[tuple[int, int], int]:
+    """Adds to `loads` what crosses outer tiers, and returns the rest. What several ranks of a group need comes into it
+    once, and what several add to leaves it once, by all of the group's ports: the others are passed on inside."""
+    inside = {pair: size for pair, size in between.items() if machine.tier(*pair) == 0}
+    inner = machine.links.ranks or machine.ranks
+    for tier, links in enumerate(machine.tiers[1:], start=1):
+        comes: dict[tuple[int, int], int] = defaultdict(int)  # from a rank into a group
+        leaves: dict[tuple[int, int], int] = defaultdict(int)  # out of a group, for a rank
+        for (src, dst), size in between.items():
+            if machine.tier(src, dst) == tier:
+                comes[src, dst // inner] = max(comes[src, dst // inner], size)
+                leaves[src // inner, dst] = max(leaves[src // inner, dst], size)
+        into: dict[int, int] = defaultdict(int)
+        out: dict[int, int] = defaultdict(int)
+        for (_, group), size in comes.items():
+            into[group] += size
+        for (group, _), size in leaves.items():
+            out[group] += size
+        ports = max(1, inner // links.ranks_a_port)
+        for group in into.keys() | out.keys():
+            least = min(into[group], out[group]) / ports
+            for number in range(ports):
+                loads[Port("in", group * ports + number, tier=tier)] += least
+        inner = links.ranks or machine.ranks
+    return inside
 
 
 def _ends(between: Mapping[tuple[int, int], int]) -> tuple[dict[int, int], dict[int, int]]:

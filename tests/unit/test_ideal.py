@@ -13,9 +13,12 @@ from ficco_rt import compiler
 from ficco_rt.exec.ideal import best_way, ideal, ideal_of
 from ficco_rt.exec.operation import Exchange, Multiplication, Operation, operation_of
 from ficco_rt.files import shipped
+from ficco_rt.graph.ir import CollectiveKind
+from ficco_rt.machine.durations import collective_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
+from ficco_rt.sim.simulate import simulate
 from tests import cases
 
 OPERATIONS = sorted(shipped.operations())
@@ -183,3 +186,15 @@ def test_claims_that_share_a_value_pay_for_it_once() -> None:
     ).replace("gemm Y = Z * W", "gemm Y = Z * W  gemm U = Z * V")
     usual = operation(mine(text=text)).usual
     assert (len(usual.exchanges), len(usual.multiplications)) == (1, 2)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("ag_gemm", "all_gather"), ("gemm_rs", "reduce_scatter")])
+def test_serial_between_nodes_is_the_vendors_collective(name: str, kind: CollectiveKind) -> None:
+    """It brings what comes from another node into a node once, by all of its ports; so no schedule beats the ideal."""
+    ranks, m, n, k = 16, 2048, 16384, 4096
+    nodes = profile("h200-nodes", ranks)
+    sizes = {"M": m, "N": n, "K": k, "node": 8, "chunks": 1}
+    plan = compiler.plan_of(compiler.build(cases.schedule(f"{name}/hierarchical"), ranks, sizes), nodes)
+    found, moved = ideal(plan, nodes), 2 * m * (k if kind == "all_gather" else n)
+    assert found.serial == pytest.approx(found.compute_alone + collective_time(nodes, kind, moved), rel=1e-6)
+    assert found.ideal <= simulate(plan, nodes).duration
