@@ -16,6 +16,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ..types import TYPES
 from .durations import Overheads, Power, VendorGemm
 from .measured_tables import Measured
 from .model import Device, Links, Machine
@@ -172,12 +173,16 @@ def it_has_names(machine: Machine) -> Iterator[Mistake]:
 
 
 def gemm_rates_are_there(machine: Machine) -> Iterator[Mistake]:
-    """At least one element type has a rate, each once."""
+    """At least one element type has a rate, each once, and nothing else has one."""
     names = [name for name, _ in machine.device.gemm_rate]
     if not names:
         yield Mistake("device.gemm_rate", "has no rate; at least one type needs one, such as bf16")
     for name in {n for n in names if names.count(n) > 1}:
         yield Mistake(f"device.gemm_rate.{name}", "stands there twice")
+    known = (*TYPES, "tf32")
+    for name in names:
+        if name not in known:
+            yield Mistake(f"device.gemm_rate.{name}", f"is no element type; there are {', '.join(known)}")
 
 
 def figures_have_names(machine: Machine) -> Iterator[Mistake]:

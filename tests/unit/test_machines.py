@@ -235,6 +235,7 @@ def test_machines_of_callers_are_judged() -> None:
         (replace(switch, outer=None), r"tiers: the outer ones are a tuple of Links, not None"),
         (replace(switch, links=replace(switch.links, ranks_a_port=2)), r"ranks share ports of outer tiers alone"),
         (replace(switch, device=replace(switch.device, gemm_rate=(("bf16", 1.0),) * 2)), "stands there twice"),
+        (replace(switch, device=replace(switch.device, gemm_rate=(("bf17", 1.0),))), "bf17: is no element type"),
     ):
         with pytest.raises(UsageError, match=message):
             ficco.simulate(plan, wrong)  # type: ignore[arg-type]
