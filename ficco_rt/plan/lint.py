@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
@@ -244,6 +245,22 @@ def partial_sums(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     yield from coarse(graph.tensors, graph.claims, meaning(graph))
 
 
+def too_large(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """Tensors of a rank that its device does not hold."""
+    sizes = [[prod(shape) * TYPES[t.dtype].bytes for shape in t.shapes] for t in graph.tensors]
+    totals = [sum(of_rank) for of_rank in zip(*sizes, strict=True)]
+    most = max(totals, default=0)
+    if most > machine.device.memory:
+        rank = totals.index(most)
+        largest = max(range(len(sizes)), key=lambda i: sizes[i][rank])
+        yield Diagnostic(
+            graph.tensors[largest].origin,
+            f"the tensors of rank {rank} take {figure(most / 2**30, 3)} GiB, and a device of {machine.name} has "
+            f"{figure(machine.device.memory / 2**30, 3)}: it runs on virtual ones alone",
+            help="take smaller sizes, or more ranks",
+        )
+
+
 CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (
     incast,
     small_copies,
@@ -251,4 +268,5 @@ CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (
     crowded_processors,
     slow_products,
     partial_sums,
+    too_large,
 )

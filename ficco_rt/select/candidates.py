@@ -153,12 +153,13 @@ WITHOUT_MEMORY = ("gemm_ar/serial",)  # schedules that leave all that crosses ra
 
 
 def within_reach(operation: ShippedOperation, f: Facts | None) -> tuple[str, ...]:
-    """The schedules of an operation that fit a machine's nodes: on several nodes those that send messages; on one node
-    the others, which are faster there."""
+    """The schedules of an operation that fit a machine's nodes: on several nodes those that send messages, which take
+    whole nodes; on one node the others, which are faster there."""
     if f is None:
         return operation.schedules
     by_messages = tuple(s for s in operation.schedules if "node" in open_params(s))
     if f.nodes > 1:
+        by_messages = () if f.ranks % f.node else by_messages
         return (*by_messages, *(s for s in operation.schedules if s in WITHOUT_MEMORY))
     return tuple(s for s in operation.schedules if s not in by_messages)
 

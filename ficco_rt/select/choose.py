@@ -165,9 +165,11 @@ def question(
     found = facts(known.name, number, bound, target, dtype, multiprocessors(leave, "leave"))
     listed = None if candidates is None else own(candidates)
     if found is not None and listed is None and not within_reach(known, found):
+        node, over = found.node, number % found.node
         raise UsageError(
-            f"{found.nodes} nodes of {found.node} GPUs reach each other by messages alone, and no schedule of "
-            f"{known.name} sends messages; take the GPUs of one node"
+            f"{found.nodes} nodes of {node} GPUs reach each other by messages alone, and no schedule of {known.name} "
+            f"sends messages{' between nodes of which one has fewer' if over else ''}; take the GPUs of one node"
+            f"{f', or {number - over + node}' if over else ''}"
         )
     return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor, leave)
 

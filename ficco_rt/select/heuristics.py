@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..kernels.families import tuned
+from ..machine.durations import gemm_rate
+from ..machine.profiles import DEFAULT, stored
 from ..machine.units import TOLD
 from .candidates import streams_products
 from .facts import TILE, Facts
@@ -17,6 +19,7 @@ from .operations import OPERATIONS
 from .params import BENCH, CASES, MEASURED, SMALL, WORTH, Given, sent
 
 DEVICE, GPUS, LINKS = "NVIDIA H200", 2, "switch"  # on which choices were compared with measurements
+ALIKE = 1.25  # … as are machines whose links and products are so many times as fast or as slow, at most
 
 MODELLED = "the virtual clock (docs/choose.md, 'Which schedule')"
 BY_LIBRARY = (
@@ -250,10 +253,14 @@ def deciding(f: Facts) -> Rule:
 
 
 def on_measured(f: Facts) -> bool:
-    """Whether the machine is like the one on which the rules were fitted."""
-    machine = f.machine
+    """Whether the machine is like the one on which the rules were fitted: its links and products are as fast."""
+    machine, fitted = f.machine, stored(DEFAULT)
     inside = machine.tiers[: machine.tier(0, f.ranks - 1) + 1]
-    return machine.device.name == DEVICE and {links.kind for links in inside} == {LINKS}
+    if machine.device.name != DEVICE or {links.kind for links in inside} != {LINKS}:
+        return False
+    rates = [(links.rate, fitted.links.rate) for links in inside]
+    rates += [(machine.device.sms, fitted.device.sms), (f.gemm_rate, gemm_rate(fitted.device, f.dtype))]
+    return all(1 / ALIKE <= mine / its <= ALIKE for mine, its in rates)
 
 
 def cited(f: Facts, rules: Iterable[Rule | Given]) -> list[str]:

@@ -494,6 +494,18 @@ def test_a_product_on_a_peer_takes_its_way_over_the_link() -> None:
         assert 2.85 * bound < took < 3.65 * bound
 
 
+def test_tensors_that_a_device_does_not_hold_are_warned_of() -> None:
+    machine = profile("h200-switch", 4)
+    graph = build(cases.schedule("ag_gemm/serial"), 4, {"M": 1 << 20, "N": 16384, "K": 4096})
+    assert not lint(graph, machine)
+    small = dataclasses.replace(machine, device=dataclasses.replace(machine.device, memory=8 << 30))
+    (warning,) = lint(graph, small)
+    assert (warning.message, warning.span.line) == (
+        "the tensors of rank 0 take 18 GiB, and a device of h200-switch has 8: it runs on virtual ones alone",
+        21,
+    )
+
+
 def test_products_that_meet_at_one_port_are_warned_of() -> None:
     machine = profile("h200-switch", 4)
     graph = build(ficco_dsl.parse(SENT.replace("STREAMED", ""), "x.ficco"), 4, {})

@@ -1,4 +1,4 @@
-"""Choosing on a mesh, where no rule was measured: links are priced at once, and the model chooses."""
+"""Choosing on machines unlike the measured one, such as a mesh, whose links are priced at once: the model chooses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select import candidates, heuristics, ranking
-from ficco_rt.select.choose import choose, question
+from ficco_rt.select.choose import choose, default, question
+from ficco_rt.select.defaults import open_values
 from ficco_rt.select.facts import facts
 from tests.unit.command_line import Ending
 
@@ -70,3 +72,32 @@ def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:
     made = choose("ag_gemm", 4, MESH, "model", sizes=MIDDLE)
     pieces_of = {dict(o.params).get("chunks") for o in made.options if o.schedule == made.schedule}
     assert len(pieces_of) > 1
+
+
+@pytest.mark.parametrize(
+    ("slower", "by"),
+    [(1.0, "rules"), (1.2, "rules"), (2.0, "model")],
+)
+def test_rules_choose_where_links_and_products_are_as_fast_as_measured(slower: float, by: str) -> None:
+    links, rates = H200.links, H200.device.gemm_rate
+    for machine in (
+        replace(H200, links=replace(links, rate=links.rate / slower)),
+        replace(H200, device=replace(H200.device, gemm_rate=tuple((name, rate / slower) for name, rate in rates))),
+    ):
+        asked = question("ag_gemm", 8, machine, None, LAYER)
+        assert default(asked) == by
+
+
+def test_more_pieces_where_copies_cost_less_besides() -> None:
+    def chunks(copy_time: float) -> object:
+        machine = replace(H200, links=replace(H200.links, copy_time=copy_time))
+        return choose("ag_gemm", 4, machine, candidates=["ag_gemm/streamed"], sizes=LAYER).options[0].params
+
+    found = []
+    for copy_time in (60.0, 6.0, 1.0):
+        machine = replace(H200, links=replace(H200.links, copy_time=copy_time))
+        given = open_values(shipped.shipped()["ag_gemm/streamed"], 4, LAYER, machine)
+        found.append(next(g.value for g in given if g.param == "chunks"))
+    assert found == sorted(found)
+    assert found[0] < found[-1]
+    assert chunks(6.0) == ()  # the caller's own candidates are taken as they are
