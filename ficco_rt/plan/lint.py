@@ -256,7 +256,7 @@ def too_large(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         yield Diagnostic(
             graph.tensors[largest].origin,
             f"the tensors of rank {rank} take {figure(most / 2**30, 3)} GiB, and a device of {machine.name} has "
-            f"{figure(machine.device.memory / 2**30, 3)}: it runs on virtual ones alone",
+            f"{figure(machine.device.memory / 2**30, 3)} GiB: only virtual devices can run this",
             help="take smaller sizes, or more ranks",
         )
 

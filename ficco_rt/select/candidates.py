@@ -157,11 +157,16 @@ def within_reach(operation: ShippedOperation, f: Facts | None) -> tuple[str, ...
     whole nodes; on one node the others, which are faster there."""
     if f is None:
         return operation.schedules
-    by_messages = tuple(s for s in operation.schedules if "node" in open_params(s))
+    sending = by_messages(operation)
     if f.nodes > 1:
-        by_messages = () if f.ranks % f.node else by_messages
-        return (*by_messages, *(s for s in operation.schedules if s in WITHOUT_MEMORY))
-    return tuple(s for s in operation.schedules if s not in by_messages)
+        others = (s for s in operation.schedules if s in WITHOUT_MEMORY)
+        return (*others,) if f.ranks % f.node else (*sending, *others)
+    return tuple(s for s in operation.schedules if s not in sending)
+
+
+def by_messages(operation: ShippedOperation) -> tuple[str, ...]:
+    """The schedules of an operation that send messages between nodes, and take their size as a param."""
+    return tuple(s for s in operation.schedules if "node" in open_params(s))
 
 
 def by_rules(f: Facts | None, schedule: str) -> tuple[Candidate, tuple[Given, ...]]:

@@ -21,6 +21,7 @@ from .candidates import (
     Candidate,
     bound_sizes,
     by_kernel,
+    by_messages,
     by_rules,
     leaving,
     own,
@@ -165,12 +166,11 @@ def question(
     found = facts(known.name, number, bound, target, dtype, multiprocessors(leave, "leave"))
     listed = None if candidates is None else own(candidates)
     if found is not None and listed is None and not within_reach(known, found):
-        node, over = found.node, number % found.node
-        raise UsageError(
-            f"{found.nodes} nodes of {node} GPUs reach each other by messages alone, and no schedule of {known.name} "
-            f"sends messages{' between nodes of which one has fewer' if over else ''}; take the GPUs of one node"
-            f"{f', or {number - over + node}' if over else ''}"
-        )
+        node, whole_nodes = found.node, found.nodes * found.node
+        ways = f"no schedule of {known.name} sends messages; take the GPUs of one node"
+        if by_messages(known):
+            ways = f"schedules that send them take whole nodes; take {whole_nodes - node} or {whole_nodes} GPUs"
+        raise UsageError(f"{found.nodes} nodes of {node} GPUs reach each other by messages alone, and {ways}")
     return Question(known, number, target, bound, found, listed, ranks_per_gpu, vendor, leave)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log2, sqrt
 
 from ..machine.units import TOLD
-from .facts import Facts
+from .facts import TILE, Facts
 
 MEASURED = ("ag_gemm", "gemm_rs")  # operations of which choices were compared with measurements
 BENCH, CASES = "docs/results/bench.md", "docs/results/choice.md"
@@ -77,8 +77,8 @@ def _fitting(f: Facts, number: int) -> int:
 
 
 def _filled(f: Facts, number: int) -> int:
-    """So many pieces, or as many fewer as fill the smallest tiles, of 128 rows."""
-    while number > 1 and f.rows < 128 * number:
+    """So many pieces, or as many fewer as have the rows of the smaller tiles."""
+    while number > 1 and f.rows < TILE // 2 * number:
         number //= 2
     return number
 

@@ -181,8 +181,7 @@ class Operation:
         """UsageError: processes run with other rows, where results would be wrong without a word."""
         group = self._workspace.group
         if group is not None and (self._workspace.shared is None or m not in self._agreed):
-            said = {"the rows of a rank": str(m), "the run": self._operation}
-            agree(group, said, self._workspace.timeout)
+            agree(group, {"the rows of a rank": str(m), "the run": self._operation}, self._workspace.timeout)
             self._agreed.add(m)
 
     def warm(self) -> None:

@@ -22,7 +22,7 @@ class ColumnParallelLinear(nn.Module):
     """y = all_gather(x) · Wᵀ + b, with the features of W and b sharded: x [rows, in_features] of a rank's own rows,
     y [rows · ranks, out_features / ranks]. `gather_dim`: the dimension of x that is gathered, any but the last.
 
-    Raises UsageError (features that cannot be sharded evenly).
+    Raises UsageError (features that cannot be sharded evenly, a process that is not in the group).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ColumnParallelLinear(nn.Module):
         _parameters(self, mine, in_features, bias, device, dtype)
 
     def reset_parameters(self) -> None:
-        """Shards of a new whole layer, as `nn.Linear` draws it: each rank draws others, also with one seed."""
+        """Initialize the shards as `nn.Linear` initializes a whole layer, differently on each rank."""
         _draw(self.weight, self._width, self._rank)
         if self.bias is not None:
             _draw(self.bias, self._width, self._rank)
@@ -68,7 +68,7 @@ class RowParallelLinear(nn.Module):
     out_features] of the rank's own rows. `scatter_dim`: the dimension of y that is sharded, any but the last; None:
     y = all_reduce(x · Wᵀ) + b on all ranks. All ranks have the whole bias.
 
-    Raises UsageError (features that cannot be sharded evenly).
+    Raises UsageError (features that cannot be sharded evenly, a process that is not in the group).
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class RowParallelLinear(nn.Module):
         _parameters(self, out_features, mine, bias, device, dtype)
 
     def reset_parameters(self) -> None:
-        """A shard of a new whole layer's weight, as `nn.Linear` draws it: each rank draws another, also with one seed.
-        The bias, which all ranks have, is zero."""
+        """Initialize the shard of the weight as `nn.Linear` initializes a whole layer's, differently on each rank, and
+        the bias, which all ranks have, with zeros."""
         _draw(self.weight, self._width, self._rank)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -208,11 +208,10 @@ def _parameters(
 
 
 def _draw(parameter: Tensor, width: int, rank: int) -> None:
-    """As `nn.Linear` of this width does, by the default generator's seed and the rank."""
+    """As `nn.Linear` of this width does, from a seed of the default generator's and the rank."""
     if parameter.is_meta:
         return
-    seed = int(torch.randint(1 << 62, ()))
-    generator = torch.Generator(parameter.device).manual_seed(seed + rank)
+    generator = torch.Generator(parameter.device).manual_seed(int(torch.randint(1 << 62, ())) + rank)
     nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)
 
 

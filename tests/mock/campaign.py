@@ -83,6 +83,7 @@ class Campaign:
     def __init__(self, library: standin.StandIn, name: str, *, by_library: bool = False) -> None:
         self.library = library
         self.name = name
+        self.there = _aborting()  # other tests may have left some for ever
         if by_library:  # collectives are those of NCCL, or RCCL
             self.setting += "; sms 132; nccl 22809"
         self.library.reset(self.setting)
@@ -141,11 +142,11 @@ class Campaign:
     def strike(self, kind: Kind, what: str, setting: str, score: Score) -> None:
         """One life with the fault, and one after it."""
         library = self.library
+        self._given_back()  # also what the life before began to abort at its very end
         library.reset(f"{self.setting}; seed {sum(map(ord, what))}")
         library.calm()
         library.set(setting)
         began = time.monotonic()
-        there = set(threading.enumerate())  # other tests may have left some for ever
         text = ""
         try:
             end = self.life(TIMEOUT if kind == "stop" else LONG)
@@ -154,12 +155,7 @@ class Campaign:
         except KeyboardInterrupt:
             end = "interrupted"
         spent = time.monotonic() - began
-        owners: list[int] = []
-        if OWNER._pid:
-            OWNER.do(lambda: owners.append(threading.get_ident()))
-        for thread in threading.enumerate():  # what still gives communicators back of what is lost
-            if thread.name == "ficco communicators" and thread.ident not in owners and thread not in there:
-                thread.join(10)
+        self._given_back()
         fired = library.fired()
         reasons = list(self._objections(kind, fired, end, text))
         if spent > LONG / 2:
@@ -167,19 +163,23 @@ class Campaign:
         score.ends[end] += 1
         library.reset(self.setting)
         gpus._BLOCKED.clear()  # these devices are new ones
-        end_of_next, found = (
-            self.life(),
-            _lasting(library),
-        )  # an abort by the watchdog of this life may end in the next one
-        if end_of_next != "right" or library.live() or found:
-            reasons.append(f"the next life: {end_of_next} {library.live()} {found}")
+        if self.life() != "right" or library.live() or library.violations():
+            reasons.append(f"the next life: {library.live()} {library.violations()}")
         score.wrong += [f"{self.name}, {what}: {reason}\n    {end}: {text}" for reason in reasons]
+
+    def _given_back(self) -> None:
+        """Waits for threads that still give communicators back of what is lost."""
+        for thread in _aborting() - self.there:
+            thread.join(60)
 
     def _objections(self, kind: Kind, fired: str, end: str, text: str) -> Iterator[str]:
         library = self.library
         found = library.violations().splitlines()
-        if kind in ("stop", "interrupt"):  # a stopped stream, or a graph that nobody knows, keeps calls
-            found = _lasting(library)
+        if kind in (
+            "stop",
+            "interrupt",
+        ):  # a stopped stream, or a graph that nobody knows, keeps calls
+            found = [line for line in found if not re.match("ncclComm(Abort|Destroy) blocks for ever", line)]
         if found:
             yield f"violations: {found}"
         wanted = {
@@ -213,10 +213,12 @@ class Campaign:
             yield "the error does not tell of the time limit"
 
 
-def _lasting(library: standin.StandIn) -> list[str]:
-    """Violations but for communicators that something keeps."""
-    told = library.violations().splitlines()
-    return [line for line in told if not re.match("ncclComm(Abort|Destroy) blocks for ever", line)]
+def _aborting() -> set[threading.Thread]:
+    """Threads whose last job, an abort, has not ended: all of communicators but the one that takes jobs now."""
+    owners: list[threading.Thread] = []
+    if OWNER._pid:
+        OWNER.do(lambda: owners.append(threading.current_thread()))
+    return {thread for thread in threading.enumerate() if thread.name == "ficco communicators"} - {*owners}
 
 
 def _some(found: list[tuple[str, str]], share: float, seed: str, least: int) -> list[tuple[str, str]]:

@@ -501,7 +501,7 @@ def test_tensors_that_a_device_does_not_hold_are_warned_of() -> None:
     small = dataclasses.replace(machine, device=dataclasses.replace(machine.device, memory=8 << 30))
     (warning,) = lint(graph, small)
     assert (warning.message, warning.span.line) == (
-        "the tensors of rank 0 take 18 GiB, and a device of h200-switch has 8: it runs on virtual ones alone",
+        "the tensors of rank 0 take 18 GiB, and a device of h200-switch has 8 GiB: only virtual devices can run this",
         21,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.errors import UsageError
 from ficco_rt.files import shipped
 from ficco_rt.machine.profiles import profile
 from ficco_rt.select import candidates, heuristics, ranking
@@ -101,3 +102,14 @@ def test_more_pieces_where_copies_cost_less_besides() -> None:
     assert found == sorted(found)
     assert found[0] < found[-1]
     assert chunks(6.0) == ()  # the caller's own candidates are taken as they are
+
+
+def test_nodes_that_are_not_whole_are_answered() -> None:
+    sizes = {"M": 12288, "N": 12288, "K": 8192}
+    for operation, gpus, wanted in (
+        ("ag_gemm", 12, "2 nodes of 8 GPUs .* schedules that send them take whole nodes; take 8 or 16 GPUs"),
+        ("ag_gemm_backward", 12, "2 nodes of 8 GPUs .* no schedule of ag_gemm_backward sends messages; take the GPUs"),
+    ):
+        with pytest.raises(UsageError, match=wanted):
+            choose(operation, gpus, "h200-nodes", sizes=sizes)
+    assert choose("ag_gemm", 16, "h200-nodes", sizes=sizes).schedule == "ag_gemm/hierarchical"
