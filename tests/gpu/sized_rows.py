@@ -184,9 +184,9 @@ def host_time(operation: ficco.Operation, tensors: Tensors, m: int, streams: lis
     """Whether a call at known addresses, among others that nobody waits for, takes the host at most 20 µs, and 3 µs for
     each driver call of the run. NOTE processes of one machine slow each other's driver calls down."""
     given, executor = tensors.rows(m), operation.executor(m)
-    made = len(executor.run_plan().steps)
-    most = 20 + 3 * made
     found = [_times(operation, executor, tensors, given, streams) for _ in range(3)]
+    made = len(executor.run_plan().steps)  # of the last run, which was this operation's
+    most = 20 + 3 * made
     while min(found)[0] > most and len(found) < tries:  # the quickest counts, as other processes use the machine
         time.sleep(PAUSE)
         found.append(_times(operation, executor, tensors, given, streams))
