@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import get_args
 
 from ..errors import DeviceError, UsageError
-from ..files.arguments import whole
+from ..files.arguments import positive, whole
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..process.group import TIMEOUT, Group, gathered
@@ -97,7 +97,10 @@ def discover(
     process, one of so many. `node`: GPUs of a node; by default the launcher tells."""
     if name == "host":
         raise UsageError(f"the {name} driver has no GPUs to discover")
-    return machine_of(_vendor(name), ranks, ranks_per_gpu, processes, node)
+    ranks, each = positive(ranks, "ranks", "ranks"), positive(ranks_per_gpu, "ranks_per_gpu", "ranks")
+    processes = positive(processes, "processes", "processes")
+    node = None if node is None else positive(node, "node", "GPUs")
+    return machine_of(_vendor(name), ranks, each, processes, node)
 
 
 def devices_open(name: DriverName, ranks: int) -> AbstractContextManager[None]:

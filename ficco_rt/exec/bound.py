@@ -79,7 +79,7 @@ class Bindings:
         return found
 
     def holds(self, bound: Bound) -> bool:
-        return self._kept.get(bound.key) is bound
+        return isinstance(bound, Bound) and self._kept.get(bound.key) is bound
 
     def release(self, bound: Bound) -> None:
         """Releases what a binding holds; the last run must not use it, or must have ended."""

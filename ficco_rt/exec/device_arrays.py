@@ -26,6 +26,9 @@ GAPS = (
     "given one with gaps or another order of dimensions: take .contiguous(), of a numpy array "
     "numpy.ascontiguousarray(…)"
 )
+NOWHERE = (
+    "given a tensor without memory: take .to_local() of a DTensor, and wait() for what a collective of PyTorch returns"
+)
 NO_SYNC = -1  # the caller's stream carries the order
 
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -65,8 +68,7 @@ def tells(key: Key, found: Iterable[object]) -> bool:
 def look(array: Any, wanted: Callable[[], str]) -> DeviceArray:
     """The tensor behind `array`. `wanted` gives the UsageError's beginning if there is none on a GPU."""
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        kind = int(array.__dlpack_device__()[0])
-        if kind not in _ON_GPU:
+        if _device(array, wanted) not in _ON_GPU:
             raise UsageError(f"{wanted()}, on a GPU; given {type(array).__name__} in host memory")
         return _from_dlpack(array, wanted, {"stream": NO_SYNC})
     interface = getattr(array, "__cuda_array_interface__", None)
@@ -81,7 +83,7 @@ def host_array(array: Any, wanted: Callable[[], str]) -> Array:
         return array
     if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
         raise UsageError(f"{wanted()}; given {type(array).__name__}, not a numpy array")
-    if int(array.__dlpack_device__()[0]) != _ON_HOST:
+    if _device(array, wanted) != _ON_HOST:
         raise UsageError(f"{wanted()}, in host memory; given {type(array).__name__} on a device")
     seen = _from_dlpack(array, wanted, {})
     if seen.dtype not in TYPES:
@@ -94,6 +96,13 @@ def host_array(array: Any, wanted: Callable[[], str]) -> Array:
     memory: Any = (ctypes.c_ubyte * (prod(seen.shape) * dtype.itemsize)).from_address(seen.address)
     memory.owner = array  # the array keeps `memory`, which keeps the tensor
     return np.frombuffer(memory, dtype).reshape(seen.shape)
+
+
+def _device(array: Any, wanted: Callable[[], str]) -> int:
+    try:
+        return int(array.__dlpack_device__()[0])
+    except ValueError as error:  # e.g. one on PyTorch's device "meta"
+        raise UsageError(f"{wanted()}; given {type(array).__name__}: {error}") from error
 
 
 def _on_device_of(array: Any) -> AbstractContextManager[object]:
@@ -117,6 +126,8 @@ def _from_dlpack(array: Any, wanted: Callable[[], str], asked: Mapping[str, int]
     steps = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     known = (t.name for t in TYPES.values() if t.dlpack == (tensor.code, tensor.bits))
     dtype = next(known, f"a type of {tensor.bits} bits")
+    if not tensor.data and 0 not in shape:
+        raise UsageError(f"{wanted()}; {NOWHERE}")
     address = int(tensor.data or 0) + int(tensor.byte_offset)
     return DeviceArray(address, shape, dtype, _dense(shape, steps))
 
@@ -130,7 +141,7 @@ def _from_interface(interface: Mapping[str, Any], wanted: Callable[[], str]) -> 
     item = int(typestr[2:])
     steps = None if strides is None else tuple(int(s) // item for s in strides)
     if not address and 0 not in shape:
-        raise UsageError(f"{wanted()}; given a tensor without memory")
+        raise UsageError(f"{wanted()}; {NOWHERE}")
     return DeviceArray(int(address), shape, dtype, _dense(shape, steps), bool(read_only))
 
 

@@ -105,8 +105,8 @@ class Executor(Closable):
 
     Executors of a process may be used in different threads, each by one thread at a time: a second thread that enters
     meanwhile gets a UsageError; executors of one `workspace` count as one. Their runs have one order, the same on all
-    GPUs, and share a GPU at the same time if they leave each other room. An executor on GPUs that was not closed is
-    closed when Python frees it, with a ResourceWarning.
+    GPUs, and share a GPU at the same time if they leave each other room. An executor on GPUs, or of a group, that
+    was not closed is closed when Python frees it, with a ResourceWarning.
 
     Raises UsageError (a user kernel without host function, no such machine or stream), DeviceError (memory).
     """
@@ -145,7 +145,8 @@ class Executor(Closable):
             options = Options(order, ranks_per_gpu, timeout, collectives, self.group, shared, store)
             driver = open_driver(driver or "host", plan, options)
         self.driver: Driver = driver
-        self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
+        waited = driver.on_device or self.group is not None  # by GPUs, or by other processes
+        self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if waited else None
         self._closed = False
         self._around = sys.exception()  # what is handled where the executor is made is no reason to close it
         self._user = User() if workspace is None else workspace.user
@@ -172,7 +173,9 @@ class Executor(Closable):
         group: object,
     ) -> None:
         """UsageError: the plan does not run in this workspace, or what the workspace says is said again."""
-        workspace.still_open()
+        from .workspace import Workspace
+
+        of_kind(workspace, Workspace, "workspace is a ficco.Workspace").still_open()
         if (driver, machine, ranks_per_gpu, timeout, group) != (None, None, 1, TIMEOUT, None):
             raise UsageError(
                 "the driver, the machine, ranks_per_gpu, the timeout and the group of an executor in a workspace are "
@@ -266,7 +269,7 @@ class Executor(Closable):
         Raises UsageError (the executor is closed), DeviceError (the last run failed).
         """
         self._open()
-        if self._bindings.holds(bound):
+        if self._bindings.holds(of_kind(bound, Bound, "release takes what bind() made")):
             self._bindings.release(bound)
             if self._bound is bound:
                 self._bound = None
@@ -340,6 +343,9 @@ class Executor(Closable):
             user.thread = before
 
     def _run(self, bound: Bound, streams: Sequence[object] | None, progress: OnProgress | None) -> None:
+        if streams is not None and not (isinstance(streams, Sequence) and len(streams) == len(self.ranks)):
+            given = len(streams) if isinstance(streams, Sequence) else type(streams).__name__
+            raise UsageError(f"streams: wanted one a rank, {len(self.ranks)}; given {given}")
         binding, driver, graph = bound.binding, self.driver, self.graph
         assert binding is not None
         if graph:
@@ -402,6 +408,7 @@ class Executor(Closable):
         Raises UsageError (no run has ended; the last one was on callers' streams, and not `timed`), DeviceError (it
         failed).
         """
+        self._open()
         measured = self.driver.elapsed()
         return self.trace.duration if measured is None else measured
 

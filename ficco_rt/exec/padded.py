@@ -89,8 +89,9 @@ def _seen(executor: Executor, tensors: Mapping[str, Sequence[object]], rows: Row
         raise UsageError(f"give each of {', '.join(named)}, and nothing else; {', '.join(wrong)} is not so")
     seen: _Seen = {}
     for name, arrays in tensors.items():
-        if len(arrays) != len(executor.ranks):
-            raise UsageError(f"{name}: wanted a list of {len(executor.ranks)}, one a rank; given {len(arrays)}")
+        if not isinstance(arrays, Sequence) or len(arrays) != len(executor.ranks):
+            given = len(arrays) if isinstance(arrays, Sequence) else f"one {type(arrays).__name__}"
+            raise UsageError(f"{name}: wanted a list of {len(executor.ranks)}, one a rank; given {given}")
         for rank, array in zip(executor.ranks, arrays, strict=True):
             seen[name, rank] = _checked(named[name], rank, array, rows, on_device=executor.driver.on_device)
     return seen

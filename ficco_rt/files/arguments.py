@@ -26,6 +26,14 @@ def whole(value: object, what: str) -> int:
     return number
 
 
+def positive(value: object, what: str, of: str) -> int:
+    """The value as an int from 1, a number `of` something. Raises UsageError."""
+    number = whole(value, what)
+    if number < 1:
+        raise UsageError(f"{what} is a number of {of}, at least 1; given {number}")
+    return number
+
+
 def multiprocessors(value: object, what: str) -> int:
     """The value as an int from 0. Raises UsageError."""
     number = whole(value, what)

@@ -88,7 +88,8 @@ class Store:
         for _, size, path in sorted(entries):
             if total <= MOST:
                 return
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # as above, or the folder is no longer to be written
+                path.unlink()
             total -= size
 
 

@@ -159,12 +159,14 @@ class _Mailbox:
         others = [other for other in range(len(names)) if other != self.place]
         sending = [(other, at) for other in others for at in range(0, len(mine), _MOST)]
         waiting = {other for other in others if counts[other]}
+        poll = select.poll()  # NOTE `select.select` takes no descriptor from 1024 on
         while sending or waiting:
             left = until - time.monotonic()
             if left <= 0:
                 raise OSError(f"no message from process {min(waiting)}" if waiting else "a socket stays full")
-            readable, writable, _ = select.select([self.socket], [self.socket] if sending else [], [], left)
-            if readable:
+            poll.register(self.socket, select.POLLIN | (select.POLLOUT if sending else 0))
+            ready = dict(poll.poll(1000 * left)).get(self.socket.fileno(), 0)
+            if ready & ~select.POLLOUT:
                 message, descriptors = self.take()
                 if len(message) < _HEAD.size or message[:_TOKEN] != self.token:
                     close_all(descriptors)
@@ -173,7 +175,7 @@ class _Mailbox:
                 came[sender][at : at + len(descriptors)] = descriptors
                 if len(came[sender]) == counts[sender]:
                     waiting.discard(sender)
-            elif writable:
+            elif ready:
                 other, at = sending[0]
                 token, name = names[other][:_TOKEN], names[other][_TOKEN:]
                 try:

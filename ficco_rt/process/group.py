@@ -171,6 +171,8 @@ class Group:
                 return
             waited = time.monotonic() - begun
             if timeout is not None and waited > timeout:
+                if not number:  # who has not come yet meets the others in the next group
+                    self._transport.forget(number)
                 missing = [place for place in others if place not in found]
                 what = f" for {step}" if step else ""
                 raise DeviceError(

@@ -68,6 +68,9 @@ class Alone:
     def close(self) -> None: ...
 
 
+_GONE = b"gone"  # in place of a group's first message, when its process waits no longer
+
+
 class StoreTransport:
     """Messages are keys of a store (torch.distributed.TCPStore, FileStore, …). It is asked without waiting: a wait in a
     store holds the connection that other threads of the process use."""
@@ -76,19 +79,32 @@ class StoreTransport:
         self._store = store
         self._members = members
         self.place, self.size = members.index(rank), len(members)
-        name = "ficco/" + ",".join(map(str, members))
-        made = self._call("add", f"{name}/made/{self.place}", 1)  # groups of the same members have names of their own
-        self._name = f"{name}/{made}"
+        self._name = "ficco/" + ",".join(map(str, members))
+        self._name_next()
+        self._first = b""
 
     def post(self, number: int, message: bytes) -> None:
+        self._first = self._first if number else message
         self._call("set", self._key(number, self.place), message)
 
     def take(self, number: int, place: int) -> bytes | None:
         key = self._key(number, place)
-        return bytes(self._call("get", key)) if self._call("check", [key]) else None
+        message = bytes(self._call("get", key)) if self._call("check", [key]) else None
+        if message != _GONE:
+            return message
+        # the other process has given up a group that this one had not come to: they meet in the next one
+        self.forget(0)
+        self._name_next()
+        self.post(0, self._first)
+        return None
+
+    def _name_next(self) -> None:
+        """Groups of the same members have names of their own: numbers that each member counts."""
+        self._made = self._call("add", f"{self._name}/made/{self.place}", 1)
 
     def forget(self, number: int) -> None:
-        self._call("delete_key", self._key(number, self.place))
+        key = self._key(number, self.place)
+        self._call("delete_key", key) if number else self._call("set", key, _GONE)
 
     def among(self, places: Sequence[int], timeout: float) -> Transport:
         return StoreTransport(self._store, [self._members[place] for place in places], self._members[self.place])
@@ -98,7 +114,7 @@ class StoreTransport:
     def close(self) -> None: ...
 
     def _key(self, number: int, place: int) -> str:
-        return f"{self._name}/{number}/{place}"
+        return f"{self._name}/{self._made}/{number}/{place}"
 
     def _call(self, name: str, *arguments: object) -> Any:
         try:

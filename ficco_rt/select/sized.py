@@ -22,7 +22,7 @@ from ..exec import padded
 from ..exec.device_arrays import Key, key_of
 from ..exec.executor import Executor
 from ..exec.workspace import Workspace
-from ..files.arguments import multiprocessors, plain, whole
+from ..files.arguments import multiprocessors, of_kind, plain, positive, whole
 from ..files.store import user_store
 from ..geometry.rows import Rows
 from ..graph.budget import without_collection
@@ -95,12 +95,16 @@ class Operation:
     ) -> None:
         if operation not in _ROWS:
             raise UsageError(f"'{operation}' has no number of rows that may change; {', '.join(_ROWS)} have")
+        of_kind(workspace, Workspace, "an Operation runs in a ficco.Workspace")
         blocks, self._counted = _ROWS[operation]
         for name in self._counted(1, workspace.ranks).keys() & sizes.keys():
             raise UsageError(f"{name} is given by the tensors of each run: say max_m, the most rows, in its place")
-        self.max_m = _positive(max_m, "max_m")
+        self.max_m = positive(max_m, "max_m", "rows")
         powers: Iterable[int] = takewhile(lambda m: m < self.max_m, (LEAST << i for i in range(64)))
-        asked = powers if buckets is None else (_positive(m, "a bucket") for m in buckets)
+        given = powers if buckets is None else buckets
+        if not isinstance(given, Iterable):
+            raise UsageError(f"buckets are numbers of rows, such as [256, 1024]; given {given}")
+        asked = (positive(m, "a bucket", "rows") for m in given)
         self.buckets = tuple(sorted({*asked, self.max_m}))
         if self.buckets[-1] > self.max_m:
             raise UsageError(f"a bucket of {self.buckets[-1]} rows is larger than max_m, {self.max_m}")
@@ -119,7 +123,7 @@ class Operation:
 
         Raises UsageError (more than `max_m`).
         """
-        if not 0 <= m <= self.max_m:
+        if not 0 <= whole(m, "m") <= self.max_m:
             raise UsageError(
                 f"{m} rows of a rank, and the operation takes {self.max_m} at most: make it with a larger max_m"
             )
@@ -252,13 +256,6 @@ def values_and_scales(tensors: Mapping[str, Sequence[object]]) -> Iterator[tuple
             yield name_of(name), [scales for _, scales in pairs]
         else:
             yield name, given
-
-
-def _positive(value: object, what: str) -> int:
-    number = whole(value, what)
-    if number < 1:
-        raise UsageError(f"{what} is a number of rows, at least 1; given {number}")
-    return number
 
 
 def _rows(tensors: Mapping[str, Sequence[object]], name: str, blocks: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
@@ -209,9 +210,9 @@ def _parameters(
 
 def _draw(parameter: Tensor, width: int, rank: int) -> None:
     """As `nn.Linear` of this width does, from a seed of the default generator's and the rank."""
-    if parameter.is_meta:
+    if parameter.is_meta or isinstance(parameter, FakeTensor):
         return
-    generator = torch.Generator(parameter.device).manual_seed(int(torch.randint(1 << 62, ())) + rank)
+    generator = torch.Generator(parameter.device).manual_seed(int(torch.randint(1 << 62, (), device="cpu")) + rank)
     nn.init.uniform_(parameter, -(width**-0.5), width**-0.5, generator=generator)
 
 

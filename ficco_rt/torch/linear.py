@@ -31,6 +31,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._library.autograd import Info, make_autograd_impl
 from torch.amp.autocast_mode import _cast
+from torch.autograd import forward_ad
 
 from ..errors import UsageError
 from ..types import Scaling
@@ -46,7 +47,7 @@ _LIBRARY = torch.library.Library("ficco", "DEF")
 
 def _rows(tensor: Tensor, dim: int) -> Tensor:
     """[rows, last dimension], contiguous, with the elements of dimension `dim` one behind the other."""
-    return tensor.movedim(dim, 0).reshape(-1, tensor.shape[-1]).contiguous()
+    return tensor.movedim(dim, 0).flatten(0, -2).contiguous()
 
 
 def _like(rows: Tensor, tensor: Tensor, dim: int, extent: int) -> Tensor:
@@ -378,6 +379,10 @@ def _quick(name: str, kernel: _Function) -> _Function:
     return quick
 
 
+def _has_tangent(given: object) -> bool:
+    return isinstance(given, Tensor) and forward_ad.unpack_dual(given).tangent is not None
+
+
 def _without_gradients(device: str, kernel: _Function, usual: _Function) -> _Function:
     """For tensors that need no gradient the kernel alone, which takes half as long as PyTorch's `usual` way to it: once
     more through the dispatcher, for modes and subclasses of tensors, which have more keys."""
@@ -385,6 +390,10 @@ def _without_gradients(device: str, kernel: _Function, usual: _Function) -> _Fun
     plain = torch._C.DispatchKeySet(getattr(keys, device)).add(getattr(keys, f"Autograd{device}")).raw_repr()
 
     def called(keys: Any, *arguments: Any, **keyword: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+            raise UsageError(
+                "operators of ficco have no forward-mode derivative: use backward, or PyTorch's own layers"
+            )
         needed = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if needed or keys.raw_repr() != plain:
             return usual(keys, *arguments, **keyword)

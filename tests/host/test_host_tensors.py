@@ -36,6 +36,19 @@ class Lent:
         return make(ctypes.addressof(self._tensor), b"dltensor", None)
 
 
+class Nowhere(Lent):
+    """As PyTorch exports a subclass that holds another tensor, or one whose storage was freed."""
+
+    def __init__(self, array: np.ndarray[Any, Any], dtype: str) -> None:
+        super().__init__(array, dtype)
+        self._tensor.data = None
+
+
+class Meta(Lent):
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise ValueError("Unknown device type meta for Dlpack")
+
+
 def random(*shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(7).integers(-3, 4, shape).astype(numpy_dtype("bf16"))
 
@@ -64,6 +77,11 @@ def test_tensors_in_host_memory_are_bound_by_reference() -> None:
             "given one with gaps or another order of dimensions: take .contiguous(), of a",
         ),
         (Lent(random(64, 64), "bf16", device=2), "in host memory; given Lent on a device"),
+        (
+            Nowhere(random(64, 64), "bf16"),
+            "given a tensor without memory: take .to_local() of a DTensor, and",
+        ),
+        (Meta(random(64, 64), "bf16"), "given Meta: Unknown device type meta for Dlpack"),
         (Lent(np.zeros((64, 64), np.float32), "fp32"), "wanted bfloat16 of shape [64, 64]; given float32 of shape"),
     ],
 )

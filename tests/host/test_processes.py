@@ -73,6 +73,26 @@ def test_each_process_gives_and_gets_its_own_ranks_tensors(tmp_path: Path) -> No
     assert all(is_right([runs[number] for *_, runs in found]) for number in range(3))
 
 
+def test_an_executor_that_nobody_closed_is_closed_when_it_is_freed(tmp_path: Path) -> None:
+    def body(place: int) -> object:
+        executor = executor_of(tmp_path, place)
+        ran(executor)
+        if place:
+            with pytest.warns(ResourceWarning, match="an executor of schedule 'x' was not closed"):
+                del executor
+            beats = [thread for thread in threading.enumerate() if "beat" in thread.name]
+            for thread in beats:
+                thread.join(20)
+            return len(beats) <= 1 and not any(thread.is_alive() for thread in beats)
+        with executor, pytest.raises(UsageError) as caught:
+            ran(executor)
+        return str(caught.value)
+
+    told, is_over = several(tmp_path, 2, body)
+    assert str(told).startswith("process 0 begins run 2 of x, and process 1 has closed its executor after run 1: all")
+    assert is_over
+
+
 # Where a process is killed: the method that it begins, and which call of it.
 STEPS = [
     *((Group, "exchange", call) for call in range(7)),

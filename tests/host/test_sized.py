@@ -144,6 +144,8 @@ def test_mistakes(operations: dict[str, ficco.Operation]) -> None:
         ),
         (given | {"C": [c[:19] for c in given["C"]]}, r"output C, rank 0: wanted fp32 of shape \[20, 32\]; given"),
         (given | {"B": given["B"][:2]}, "B: wanted a list of 4, one a rank; given 2"),
+        (given | {"B": 5}, "B: wanted a list of 4, one a rank; given one int"),
+        (given | {"streams": []}, "streams: wanted one a rank, 4; given 0"),
         (given | {"D": given["B"]}, "give each of A, B, C, and nothing else; D is not so"),
         ({"A": given["A"], "B": given["B"]}, "give each of A, B, C, and nothing else; C is not so"),
         (given | {"A": []}, "A: wanted a list of tensors, one a rank, whose rows tell how many there are"),
@@ -171,6 +173,7 @@ def test_operations_that_are_none() -> None:
             ("ag_gemm", {"max_m": 0}, "max_m is a number of rows, at least 1; given 0"),
             ("ag_gemm", {"leave": -1}, "leave is a number of multiprocessors, 0 or more; given -1"),
             ("ag_gemm", {"buckets": (0,)}, "a bucket is a number of rows, at least 1; given 0"),
+            ("ag_gemm", {"buckets": 5}, r"buckets are numbers of rows, such as \[256, 1024\]; given 5"),
             ("ag_gemm", {"buckets": (65,)}, "a bucket of 65 rows is larger than max_m, 64"),
         ]
         for name, more, said in made:

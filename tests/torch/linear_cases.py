@@ -6,12 +6,15 @@ import copy
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -188,6 +191,10 @@ def case_new_layers_are_shards_of_one() -> None:
     meta.weight.data.fill_(float("nan"))
     meta.reset_parameters()
     assert meta.weight.isfinite().all()
+    with torch.device("meta"):
+        assert parallel.ColumnParallelLinear(8, 4 * ranks, device="cpu").weight.isfinite().all()
+    with FakeTensorMode():
+        assert parallel.ColumnParallelLinear(8, 4 * ranks).weight.shape == (4, 8)
 
 
 def case_groups_that_are_destroyed_leave_nothing() -> None:
@@ -265,10 +272,19 @@ def case_there_are_no_second_derivatives() -> None:
     name, ranks, _ = world()
     names = "all_gather_linear", "linear_reduce_scatter", "linear_all_reduce", "all_to_all_linear"
     x, w = integers(2 * ranks, K).requires_grad_(), integers(N, K).requires_grad_()
+
+    def forward(operator: str, dims: tuple[int, ...], given: Tensor) -> Tensor:
+        made: Tensor = getattr(OPS, operator)(given, w.detach(), None, *dims, name)
+        return made
+
     for operator, dims in zip(names, ((0,), (0,), (), ()), strict=True):
         y = getattr(OPS, operator)(x, w, None, *dims, name)
         with pytest.raises(UsageError, match=f"ficco::{operator} has no second derivative, because autograd cannot"):
             torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        with pytest.raises(UsageError, match="operators of ficco have no forward-mode derivative"):
+            torch.func.jvp(partial(forward, operator, dims), (x.detach(),), (torch.ones_like(x),))
+        with forward_ad.dual_level():  # which concerns no tensor here
+            assert forward(operator, dims, x.detach()).isfinite().all()
 
 
 def case_opcheck() -> None:

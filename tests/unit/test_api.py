@@ -7,6 +7,7 @@ import json
 import os
 import pydoc
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import MemberDescriptorType
@@ -17,6 +18,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 import ficco_rt as ficco
+from ficco_rt import env
 from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
@@ -170,9 +172,17 @@ def test_a_refused_run_leaves_the_run_before_as_the_last(plan: Plan) -> None:
                 executor.run(**refused)
             assert executor.duration == took
             assert np.array_equal(executor.read("C", 1), tensors["C"][1])
-        with pytest.raises(UsageError, match="streams"):
-            executor.run(**tensors, streams=[1, 2, 3])
+        for streams, given in (([1, 2, 3], "3"), ([], "0"), (0, "int"), (True, "bool")):
+            with pytest.raises(UsageError, match=f"streams: wanted one a rank, 2; given {given}"):
+                executor.run(**tensors, streams=streams)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="the host driver has no streams of the caller's"):
+            executor.run(**tensors, streams=[1, 2])
+        for wrong in (lambda: executor.run(5), lambda: executor.release(5)):  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match=r"what bind\(\) made"):
+                wrong()
         assert executor.duration == took
+    with pytest.raises(UsageError, match="is closed"):
+        _ = executor.duration
 
 
 @pytest.mark.parametrize("machine", [3, ["h200-switch"], "abacus"])
@@ -197,6 +207,24 @@ def test_what_is_no_plan(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"as compile\(\) or load_plan\(\) gives it; given 'ag_gemm/serial' "):
             use()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_workspace(plan: Plan) -> None:
+    wrong: Any = 5
+    for use in (lambda: ficco.Executor(plan, workspace=wrong), lambda: ficco.Operation(wrong, "ag_gemm", max_m=8)):
+        with pytest.raises(UsageError, match=r"ficco.Workspace; given 5 \(int\)"):
+            use()
+
+
+def test_a_user_without_a_home_has_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nobody(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("FICCO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert env.cache_folder() == tmp_path / f"ficco_rt-{os.getuid()}"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import fcntl
 import os
+import resource
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -73,6 +75,24 @@ def test_descriptors_come_in_order(way: SocketNames, counts: tuple[int, ...]) ->
     for place, said in enumerate(passed(way, counts)):
         wanted = [[f"{p}.{n} " for n in range(count)] if p != place else [] for p, count in enumerate(counts)]
         assert said == wanted
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_process_with_many_files_open(way: SocketNames, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    try:
+
+        class High(socket.socket):
+            def __init__(self, *arguments: int) -> None:
+                low = socket.SocketType(*arguments)
+                super().__init__(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, 1200))
+                low.close()
+
+        monkeypatch.setattr(descriptors.socket, "socket", High)
+        assert passed(way, (1, 1)) == [[[], ["1.0 "]], [["0.0 "], []]]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
 def all_told(answers: Sequence[object], said: str) -> None:

@@ -394,8 +394,6 @@ def test_streams_of_other_libraries() -> None:
     assert [steady(given[:count]) for count in range(4)] == [True, True, False, False]
     with pytest.raises(UsageError, match="rank 1's is str, not a stream of a GPU"):
         handles([0, "x"], range(2), int)
-    with pytest.raises(UsageError, match="wanted one a rank, 3; given 2"):
-        handles([0, 0], range(3), int)
     with pytest.raises(UsageError, match="holds a number that is no handle"):
         handles([0, -1], range(2), lambda handle: handle.to_bytes(8, "little"))
 
@@ -441,6 +439,9 @@ def test_without_gpus_there_are_none() -> None:
     assert registry.device_count("host") == 0
     with pytest.raises(UsageError, match="the host driver has no GPUs to discover"):
         registry.discover("host", 2)
+    for wrong in ({"ranks": 0}, {"ranks": 2.0}, {"ranks_per_gpu": 0}, {"processes": 0}, {"node": -1}):
+        with pytest.raises(UsageError, match=f"^{next(iter(wrong))} is a "):
+            registry.discover("cuda", **{"ranks": 2, **wrong})  # type: ignore[arg-type]
 
 
 def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:

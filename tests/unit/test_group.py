@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -48,7 +49,7 @@ def test_processes_exchange_in_order_and_leave_no_keys(tmp_path: Path) -> None:
         assert name == f"<Group: process {place} of 3>"
         assert found == [tuple(f"{p}:{n}".encode() + b"\0" for p in range(3)) for n in range(20)]
     exchanged = [key for key in FolderStore(tmp_path).names() if "made" not in key]
-    assert len(exchanged) == 2 * 3  # of each group the last exchange
+    assert len(exchanged) == 2 * 2 * 3  # of each group the marks of the first exchange, and the last one
 
 
 def test_groups_side_by_side_in_any_order(tmp_path: Path) -> None:
@@ -130,11 +131,29 @@ def test_who_goes_astray_is_told(tmp_path: Path) -> None:
     assert issubclass(LeftError, DeviceError)
 
 
+def test_who_misses_a_group_is_in_the_next_one(tmp_path: Path) -> None:
+    def body(place: int) -> object:
+        for _ in range(2 if place < 2 else 0):
+            missed = group_of(tmp_path, 3, place)
+            assert told(partial(missed.barrier, 0.3)).endswith("of 3 has not come")
+        if place == 2:
+            sleep(1)
+        found = []
+        for _ in range(2):
+            group = group_of(tmp_path, 3, place)
+            found.append(group.exchange(f"{place}".encode(), 20))
+            group.barrier(20)
+        return found
+
+    assert several(tmp_path, 3, body) == [[(b"0", b"1", b"2")] * 2] * 3
+
+
 @pytest.mark.parametrize("kept", [0, 1, 5, 9, 14, 25])
 def test_a_message_that_does_not_come_whole_is_told(tmp_path: Path, kept: int) -> None:
     class Short(FolderStore):
         def set(self, key: str, value: bytes) -> None:
-            super().set(key, value[:kept])
+            if value != b"gone":  # the message stays when the process gives up
+                super().set(key, value[:kept])
 
     with pytest.raises(DeviceError):  # nobody answers
         Group(StoreTransport(Short(tmp_path), [0, 1], 1)).exchange(b"0123456789", 0, "a step")

@@ -108,6 +108,13 @@ def test_the_oldest_entries_go(kept: Store, monkeypatch: pytest.MonkeyPatch) -> 
     assert [number for number in range(6) if kept.get(number, Region)] == [2, 3, 4, 5]
     assert kept.get(KEY, Region) is None
 
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError("the folder is no longer to be written")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    kept.put(6, VALUE)
+    assert [number for number in range(7) if kept.get(number, Region)] == [2, 3, 4, 5, 6]
+
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
