@@ -29,6 +29,7 @@ from .plan.check import Happening, check
 from .plan.epilogues import cut_epilogues
 from .plan.lower import lower
 from .plan.prove import prove as prove_plan
+from .types import TYPES
 
 
 def load(name_or_path: str | Path) -> Schedule:
@@ -65,10 +66,10 @@ def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
 def plan_of(graph: graph_ir.Graph, machine: Machine, *, trusted: bool = False) -> plan_ir.Plan:
     """Proof, lowering and check of a built graph, whose epilogues are cut where kernels take none. A `trusted` one has
     no proof and no check: its plan is for the virtual clock alone, and its schedule is a shipped one, which the tests
-    prove and check."""
+    prove and check; but whether outputs may be fp8 is a matter of the types that are given."""
     with compilation(graph.ranks):
         graph = cut_epilogues(graph, machine)
-        if not trusted:
+        if not trusted or any(t.kind == "output" and TYPES[t.dtype].quantised for t in graph.tensors):
             prove(graph)
         plan = lower(graph, machine)
         if not trusted:

@@ -122,6 +122,9 @@ def _refuse_unreadable(text: str, path: str) -> None:
     if nul >= 0:
         message = f"a NUL byte at offset {len(text[:nul].encode())}"
         raise ScheduleError((at_end_of(text[:nul], path, message, "a schedule is plain UTF-8 text"),))
+    if alone := re.search(r"\r(?!\n)", text):
+        message = "a carriage return that no line feed follows ends no line"
+        raise ScheduleError((at_end_of(text[: alone.start()], path, message, "save the file with LF or CRLF"),))
     if all(m[0].startswith("#") for m in _NOT_BLANK.finditer(text)):
         message = "the file holds only comments" if "#" in text else "the file is empty"
         raise _refusal(path, message, "a schedule begins with: schedule NAME")

@@ -82,6 +82,14 @@ _WHOLES: dict[str, dict[str, str]] = {
     },
 }
 _UNITS_HELP = "bytes may be given in KiB, MiB or GiB"
+_BEHIND_A_CLAIM = {
+    "MINUS": ("a claim has no difference, found '-'", (), "claim a sum, or mark the output unproven"),
+    "DOT": (
+        "a claim transposes tensors alone, found '.'",
+        (),
+        "transpose what is gathered, and gather it along the other side: all_gather(A.T, cols)",
+    ),
+}
 _AFTER_NUMBER = re.compile(r"[0-9][ \t]+[A-Za-z_]\w*\s*\Z")
 _CLOSES = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
 
@@ -124,8 +132,8 @@ def explain(error: UnexpectedInput, text: str, at: int, path: str, before: int) 
         return Diagnostic(builder.token_span(stack[-1]), f"unknown unit '{_shown(stack[-1])}'", help=_UNITS_HELP)
 
     begun = text[text.rfind("\n", 0, at) + 1 : at]
-    if token.type == "MINUS" and {"PARAM", "STAGE"} <= accepted and begun.lstrip().startswith("computes"):
-        return Diagnostic(span, "a claim has no difference, found '-'", help="claim a sum, or mark the output unproven")
+    if token.type in _BEHIND_A_CLAIM and {"PARAM", "STAGE"} <= accepted and begun.lstrip().startswith("computes"):
+        return Diagnostic(span, *_BEHIND_A_CLAIM[token.type])
     meant = _meant(token, span, stack, accepted)
     if meant is not None:
         return meant

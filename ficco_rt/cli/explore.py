@@ -65,7 +65,7 @@ def explore(
     if target.endswith(TABLE.suffixes):
         unused: dict[str, object] = {"--scenarios": scenarios, "--only": only, "--set": settings}
         unused |= {"--schedules": schedules, "--param": params, "--machine": machines, "--output": output}
-        rows = _rows_there(target, unused | {"--jobs": jobs})
+        rows = _rows_there(target, unused | {"--jobs": jobs, "--gpus": gpus})
     else:
         found = _machines(machines, (None,) if gpus is None else gpu_list(gpus))
         tried = trials(target, schedules, parse_choices(params, "--param"))

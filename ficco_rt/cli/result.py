@@ -98,6 +98,8 @@ class Result:
         v = self.verification
         if v is None or v.ok:
             return None
+        if v.worst is not None and v.worst.wanted is None:
+            return NumbersError(f"{v.worst} (seed {self.seed})")
         if v.integers is False:
             return NumbersError(f"{v.worst} (on integers that nothing rounds, seed {self.seed})")
         data, of = "", v
@@ -393,6 +395,8 @@ def _numbers(result: Result, style: Style) -> str:
     words: Sequence[str]
     if found.rel_err is None:
         words = [style("not verified", "yellow"), "nothing is claimed; every element was written"]
+    elif found.worst is not None and found.worst.wanted is None:
+        words = [style("WRONG", "red"), f"not all of {found.worst.tensor} was written"]
     else:
         integers = "integers equal" if found.integers else "integers DIFFER"
         normal = f"random data off by {found.rel_err:.1e} of {found.tolerance:.1e} allowed"

@@ -343,8 +343,8 @@ class Executor(Closable):
             user.thread = before
 
     def _run(self, bound: Bound, streams: Sequence[object] | None, progress: OnProgress | None) -> None:
-        if streams is not None and not (isinstance(streams, Sequence) and len(streams) == len(self.ranks)):
-            given = len(streams) if isinstance(streams, Sequence) else type(streams).__name__
+        if streams is not None and not (isinstance(streams, (list, tuple, Sequence)) and streams):  # lists: no call
+            given = "0" if isinstance(streams, Sequence) else f"one {type(streams).__name__}"
             raise UsageError(f"streams: wanted one a rank, {len(self.ranks)}; given {given}")
         binding, driver, graph = bound.binding, self.driver, self.graph
         assert binding is not None

@@ -196,7 +196,7 @@ def build_tensors(
                 scope["cols", decl.name] = shape[-1]
             for i, e in enumerate(decl.shape):  # a rank may hold no element, as an expert without tokens; not all ranks
                 if not any(shape[i] for shape in shapes):
-                    raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
+                    raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on all ranks; sizes start at 1")
             if decl.condition is not None and not _holds(decl, decl.condition, scopes, "there"):
                 continue
             if scaling is not None:

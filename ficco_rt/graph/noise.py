@@ -253,7 +253,7 @@ def coarse(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequence[S
         worst = claimed(noises, claim)
         if worst.lost > useful(claim.within, noises.fast) and worst.place >= 0:
             stores = noises.stores[worst.place]
-            found.append(_too_coarse(stores, noises.types[stores.tensor].name, claim, worst.lost))
+            found.append(_too_coarse(stores, noises.types[stores.tensor].name, claim, worst))
     for stores in noises.stores:
         kept = noises.types[stores.tensor]
         if stores.largest <= kept.largest or stores.tensor in noises.scaled:
@@ -273,14 +273,17 @@ def coarse(tensors: Sequence[Tensor], claims: Sequence[Claim], steps: Sequence[S
     return found
 
 
-def _too_coarse(stores: Stores, dtype: str, claim: Claim, share: float) -> Diagnostic:
-    taken = f"roundings may take {percent(share)} of '{claim.text}' on inputs of one sign"
+def _too_coarse(stores: Stores, dtype: str, claim: Claim, worst: Noise) -> Diagnostic:
+    taken = f"roundings may take {percent(worst.lost)} of '{claim.text}' on inputs of one sign"
     if stores.called:
         where = f"a collective may round {stores.tensor} to {dtype} at every rank that a sum comes past"
         return Diagnostic(stores.origin, f"{where}: {taken}", help="give the collective fp32 tensors")
     if stores.dropped_at:
         first, of = (f"{number:.0f}" for number in (stores.dropped_at, stores.pieces))
         taken = f"where all inputs are 1, the sum stops growing after {first} of {of} pieces; {taken}"
+    if worst.stores == 1:
+        help = "give it a wider type, such as bf16"
+        return Diagnostic(stores.origin, f"{stores.tensor} is stored in {dtype}: {taken}", help=help)
     return Diagnostic(
         stores.origin,
         f"{stores.tensor} keeps partial sums in {dtype}: {taken}",

@@ -23,7 +23,7 @@ from ficco_dsl.symbols import Symbol
 
 from ..report.request import Request, Source
 from .prover import Answer, Prover
-from .syntax import WORDS, Analysis, Text, analyse, completions, holds, rename, word_at
+from .syntax import AFTER_DOT, WORDS, Analysis, Text, analyse, completions, holds, rename, word_at
 
 RANKS = 4  # if the editor does not say
 MOST_RANKS = 1024
@@ -63,6 +63,8 @@ class Documents:
         if options is not None and not isinstance(options, dict):
             wrong.append(f"the settings are {_shown(options)}, not an object; none of them is taken")
         given = options if isinstance(options, dict) else {}
+        for name in sorted(given.keys() - {"ranks", "set", "machine"}):
+            wrong.append(f"{_shown(name)} is no setting; there are ranks, set and machine")
         ranks, settings, machine = given.get("ranks", RANKS), given.get("set"), given.get("machine")
         if type(ranks) is int and 1 <= ranks <= MOST_RANKS:
             self.ranks = ranks
@@ -288,6 +290,8 @@ def _answer(server: Server, documents: Documents) -> None:
 
     @server.feature(lsp.TEXT_DOCUMENT_FORMATTING)
     def formatted(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
+        if params.text_document.uri not in documents.analyses:  # pygls would read the file
+            return None
         source = server.workspace.get_text_document(params.text_document.uri).source
         try:
             text = format_text(source, path_of(params.text_document.uri))
@@ -310,8 +314,8 @@ def _hover(place: tuple[Analysis, int, int], answer: Answer) -> list[str]:
         size = answer.names.get(symbol.name, "") if symbol.what != "stage" else ""
         told.append(f"**{symbol.what} `{symbol.name}`** {size}".rstrip())
         told += answer.stages.get(symbol.name, []) if symbol.what == "stage" else []
-    elif word in WORDS:
-        told.append(f"**`{word}`** {WORDS[word]}")
+    elif meaning := (AFTER_DOT | WORDS).get(word):
+        told.append(f"**`{word}`** {meaning}")
     for span, (first, *rest) in answer.statements:
         if holds(span, line, column) and (found is None or found.symbol.what != "stage"):
             told.append("\n".join([first, *(f"- {text}" for text in rest)]))

@@ -55,9 +55,15 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "ctas": "blocks at most that a collective of the vendor's library takes; 0: copy engines where it can",
     "threads": "threads at most of a block of the vendor's library",
     **{name: form for name, (_, _, form) in vocabulary.FUNCTIONS.items()},
+    "sum": "sum(list) adds numbers; sum(X, …) holds the terms of a gemm or a reduce",
+    **{name: f"{form}, of a gemm or a reduce" for name, form in vocabulary.OF_SUMS.items()},
 }
 
-_AFTER_DOT = ("rows", "cols", "T")
+AFTER_DOT = {
+    ".rows": "rows(i of n): part i of the n parts of the rows",
+    ".cols": "cols(i of n): part i of the n parts of the columns",
+    ".T": "the region with its last two dimensions exchanged",
+}
 _VALUES = {**vocabulary.WORDS, "leave": (vocabulary.LEFT,)}
 _ON_QUEUE = re.compile(r"^\s*stage\s+\w+\s+on\s+\w*$")
 _AFTER = re.compile(r"^\s*stage\b.*\bafter\s+[\w\s,]*$")
@@ -146,8 +152,8 @@ def analyse(text: str, path: str, before: Analysis | None = None) -> Analysis:
 
 
 def word_at(text: Text, line: int, column: int) -> str:
-    """The word at a place; empty if there is none."""
-    words = re.finditer(r"[A-Za-z_]\w*", text.line(line - 1))
+    """The word at a place, with a dot before it; empty if there is none."""
+    words = re.finditer(r"\.?[A-Za-z_]\w*", text.line(line - 1))
     return next((found[0] for found in words if found.start() + 1 <= column <= found.end() + 1), "")
 
 
@@ -160,7 +166,7 @@ def completions(analysis: Analysis, line: int, column: int) -> list[tuple[str, s
     if value is not None:
         return [(word, f"a value of {value[1]}") for word in _VALUES[value[1]]]
     if _DOT.search(begun) and not begun.rstrip().endswith(".."):
-        return [(word, "of a region") for word in _AFTER_DOT]
+        return [(word[1:], meaning) for word, meaning in AFTER_DOT.items()]
     symbols = list(analysis.alive(line, column))
     kinds = {"queue"} if _ON_QUEUE.match(begun) else {"stage"} if _AFTER.match(begun) else None
     found = [(s.name, s.what) for s in symbols if kinds is None or s.what in kinds]

@@ -19,6 +19,7 @@ from ..geometry.region import between_ranks
 from ..graph import ir
 from ..graph.kinds import kind_of
 from ..graph.ops.kind import OpKind
+from ..graph.scales import is_scales
 from ..machine.durations import gemm_rate
 from ..machine.model import Machine, Port, TopologyKind
 from ..plan.ir import Plan, SignalFlag
@@ -353,7 +354,7 @@ def _does(graph: ir.Graph, kind: OpKind[Any], ops: Sequence[ir.Op]) -> Operation
     else:
         if kind.body is ir.Reduce:
             facts["terms"] = _distinct(len(total.terms) for total in bodies)
-        facts["shapes"] = _distinct(region.shape for body in bodies for region in body.writes)
+        facts["shapes"] = _distinct(r.shape for body in bodies for r in body.writes if not is_scales(r.tensor))
         facts["bytes_a_rank"] = a_rank(lambda op: sum(map(size, (*op.reads, *op.writes))))
     functions = sorted({body.function for body in bodies if isinstance(body, ir.Gemm | ir.Reduce) and body.function})
     if functions:

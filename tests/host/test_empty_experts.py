@@ -65,5 +65,5 @@ def test_shares_of_nothing_cut_nothing_else() -> None:
 
 def test_a_tensor_of_nothing_on_all_ranks_is_refused() -> None:
     schedule = ficco_dsl.parse(TEXT.format(rows="0 * rank", shares="2"), "s.ficco")
-    with pytest.raises(ScheduleError, match=r"dimension 0 of X is 0 on rank 0; sizes start at 1"):
+    with pytest.raises(ScheduleError, match=r"dimension 0 of X is 0 on all ranks; sizes start at 1"):
         build(schedule, 2)

@@ -172,11 +172,11 @@ def test_a_refused_run_leaves_the_run_before_as_the_last(plan: Plan) -> None:
                 executor.run(**refused)
             assert executor.duration == took
             assert np.array_equal(executor.read("C", 1), tensors["C"][1])
-        for streams, given in (([1, 2, 3], "3"), ([], "0"), (0, "int"), (True, "bool")):
+        for streams, given in (([], "0"), (0, "one int"), (True, "one bool")):
             with pytest.raises(UsageError, match=f"streams: wanted one a rank, 2; given {given}"):
                 executor.run(**tensors, streams=streams)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="the host driver has no streams of the caller's"):
-            executor.run(**tensors, streams=[1, 2])
+            executor.run(**tensors, streams=[1, 2, 3])
         for wrong in (lambda: executor.run(5), lambda: executor.release(5)):  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=r"what bind\(\) made"):
                 wrong()

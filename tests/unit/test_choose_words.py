@@ -41,6 +41,18 @@ def test_what_is_slow_about_the_chosen_schedule_is_told(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == ""
 
 
+def test_outputs_of_fp8_that_no_proof_admits_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for setting in ("M=512", "N=512", "K=512", "T=fp8_e4m3") for word in ("--set", setting)]
+    for more in (["--by", "rules"], ["--by", "model"]):
+        assert execute("ficco", ["choose", "ag_gemm", "--gpus", "4", *words, *more]) == 2
+        told = capsys.readouterr()
+        assert "ag_gemm/oneshot" in told.err
+        assert "stage 'mm' stores in C, which is fp8_e4m3, what C@0" in told.err
+        assert "keeps partial sums" not in told.err
+        assert execute("ficco", ["choose", "ag_gemm", "--gpus", "4", *words, "--set", "Sum=bf16", *more]) == 0
+        capsys.readouterr()
+
+
 def test_a_candidate_of_another_operation_is_refused(tmp_path: Path) -> None:
     text = shipped.shipped()["ag_gemm/serial"].read_text(encoding="utf-8")
     mine = tmp_path / "wide.ficco"

@@ -423,6 +423,24 @@ def test_an_unproven_output_is_named_everywhere(run: Callable[..., Ending], here
     assert [facts[f] for f in ("unproven", "verified", "rel_err", "tolerance")] == [["C"], None, None, None]
 
 
+def test_an_unproven_output_that_is_not_written_everywhere_is_told(run: Callable[..., Ending], here: Path) -> None:
+    (here / "k.cu").write_text("")
+    (here / "k.py").write_text("def first(x, y):\n    y[:1] = x[:1]\n")
+    (here / "k.ficco").write_text(
+        """schedule k
+input X[8, 4] : fp32
+output Y[8, 4] : fp32 unproven
+queue compute { engine = sm }
+kernel first(read x, write y) from "k.cu" entry "first" { grid = 1 block = 32 host = "k.py:first" }
+stage s on compute { launch first(X, Y) }
+"""
+    )
+    ending = run("ficco-run", "k.ficco", "--gpus", "1")
+    assert ending.code == 4
+    assert "  numbers  WRONG: not all of Y was written; Y unproven and not compared\n" in ending.out
+    assert "the numbers are wrong: Y of rank 0, rows 1, columns 0: NaN, never written (seed 0)\n" in ending.err
+
+
 def test_a_library_name_runs(run: Callable[..., Ending]) -> None:
     words = ["--gpus", "2", "--set", "M=64", "--set", "N=64", "--set", "K=64", "--json"]
     assert run("ficco-run", "ag_gemm/hetero_unfused_1d", *words).record["verified"] is True

@@ -317,6 +317,7 @@ def test_the_exit_code_is_of_what_was_asked_for() -> None:
         (["broken.csv"], "broken.csv:2: is no row of a table"),
         (["broken.json"], "broken.json:2: row: missing ideal_us, .*, time_us; name another file"),
         (["t.csv", "--gpus", "8", "--jobs", "2"], "--jobs belongs to a sweep; t.csv is a table"),
+        (["t.csv", "--gpus", "8"], "--gpus belongs to a sweep; t.csv is a table"),
         (["missing.csv"], "missing.csv: there is no such file"),
     ],
 )

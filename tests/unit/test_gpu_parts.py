@@ -394,6 +394,8 @@ def test_streams_of_other_libraries() -> None:
     assert [steady(given[:count]) for count in range(4)] == [True, True, False, False]
     with pytest.raises(UsageError, match="rank 1's is str, not a stream of a GPU"):
         handles([0, "x"], range(2), int)
+    with pytest.raises(UsageError, match="wanted one a rank, 3; given 2"):
+        handles([0, 0], range(3), int)
     with pytest.raises(UsageError, match="holds a number that is no handle"):
         handles([0, -1], range(2), lambda handle: handle.to_bytes(8, "little"))
 

@@ -217,12 +217,13 @@ def test_settings_that_cannot_be_taken_are_told() -> None:
         editor.open(TEXT)
         await editor.until(lambda told: True)
         assert editor.messages == [
+            'ficco: "rank" is no setting; there are ranks, set and machine',
             'ficco: ranks is "x", not a number from 1 to 1024; 4 ranks are taken',
             'ficco: set is "M=64", not a list such as ["M=8192"]; no size is set',
             "ficco: machine is 5, not a name or a file; the usual machine is taken",
         ]
 
-    drive(script, ranks="x", set="M=64", machine=5)
+    drive(script, rank=2, ranks="x", set="M=64", machine=5)
 
 
 def place(text: str, what: str, after: int = 0) -> lsp.Position:
@@ -262,6 +263,9 @@ def test_an_editor() -> None:
         hover = await editor.text_document_hover_async(lsp.HoverParams(position=place(TEXT, "gemm C", 1), **at))
         assert hover is not None
         assert "rank 0: 1 × gemm\n- writes C@0 rows 0–63, columns 0–7: " in hover.contents.value  # type: ignore[union-attr]
+        hover = await editor.text_document_hover_async(lsp.HoverParams(position=place(TEXT, "rows(", 1), **at))
+        assert hover is not None
+        assert "rows(i of n): part i of the n parts of the rows" in str(hover.contents)
         use = place(TEXT, "c of chunks) @", 0)
         found = await editor.text_document_definition_async(lsp.DefinitionParams(position=use, **at))
         assert isinstance(found, lsp.Location)
@@ -283,6 +287,9 @@ def test_an_editor() -> None:
         edits = await editor.text_document_formatting_async(lsp.DocumentFormattingParams(DOCUMENT, options))
         assert edits is not None
         assert "output  C[M, 8]          : bf16\n" in edits[0].new_text
+        other = lsp.TextDocumentIdentifier("file:///nowhere/none.ficco")  # which no editor has opened
+        formatting = lsp.DocumentFormattingParams(other, options)
+        assert await editor.text_document_formatting_async(formatting) is None
         editor.change(2, TEXT.replace("c of chunks) }", "0 of chunks) }"))
         wrong = await editor.until(lambda told: told.version == 2 and bool(told.diagnostics))
         assert "C@0" in wrong[0]

@@ -15,6 +15,7 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.graph.ir import Gemm
 from ficco_rt.graph.noise import Noise, Noises, claimed, coarse, short_sums
 from ficco_rt.graph.prove import meaning
+from ficco_rt.machine.profiles import profile
 from ficco_rt.types import numpy_dtype
 from tests import cases
 from tests.cases import SCHEDULES
@@ -207,3 +208,13 @@ def test_shipped_schedules_at_8_ranks_are_exact_enough(dtype: str) -> None:
             )
         )
         assert bool(short) == (dtype == "fp16" and partial), name
+
+
+def test_one_rounding_is_no_partial_sum() -> None:
+    text = "schedule s input A[8, 8] : fp8_e4m3 output C[8, 8] : fp8_e4m3 computes C = A * A " + (
+        "queue q { engine = sm } stage mm on q { gemm C = A * A }"
+    )
+    graph = compiler.build(ficco_dsl.parse(text, "s.ficco"), 1, {})
+    (warning,) = (w for w in compiler.lint(graph, profile("h200-switch", 1)) if "of one sign" in w.message)
+    assert warning.message.startswith("C is stored in fp8_e4m3: roundings may take ")
+    assert warning.help == "give it a wider type, such as bf16"

@@ -672,6 +672,8 @@ def _is_threads_own(stream: Handle) -> bool:
 def handles(streams: Sequence[object], ranks: Sequence[int], stream: Callable[[int], Handle]) -> Callers:
     """The callers' streams, one a rank of this process, by `Vendor.stream`. Each is given as an int handle, or as an
     object with `cuda_stream` (PyTorch), `ptr` (CuPy) or `__cuda_stream__`."""
+    if streams and len(streams) != len(ranks):
+        raise UsageError(f"streams: wanted one a rank, {len(ranks)}; given {len(streams)}")
     try:
         return tuple([stream(_handle(given, rank)) for rank, given in zip(ranks, streams, strict=False)])
     except OverflowError as error:

@@ -83,7 +83,7 @@ class GemmKind(OpKind[ir.Gemm]):
         wide = TYPES[a].accumulator
         types: tuple[str, ...] = tuple(TYPES) if coarse else (a, wide)
         if c not in types:
-            return f"a product of {a} goes to {a} or {wide}; {out.tensor} is {c}"
+            return f"a product of {a} goes to {' or '.join(dict.fromkeys(types))}; {out.tensor} is {c}"
         if gemm.fast and not coarse:
             return f"gemm: fast = 1 is for products of fp8, and {left.tensor} is {a}: leave it out"
         if message := _scales_fit(gemm, tensors):
