@@ -159,6 +159,7 @@ class Group:
         begun, early = time.monotonic(), self._early
         self._early = {}
         while True:
+            made = getattr(self._transport, "made", 0)
             for place in others:
                 if place in found:
                     continue
@@ -167,7 +168,10 @@ class Group:
                     found[place] = message
                     if why := self._departure(place, message):
                         raise LeftError(why)
-            if len(found) == len(others):
+            if made != getattr(self._transport, "made", 0):  # messages of a group that was given up
+                found.clear()
+                early = {}
+            elif len(found) == len(others):
                 return
             waited = time.monotonic() - begun
             if timeout is not None and waited > timeout:

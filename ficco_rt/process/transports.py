@@ -10,12 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from .. import env
 from ..errors import DeviceError, UsageError
-
-T = TypeVar("T")
 
 TAG = 29_041  # of making a communicator; no message of a caller's carries it
 
@@ -84,23 +82,32 @@ class StoreTransport:
         self._first = b""
 
     def post(self, number: int, message: bytes) -> None:
-        self._first = self._first if number else message
+        if not number:
+            self._first = message
+            while any(self._message(0, place) == _GONE for place in range(self.size) if place != self.place):
+                self._go_on()  # others could take this message for the last that was missing
         self._call("set", self._key(number, self.place), message)
 
     def take(self, number: int, place: int) -> bytes | None:
-        key = self._key(number, place)
-        message = bytes(self._call("get", key)) if self._call("check", [key]) else None
+        message = self._message(number, place)
         if message != _GONE:
             return message
-        # the other process has given up a group that this one had not come to: they meet in the next one
-        self.forget(0)
-        self._name_next()
+        self._go_on()
         self.post(0, self._first)
         return None
 
+    def _go_on(self) -> None:
+        """Where another process has given up a group that this one had not come to, they meet in the next one."""
+        self.forget(0)
+        self._name_next()
+
+    def _message(self, number: int, place: int) -> bytes | None:
+        key = self._key(number, place)
+        return bytes(self._call("get", key)) if self._call("check", [key]) else None
+
     def _name_next(self) -> None:
         """Groups of the same members have names of their own: numbers that each member counts."""
-        self._made = self._call("add", f"{self._name}/made/{self.place}", 1)
+        self.made = self._call("add", f"{self._name}/made/{self.place}", 1)
 
     def forget(self, number: int) -> None:
         key = self._key(number, self.place)
@@ -114,7 +121,7 @@ class StoreTransport:
     def close(self) -> None: ...
 
     def _key(self, number: int, place: int) -> str:
-        return f"{self._name}/{self._made}/{number}/{place}"
+        return f"{self._name}/{self.made}/{number}/{place}"
 
     def _call(self, name: str, *arguments: object) -> Any:
         try:
@@ -128,7 +135,8 @@ class MpiTransport:
 
     def __init__(self, mpi: Any, of: Any, members: Sequence[int], timeout: float) -> None:
         inside = of.Get_group().Incl(list(members))
-        made = _within(lambda: of.Create_group(inside, TAG), timeout, mpi.Query_thread() == mpi.THREAD_MULTIPLE)
+        key, threads = (of.py2f(), *members), mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        made = _within(lambda: of.Create_group(inside, TAG), timeout, key) if threads else of.Create_group(inside, TAG)
         if made is None:
             raise DeviceError(
                 f"not all of the processes {', '.join(map(str, members))} of the communicator have come within "
@@ -272,12 +280,18 @@ def _number(name: str) -> int:
     return int(text)
 
 
-def _within(make: Callable[[], T], timeout: float, threads: bool) -> T | None:
-    """What `make` returns; None if that takes longer. Without threads in MPI it may take for ever."""
-    if not threads:
-        return make()
-    made: list[T] = []
-    thread = threading.Thread(target=lambda: made.append(make()), name="ficco group", daemon=True)
-    thread.start()
+_MAKING: dict[tuple[int, ...], tuple[threading.Thread, list[Any]]] = {}  # what took longer, by what it makes
+
+
+def _within(make: Callable[[], Any], timeout: float, key: tuple[int, ...]) -> Any:
+    """What `make` returns; None if that takes longer: who asks again for the same then waits for the same call."""
+    if key not in _MAKING:
+        made: list[Any] = []
+        thread = threading.Thread(target=lambda: made.append(make()), name="ficco group", daemon=True)
+        thread.start()
+        _MAKING[key] = thread, made
+    thread, made = _MAKING[key]
     thread.join(timeout)
+    if not thread.is_alive():
+        del _MAKING[key]
     return made[0] if made else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from hashlib import sha256
 
@@ -76,6 +77,11 @@ def main() -> None:
     found["another plan"] = told(lambda: Executor(other, group=Group(world)))
     late = Group(world)
     found["late"] = told(lambda: late.barrier(0.2)) if world.rank != 3 else ""
+    if world.rank == 3:  # the others wait for it once more, in the same creation
+        time.sleep(1)
+    else:
+        found["missing"] = told(lambda: Group(MPI.COMM_WORLD, timeout=0.2))
+    found["met"] = [text.decode() for text in Group(MPI.COMM_WORLD, timeout=LIMIT).exchange(b"met", LIMIT)]
     if world.rank == 0:
         print(json.dumps(found))
     world.barrier(LIMIT)

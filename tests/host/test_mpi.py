@@ -41,6 +41,8 @@ def test_processes_give_the_bits_of_one_process() -> None:
     assert found.pop("side by side") == [True] * 4
     assert found.pop("another plan").startswith("UsageError: the processes do not run the same: ranks is 4 in ")
     assert found.pop("late") == "DeviceError: process 0 has waited 0.2 s, and process 3 of 4 has not come"
+    assert found.pop("missing").startswith("DeviceError: not all of the processes 0, 1, 2, 3 of the communicator have ")
+    assert found.pop("met") == ["met"] * 4
     assert not found
     assert not [name for name in os.listdir("/dev/shm") if "ficco" in name]  # an MPI has files of its own there
 

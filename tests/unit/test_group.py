@@ -148,6 +148,19 @@ def test_who_misses_a_group_is_in_the_next_one(tmp_path: Path) -> None:
     assert several(tmp_path, 3, body) == [[(b"0", b"1", b"2")] * 2] * 3
 
 
+def test_messages_of_a_group_that_was_given_up_count_in_no_other(tmp_path: Path) -> None:
+    """Process 0 gives up and comes again when process 1 has its first message, and process 2 comes in between."""
+
+    def body(place: int) -> object:
+        if place == 0:
+            assert told(partial(group_of(tmp_path, 3, place).exchange, b"old", 0.4)).endswith("has not come")
+        sleep((0.9, 0.1, 0.6)[place])
+        group = group_of(tmp_path, 3, place)
+        return group.exchange(f"{place}".encode(), 20), group.exchange(b"then", 20)
+
+    assert several(tmp_path, 3, body) == [((b"0", b"1", b"2"), (b"then",) * 3)] * 3
+
+
 @pytest.mark.parametrize("kept", [0, 1, 5, 9, 14, 25])
 def test_a_message_that_does_not_come_whole_is_told(tmp_path: Path, kept: int) -> None:
     class Short(FolderStore):
