@@ -280,10 +280,11 @@ class RunEndsBuilder:
     # ---- callers
 
     def _needs(self, device: int) -> list[int]:
-        """The ranks whose callers a device waits for by events. A device that tells other processes of its begin waits
-        for all of its own."""
+        """The ranks whose callers a device waits for by events, its own that nothing touches too. A device that tells
+        other processes of its begin waits for all of its own."""
         others = self.placement.others(device)
         mine = {rank for rank in self.touches[device] if self.placement.devices[rank] not in others}
+        mine |= {rank for rank in self.placement.ranks(device) if not self.touching[rank]}
         return sorted(mine | set(self.placement.ranks(device)) if others else mine)
 
     def _frees(self, rank: int) -> list[int]:

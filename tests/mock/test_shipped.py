@@ -52,6 +52,20 @@ def test_right_in_every_order(library: StandIn, name: str, ranks: int) -> None:
     assert not library.live()
 
 
+@pytest.mark.parametrize("name", ["a2a_gemm/overlapped", "a2a_gemm/serial", "gemm_a2a/overlapped", "gemm_a2a/serial"])
+@pytest.mark.parametrize("ranks_per_gpu", [1, 3])
+def test_a_rank_without_work_is_waited_for(library: StandIn, name: str, ranks_per_gpu: int) -> None:
+    library.reset(f"devices {3 // ranks_per_gpu}")
+    machine = discover(library.face, 3, ranks_per_gpu)
+    counts = [[3, 0, 2], [0, 0, 0], [1, 0, 2]]
+    plan = plan_of(build(cases.schedule(name), 3, {"counts": counts, "N": 5, "K": 7, "T": "fp32"}), machine)
+    with Executor(plan, library.face, machine=machine, ranks_per_gpu=ranks_per_gpu, timeout=30) as executor:
+        for executor.graph in (False, True):
+            assert verified_run(executor, values="exact").ok
+    assert not library.violations()
+    assert not library.live()
+
+
 TWO_PRIORITIES = """
 schedule two_priorities
 
