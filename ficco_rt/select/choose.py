@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 from .. import compiler
-from ..errors import UsageError
+from ..errors import ScheduleError, UsageError
 from ..files.arguments import VENDOR, multiprocessors, plain, whole
 from ..kernels.families import Timer, tuned
 from ..machine.durations import vendor_gemm, vendor_source, was_measured
@@ -28,6 +28,7 @@ from .candidates import (
     shipped_operation,
     shown,
     streams_products,
+    text_of,
     within_reach,
 )
 from .facts import facts
@@ -175,10 +176,16 @@ def question(
 
 
 def default(asked: Question) -> By:
-    """The default chooser: the rules; or the model, if the rules were not fitted to such a machine or do not cover the
-    request."""
+    """The default chooser: the rules; or the model, if the rules were not fitted to such a machine or product, or do
+    not cover the request."""
     f = asked.facts
-    return "rules" if f is not None and not heuristics.unfitted(f) and _ruled(asked) is not None else "model"
+    if f is None or heuristics.unfitted(f) or (said := _ruled(asked)) is None:
+        return "model"
+    try:  # a schedule may take fewer sizes than its operation
+        compiler.sizes(text_of(said.schedule), asked.ranks, {**asked.sizes, **dict(said.params)})
+    except ScheduleError:
+        return "model"
+    return "rules"
 
 
 def _answer(
@@ -232,7 +239,7 @@ def _by_rules(asked: Question) -> Choice:
         )
     why = [f"rule '{rule.name}': {rule.why(f)}"]
     if apart := heuristics.unfitted(f):
-        why.append(f"{apart}: on {asked.machine.name} take --by model, or by='model'")
+        why.append(f"{apart}: {f'on {asked.machine.name}' if f.usual else 'for others'} take --by model, or by='model'")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
     best, kernel, by = _with_kernel(asked, best)
@@ -274,7 +281,7 @@ def _by_model(asked: Question) -> Choice:
     why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
     f = asked.facts
     if f is not None and (apart := heuristics.unfitted(f)):
-        why.append(f"{apart}; {asked.machine.name} is chosen by the model")
+        why.append(f"{apart}; {asked.machine.name if f.usual else 'this one'} is chosen by the model")
     elif f is not None and asked.own is None and not best.vendored:
         rule, wanted, said = heuristics.deciding(f), asked.ruled, _ruled(asked)
         reason = f"(rule '{rule.name}': {rule.why(f)})"

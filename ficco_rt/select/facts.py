@@ -14,6 +14,7 @@ from ..types import TYPES
 from .operations import OPERATIONS, Shape, Sizes
 
 TILE = 256  # rows that a large GEMM's blocks make together: tiles of 256, or pairs of tiles of 128
+USUAL = 5.0  # µs of a product from which it is worth a look which kernel takes it
 HALF = 1.17  # how much longer a product of half as many rows takes, for its operations (docs/choose.md, `filled`)
 
 
@@ -33,6 +34,7 @@ class Facts:
     dtype: str
     machine: Machine
     leave: int = 0  # multiprocessors that launches which wait leave to other libraries
+    turned: bool = False  # the second operand is stored with K as columns
 
     @property
     def device(self) -> Device:
@@ -84,6 +86,14 @@ class Facts:
         """The whole product of a rank: its arithmetic, or its operands' way through memory."""
         s = self.shape
         return max(2.0 * s.m * s.n * s.k / self.gemm_rate, self.memory(s.m * s.k + s.k * s.n + s.m * s.n))
+
+    @property
+    def usual(self) -> bool:
+        """Whether fast kernels take the product: of 16-bit types, or of fp8 with K as columns, in rows of whole 16
+        bytes. It does not matter for the smallest ones."""
+        whole, s = 16 // self.item, self.shape
+        fits = self.item < 4 and s.k % whole == s.n % whole == 0 and (self.item > 1 or self.turned)
+        return fits or self.gemm < USUAL
 
     @property
     def lost(self) -> float:
@@ -184,4 +194,4 @@ def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str
     if operation not in OPERATIONS:
         return None
     shape = OPERATIONS[operation].shape(ranks, sizes)
-    return Facts(operation, ranks, shape, dtype.split()[0], machine, leave)
+    return Facts(operation, ranks, shape, dtype.split()[0], machine, leave, bool(sizes.get("transb")))

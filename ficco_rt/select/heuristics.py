@@ -29,6 +29,7 @@ ROOM = (
     "a GEMM that waits leaves {f.leave} of {f.device.sms} multiprocessors to other libraries and would take "
     "{f.lost:.3g} µs longer; plain launches do not wait"
 )
+PRODUCTS = "rules were fitted to products of 16-bit types, and of fp8 with transb=1, in rows of whole 16 bytes"
 SLOWER = 3  # how many of the library's times a GEMM of ours for an earlier architecture takes in addition
 TOO_SMALL = (  # why small shards are not cut
     "a shard's bytes take {f.shard:.3g} µs and a copy costs {f.links.copy_time:.3g} µs besides: pieces would cost more "
@@ -253,10 +254,10 @@ def deciding(f: Facts) -> Rule:
 
 
 def on_measured(f: Facts) -> bool:
-    """Whether the machine is like the one on which the rules were fitted: its links and products are as fast."""
+    """Whether machine and product are like those on which the rules were fitted: links and products are as fast."""
     machine, fitted = f.machine, stored(DEFAULT)
     inside = machine.tiers[: machine.tier(0, f.ranks - 1) + 1]
-    if machine.device.name != DEVICE or {links.kind for links in inside} != {LINKS}:
+    if not f.usual or machine.device.name != DEVICE or {links.kind for links in inside} != {LINKS}:
         return False
     rates = [(links.rate, fitted.links.rate) for links in inside]
     rates += [(machine.device.sms, fitted.device.sms), (f.gemm_rate, gemm_rate(fitted.device, f.dtype))]
@@ -274,5 +275,5 @@ def unfitted(f: Facts) -> str:
     if not tuned(f.device.arch):
         return f"rules were fitted to GEMMs of ours, and none is made for {f.device.arch}"
     if deciding(f).measured and not on_measured(f):
-        return "rules were fitted on H200 behind a switch"
+        return PRODUCTS if not f.usual else "rules were fitted on H200 behind a switch"
     return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import inf, log2, sqrt
 
 from ..machine.units import TOLD
 from .facts import TILE, Facts
@@ -67,6 +67,11 @@ def _power(number: float) -> int:
     return 1 << int(log2(max(1.0, min(number, MOST))))
 
 
+def _per(time: float, cost: float) -> float:
+    """How often a cost goes into a time; a machine may have costs of 0."""
+    return time / cost if cost else inf
+
+
 def _fitting(f: Facts, number: int) -> int:
     """So many pieces, or as many fewer as fill their tiles, and more than two have rows enough."""
     while number > 1 and not (
@@ -85,12 +90,12 @@ def _filled(f: Facts, number: int) -> int:
 
 def _large(f: Facts) -> int:
     """The pieces of a shard whose bytes take at least `PIECE` times what a copy costs besides."""
-    return _fitting(f, _power(f.shard * 1.05 / (PIECE * f.links.copy_time)))
+    return _fitting(f, _power(_per(f.shard * 1.05, PIECE * f.links.copy_time)))
 
 
 def _balanced(f: Facts) -> int:
     """The pieces for which what the copies cost besides and what is left behind the last one are least together."""
-    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.links.copy_time)))) if f.peers else 1
+    return _fitting(f, _power(sqrt(_per(f.abreast * f.own, f.turns * f.links.copy_time)))) if f.peers else 1
 
 
 def _fewest(f: Facts, takes: Callable[[int], float]) -> int:
@@ -132,7 +137,7 @@ def _messages(f: Facts) -> int:
     cost, behind = f.links.copy_time + 2 * f.links.signal_time, f.own * f.node
     if (f.nodes - 1) * (f.shard + cost) + behind <= f.gemm:
         return 1
-    return min(4, _power(sqrt(behind / ((f.nodes - 1) * cost))))
+    return min(4, _power(sqrt(_per(behind, (f.nodes - 1) * cost))))
 
 
 HIERARCHICAL = ("a2a_gemm/hierarchical", "ag_gemm/hierarchical", "gemm_rs/hierarchical")

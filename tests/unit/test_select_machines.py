@@ -29,6 +29,46 @@ def sets(sizes: dict[str, int]) -> list[str]:
     return [word for name, value in sizes.items() for word in ("--set", f"{name}={value}")]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "by"),
+    [
+        ({"N": 50_272}, "rules"),
+        ({"N": 50_260}, "model"),  # rows of C are no multiple of 16 bytes
+        ({"K": 4100}, "model"),
+        ({"T": "fp32"}, "model"),
+        ({"T": "fp8_e4m3", "Sum": "bf16"}, "model"),
+        ({"T": "fp8_e4m3", "Sum": "bf16", "transb": 1}, "rules"),
+        ({"M": 64, "N": 256, "K": 252}, "rules"),  # so small that it does not matter
+    ],
+)
+def test_rules_are_for_products_that_fast_kernels_take(sizes: dict[str, object], by: str) -> None:
+    asked = question("ag_gemm", 4, "h200-switch", sizes={"M": 4096, "N": 4096, "K": 4096, **sizes})
+    assert default(asked) == by
+    assert asked.facts is not None
+    said = heuristics.unfitted(asked.facts)
+    assert said == ("" if by == "rules" else heuristics.PRODUCTS)
+    assert bool(heuristics.cited(asked.facts, [heuristics.deciding(asked.facts)])) == (by == "rules")
+    if by == "model":
+        sizes = {"M": 4096, "N": 4096, "K": 4096, **sizes}
+        assert f"{said}: for others take --by model, or by='model'" in choose("ag_gemm", 4, by="rules", sizes=sizes).why
+
+
+def test_sizes_that_the_rules_schedule_does_not_take_are_for_the_model() -> None:
+    sizes = {"M": 4096, "N": 3072, "K": 768}
+    made = choose("gemm_ar", 3, "h200-switch", sizes=sizes)
+    assert (made.by, made.schedule) == ("model", "gemm_ar/serial")
+    assert made.plan.ranks == 3
+    assert choose("gemm_ar", 4, "h200-switch", sizes=sizes).by == "rules"
+
+
+def test_costs_of_zero() -> None:
+    free = replace(H200, links=replace(H200.links, copy_time=0.0, signal_time=0.0))
+    for name in ("ag_gemm/streamed", "ag_gemm/hetero_fused_1d", "gemm_rs/streamed", "gemm_rs/relay"):
+        values = {v.param: v.value for v in open_values(shipped.shipped()[name], 8, LAYER, free)}
+        assert all(values.values()), values
+    assert choose("ag_gemm", 8, free, "rules", sizes=LAYER).predicted
+
+
 MESH = profile("mi300x-mesh", 8)
 MIDDLE = {"M": 2048, "N": 2560, "K": 2048}
 
