@@ -47,7 +47,7 @@ class Sm80(AddressFamily[Variant]):
             budgets = {max(1, limits.smem_per_sm // (request.smem + limits.smem_reserved)): left.most}
         else:
             most = max(v.residency for v in self.variants)
-            if request.sms not in (None, limits.sms) and not request.streamed:  # see `at_once`
+            if request.streamed or request.sms not in (None, limits.sms):  # see `at_once`
                 most = 1
             shares = {r: limits.smem_per_sm // r - limits.smem_reserved for r in range(1, most + 1)}
             budgets = {r: min(left.most, share) for r, share in shares.items()}
