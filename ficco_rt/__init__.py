@@ -278,16 +278,22 @@ def simulate(plan: Plan, machine: AnyMachine | None = None, mode: str = "streams
     "streams" or "graph", a graph for each device. The trace has a span (rank, stream, start, stop, bytes, operations)
     for each thing that a stream does, and `duration`.
 
-    Raises UsageError (no such machine or mode, no plan is given).
+    Raises UsageError (no such machine or mode, no plan is given, a plan for GPUs of another architecture).
 
-    Example: `simulate(plan, "mi300x-mesh").duration`.
+    Example: `simulate(plan).duration`.
     """
     from .compiler import a_plan
+    from .errors import UsageError
     from .machine.profiles import chosen
     from .sim.simulate import mode_of, simulate
 
-    a_plan(plan)
-    return simulate(plan, chosen(plan.target if machine is None else machine, plan.ranks), mode_of(mode))
+    on = chosen(a_plan(plan).target if machine is None else machine, plan.ranks)
+    if on.device.arch != plan.target.device.arch:
+        raise UsageError(
+            f"the plan has kernels for {plan.target.device.arch}, and {on.name} has GPUs of {on.device.arch}; compile "
+            "the schedule for the machine that it runs on"
+        )
+    return simulate(plan, on, mode_of(mode))
 
 
 def __getattr__(name: str) -> Any:

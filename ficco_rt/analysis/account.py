@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
-from ..device.features import usual
+from ..device.features import virtual
 from ..device.ir import DeviceLaunch, Placement
 from ..device.launches import LaunchPlanner
 from ..files.records import Count, Micros
@@ -218,7 +218,7 @@ def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
 def placed_launches(plan: Plan, machine: Machine) -> tuple[DeviceLaunch, ...]:
     """The plan's launches, configured for one device of the machine for each rank."""
     placement = Placement(tuple(range(plan.ranks)))
-    return LaunchPlanner(plan, machine.device, placement, usual(machine.device.arch), frozenset()).all()
+    return LaunchPlanner(plan, machine.device, placement, virtual(machine.device.arch), frozenset()).all()
 
 
 def idle(launch: DeviceLaunch) -> float:

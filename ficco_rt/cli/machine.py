@@ -174,11 +174,10 @@ def kernels(arch: str) -> str:
 
 def _library(device: Device) -> str:
     """What is known of the vendor's GEMM there."""
-    from ..kernels.families import tuned
-    from ..machine.durations import vendor_gemm, vendor_source
+    from ..machine.durations import vendor_gemm, vendor_source, was_measured
 
     known = vendor_gemm(device)
-    if known is None and not tuned(device.arch):
+    if known is None and not was_measured(device.arch):
         return "its GEMM has no price here, so choices count the rate of large GEMMs; ficco calibrate measures one"
     if known is None:
         return "its GEMM has no price here, so no choice takes kernel=vendor; ficco calibrate measures one"

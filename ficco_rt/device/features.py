@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..kernels.families import tuned
 from ..kernels.target import chains, compute_capability
 from .ir import GRAPHS, DevicePlan, Features, Library
 
@@ -53,6 +54,11 @@ def usual(arch: str) -> Features:
         embeds=nvidia,
         queues=queue_switch(arch).asked,
     )
+
+
+def virtual(arch: str, vendor: bool = True) -> Features:
+    """The usual ones where runs are modelled: with the `vendor`'s GEMMs, where none of ours is made."""
+    return replace(usual(arch), vendor_gemms=vendor and not tuned(arch))
 
 
 def here(arch: str, switch: str | None) -> Features:

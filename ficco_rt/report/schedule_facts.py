@@ -10,7 +10,7 @@ from functools import partial
 from math import prod
 from typing import Any, Literal, TypeAlias
 
-from ..device.features import usual
+from ..device.features import virtual
 from ..device.fit_table import FitTable, fit_table
 from ..device.ir import Placement
 from ..device.launches import LaunchPlanner
@@ -263,7 +263,7 @@ def gather(job: Job) -> Explanation:
     graph, plan, machine = job.graph, job.plan, job.machine
     assert graph is not None
     device, placement = machine.device, Placement(tuple(range(plan.ranks)))  # each rank on a device of its own
-    planner = LaunchPlanner(plan, device, placement, usual(device.arch), frozenset())
+    planner = LaunchPlanner(plan, device, placement, virtual(device.arch), frozenset())
     return filled(
         Explanation,
         job,

@@ -9,17 +9,15 @@ docs/internals/model.md says how each thing is priced, where each figure comes f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, cast, get_args
 
 from ..device import ir
 from ..device.build import layout_of, modelled
-from ..device.features import usual
+from ..device.features import virtual
 from ..errors import PlanError, UsageError
 from ..geometry.region import peer_of, way
 from ..graph.budget import MODELLED, Budget, without_collection
-from ..kernels.families import tuned
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace.model import Lane, SpanKind, Trace
@@ -60,8 +58,7 @@ class _StreamClock(VirtualClock):
 
     def __init__(self, plan: Plan, machine: Machine, mode: SimulatedMode, vendor: bool) -> None:
         arch = machine.device.arch
-        features = replace(usual(arch), vendor_gemms=vendor and not tuned(arch))
-        layout = layout_of(plan, machine.device, ir.Placement(tuple(range(plan.ranks))), features)
+        layout = layout_of(plan, machine.device, ir.Placement(tuple(range(plan.ranks))), virtual(arch, vendor))
         made = modelled(layout, mode)
         super().__init__(plan, made, machine)
         self.launches = made.launches

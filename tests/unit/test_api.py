@@ -116,7 +116,8 @@ def test_machines_by_name_or_value(plan: Plan) -> None:
         assert ficco.compile(NAME, 2, machine, **SIZES).machine == "mi300x-mesh"
         with ficco.Executor(plan, machine=machine) as executor:
             assert executor.machine == mesh
-        assert ficco.simulate(plan, machine).machine == "mi300x-mesh"
+    for other in ("h100-switch", profile("h100-switch", 2)):
+        assert ficco.simulate(plan, other).machine == "h100-switch"
     assert ficco.simulate(plan).machine == plan.machine
 
 
@@ -207,6 +208,11 @@ def test_what_is_no_plan(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"as compile\(\) or load_plan\(\) gives it; given 'ag_gemm/serial' "):
             use()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_is_modelled_on_gpus_of_its_architecture(plan: Plan) -> None:
+    with pytest.raises(UsageError, match="plan has kernels for sm_90a, and mi300x-mesh has GPUs of gfx942; compile"):
+        ficco.simulate(plan, "mi300x-mesh")
 
 
 def test_what_is_no_workspace(plan: Plan) -> None:

@@ -331,6 +331,11 @@ def test_explain_counts_what_products_and_kernels_write_elsewhere(run: Callable[
     assert moved["pairs"] == [[0, c + d], [c + d, 0]]
 
 
+def test_explain_gives_the_shape_of_what_is_quantized(run: Callable[..., Ending]) -> None:
+    ending = run("ficco", "explain", "quantized/ag_gemm_serial", "--gpus", "4", "--set", "M=512", "--set", "K=256")
+    assert "each rank: 1 quantization of 128 × 256\n" in ending.out
+
+
 def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) -> None:
     words = ("ficco", "explain", "gemm_rs/relay", "--gpus", "4", "--set", "first=1:1:2", "--set", "last=2:1:1")
     out = run(*words).out

@@ -282,8 +282,8 @@ def test_a_plan_for_other_matrix_units_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         ficco.simulate(plan, replace(stored("h200-switch"), ranks=2))
     assert str(caught.value) == (
-        "the plan has kernel mfma_gemm_64x128x64, whose instructions sm_90a does not have; compile the schedule for "
-        "the machine that it runs on"
+        "the plan has kernels for gfx942, and h200-switch has GPUs of sm_90a; compile the schedule for the machine "
+        "that it runs on"
     )
 
 
