@@ -73,7 +73,7 @@ def pair(tensor: Tensor, number: int, given: object) -> tuple[object, object]:
 def padded(tensor: Tensor, rank: int, scales: object) -> object:
     """Scales as a run takes them: one number is repeated for every row, and rows of blocks are padded."""
     wanted, extent = tensor_of(tensor).shapes[rank], tensor.shapes[rank][-1]
-    number = isinstance(scales, float | int)
+    number = isinstance(scales, float | int | np.number)
     array = np.array(scales, np.float32) if number else host_array(scales, lambda: f"scales of {tensor.name}")
     if tensor.scaling == "tensor" and array.size == 1:
         return np.full(wanted, array.reshape(()), np.float32)

@@ -11,15 +11,14 @@ from pathlib import Path
 
 def read(path: Path) -> bytes | None:
     """The file's content; None if there is none that only the user can have written."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep us waiting
+    try:  # without a wait for a pipe
+        with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                return None
+            return file.read()
     except OSError:
         return None
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            return None
-        return file.read()
 
 
 def publish(path: Path, content: bytes) -> None:

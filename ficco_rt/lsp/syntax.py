@@ -56,7 +56,6 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "threads": "threads at most of a block of the vendor's library",
     **{name: form for name, (_, _, form) in vocabulary.FUNCTIONS.items()},
     "sum": "sum(list) adds numbers; sum(X, …) holds the terms of a gemm or a reduce",
-    **{name: f"{form}, of a gemm or a reduce" for name, form in vocabulary.OF_SUMS.items()},
 }
 
 AFTER_DOT = {

@@ -154,7 +154,8 @@ class Operations:
         """What `ours` gives, or `pytorch` where there is a reason: one that `refused` tells, or that no schedule takes
         the sizes. It is found once for each `call`, the same in all processes, and logged behind what is `said`.
 
-        Raises what `ours` and `pytorch` raise, but no ScheduleError of `ours`.
+        Raises what `ours` and `pytorch` raise, but no ScheduleError of `ours`; UsageError: other processes have no such
+        reason, where calls are compared.
         """
         why, self._ran = self._reasons.get(call), None
         if why is None:
@@ -164,6 +165,8 @@ class Operations:
                 return ours()
             except ScheduleError as error:
                 self._reasons[call] = self._log(said, str(error).splitlines()[0])
+        elif self._compares and not self.alone:
+            self._agree({"the implementation": f"PyTorch's, because {why}"})
         return pytorch()
 
     def _log(self, said: Callable[[], str], why: str) -> str:
@@ -350,6 +353,9 @@ class Operations:
         """Whether all processes make this call. On GPUs a run with other rows, or of another plan, would be wrong
         without a word, or wait until its time limit."""
         said = {"the operation": name, "the rows of a rank": str(m), **{key: str(sizes[key]) for key in sorted(sizes)}}
+        self._agree(said)
+
+    def _agree(self, said: Mapping[str, str]) -> None:
         assert self.workspace.group is not None
         agree(self.workspace.group, {**said, "the call": str(said)}, self._settings.timeout)
 

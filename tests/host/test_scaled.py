@@ -140,6 +140,18 @@ def test_one_block_with_a_scale_of_its_own(scale: float) -> None:
 # ---------------------------------------------------------------- what callers give
 
 
+@pytest.mark.parametrize("scale", [2, 2.0, np.float32(2), np.int64(2), np.full(1, 2, np.float32)])
+def test_one_number_scales_a_tensor(scale: object) -> None:
+    types = {"T": "fp8_e4m3 scaled tensor", "Sum": "fp32", "transb": 1}
+    plan = ficco.compile("ag_gemm/serial", RANKS, M=8 * RANKS, N=16 * RANKS, K=32, **types)
+    with Executor(plan) as executor:
+        for name in "AB":
+            for rank, shape in enumerate(plan.tensor(name).shapes):
+                executor.write(name, rank, (np.ones(shape, numpy_dtype("fp8_e4m3")), scale))
+        executor.run()
+        assert (executor.read("C", 1) == 32 * 4).all()
+
+
 def test_callers_give_pairs() -> None:
     plan = plan_with(K=512)  # four scales in a row, which need no padding
     a, b = drawn(plan, "A", 1), drawn(plan, "B", 2)

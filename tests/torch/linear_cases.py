@@ -217,6 +217,16 @@ def of_all(mine: Tensor) -> list[Tensor]:
     return found
 
 
+def case_rows_in_one_process_alone_are_told_in_all() -> None:
+    name, ranks, rank = world()
+    w = integers(N, K)
+    with pytest.raises(UsageError, match="the implementation is "):
+        OPS.all_to_all_linear(integers(0 if rank == 0 else 2 * ranks, K), w, None, name)
+    uninstall()  # no group of ours works behind that
+    x, none = integers(4, 0), integers(N, 0)
+    assert torch.equal(OPS.all_gather_linear(x, none, None, 0, name), torch.zeros(4 * ranks, N))
+
+
 def case_a_process_outside_of_the_group_makes_no_layer() -> None:
     group, rank = dist.new_group([0]), world()[2]
     if rank:

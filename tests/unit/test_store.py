@@ -116,6 +116,15 @@ def test_the_oldest_entries_go(kept: Store, monkeypatch: pytest.MonkeyPatch) -> 
     assert [number for number in range(7) if kept.get(number, Region)] == [2, 3, 4, 5, 6]
 
 
+def test_a_folder_in_place_of_an_entry_is_none(kept: Store) -> None:
+    path = entry(kept)
+    path.unlink()
+    path.mkdir()
+    assert kept.get(KEY, Region) is None
+    kept.put(KEY, VALUE)
+    assert kept.get(KEY, Region) is None
+
+
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     below = Store(tmp_path / "file" / "plans")
