@@ -189,7 +189,8 @@ def discover(
     processes share the ranks; each of them may see only its own GPUs. `node`: GPUs of a node, if there are several
     nodes; by default the launcher (torchrun, mpirun, Slurm) tells.
 
-    Raises DeviceError (no bindings, no driver, too few GPUs), UsageError (no such driver, GPUs of several kinds).
+    Raises DeviceError (no bindings, no driver, too few GPUs), UsageError (no such driver, numbers below 1, GPUs
+    of several kinds).
 
     Example: `compile("ag_gemm/streamed", ranks=4, machine=discover(4))`.
     """

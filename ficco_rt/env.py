@@ -51,9 +51,8 @@ def cache_folder() -> Path:
     chosen = get("FICCO_CACHE")
     if chosen:
         return Path(chosen)
-    caches = os.environ.get("XDG_CACHE_HOME")
     try:
-        return Path(caches or Path.home() / ".cache") / "ficco_rt"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ficco_rt"
     except RuntimeError:  # a user without a home, as containers have them
         import tempfile
 

@@ -266,7 +266,7 @@ class Executor(Closable):
     def release(self, bound: Bound) -> None:
         """Release what `bind` made, when its last run has ended. What was released before is ignored.
 
-        Raises UsageError (the executor is closed), DeviceError (the last run failed).
+        Raises UsageError (the executor is closed, `bind` has not made it), DeviceError (the last run failed).
         """
         self._open()
         if self._bindings.holds(of_kind(bound, Bound, "release takes what bind() made")):
@@ -343,7 +343,8 @@ class Executor(Closable):
             user.thread = before
 
     def _run(self, bound: Bound, streams: Sequence[object] | None, progress: OnProgress | None) -> None:
-        if streams is not None and not (isinstance(streams, (list, tuple, Sequence)) and streams):  # lists: no call
+        # NOTE every run comes here, and an abstract class is asked by a call, which lists and tuples save
+        if streams is not None and not (isinstance(streams, (list, tuple, Sequence)) and streams):
             given = "0" if isinstance(streams, Sequence) else f"one {type(streams).__name__}"
             raise UsageError(f"streams: wanted one a rank, {len(self.ranks)}; given {given}")
         binding, driver, graph = bound.binding, self.driver, self.graph
@@ -405,8 +406,8 @@ class Executor(Closable):
     def duration(self) -> float:
         """Microseconds that the last run took on the devices, or takes on the virtual clock.
 
-        Raises UsageError (no run has ended; the last one was on callers' streams, and not `timed`), DeviceError (it
-        failed).
+        Raises UsageError (the executor is closed; no run has ended; the last one was on callers' streams, and not
+        `timed`), DeviceError (it failed).
         """
         self._open()
         measured = self.driver.elapsed()

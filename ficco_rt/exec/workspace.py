@@ -15,7 +15,7 @@ from ..driver.api import DriverName, Options, SharedWorkspace
 from ..driver.gpu.refused import Closing
 from ..driver.registry import VENDORS, discover, open_workspace
 from ..errors import DeviceError, UsageError
-from ..files.arguments import seconds, whole
+from ..files.arguments import positive, seconds
 from ..machine.profiles import DEFAULT, chosen
 from ..process.group import Group, as_group
 
@@ -81,11 +81,9 @@ class Workspace(Closable):
         if driver not in (*VENDORS, "host"):
             raise UsageError(f"there is no driver {driver!r}; there are {', '.join(('host', *VENDORS))}")
         on_gpus = driver in VENDORS
-        self.ranks = whole(ranks, "ranks")
-        if self.ranks < 1:
-            raise UsageError(f"a workspace has at least 1 rank; given {self.ranks}")
-        if limit is not None and whole(limit, "limit") < 1:
-            raise UsageError(f"limit is a number of bytes, at least 1; given {limit}")
+        self.ranks = positive(ranks, "ranks", "ranks")
+        if limit is not None:
+            positive(limit, "limit", "bytes")
         self.group: Group | None = None if group is None else as_group(group)
         size = 1 if self.group is None else self.group.size
         found = discover(driver, self.ranks, ranks_per_gpu, size) if on_gpus else DEFAULT

@@ -128,7 +128,7 @@ def rank(
             certain = i == 0 or candidate.schedule == asked.baseline
             built.append((0.0 if certain else bound(graph, asked.machine), candidate, graph, trusted))
         except (ScheduleError, UsageError) as error:
-            refused.append((candidate, str(error).splitlines()[0]))
+            refused.append((candidate, _words(error)))
     ranked: list[Candidate] = []
     work = 0
     for least, candidate, graph, trusted in sorted(built, key=lambda b: b[0]):
@@ -139,13 +139,19 @@ def rank(
         try:
             plan = leaving(compiler.plan_of(graph, asked.machine, trusted=trusted), asked.leave)
         except (ScheduleError, UsageError) as error:
-            refused.append((candidate, str(error).splitlines()[0]))
+            refused.append((candidate, _words(error)))
             continue
         time = simulate(plan, asked.machine, vendor=asked.vendor).duration
         commands = sum(1 for _ in plan.commands())
         best = min(best, time)
         ranked.append(replace(candidate, predicted=time, commands=commands))
     return Ranking((), tuple(refused)).joined(ranked)
+
+
+def _words(error: ScheduleError | UsageError) -> str:
+    """The first mistake, and the way out of it."""
+    help = error.diagnostics[0].help if isinstance(error, ScheduleError) and error.diagnostics else None
+    return "; ".join(filter(None, (str(error).splitlines()[0], help)))
 
 
 def sensible(f: Facts, candidate: Candidate) -> bool:

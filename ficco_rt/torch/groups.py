@@ -27,7 +27,7 @@ from ..errors import DeviceError, ScheduleError, UsageError
 from ..exec.device_arrays import Key
 from ..exec.padded import MOST, Prepared
 from ..exec.workspace import TIMEOUT, Workspace
-from ..files.arguments import multiprocessors, seconds, whole
+from ..files.arguments import multiprocessors, positive, seconds, whole
 from ..kernels.gemm_launch import ALIGNMENT
 from ..process.group import Group, agree, as_group, gathered
 from ..select.choose import By
@@ -69,8 +69,8 @@ class Settings:
         if not isinstance(self.check, bool):
             raise UsageError(f"check is True or False; given {self.check!r}")
         multiprocessors(self.leave, "leave")
-        if self.limit is not None and whole(self.limit, "limit") < 1:
-            raise UsageError(f"limit is a number of bytes, at least 1; given {self.limit}")
+        if self.limit is not None:
+            positive(self.limit, "limit", "bytes")
         if self.by not in (None, *get_args(By)):
             raise UsageError(f"by is {', '.join(get_args(By))}; given {self.by!r}")
         seconds(self.timeout, "timeout")

@@ -160,7 +160,7 @@ def test_mistakes(operations: dict[str, ficco.Operation]) -> None:
 
 
 def test_no_ranks() -> None:
-    with pytest.raises(UsageError, match="a workspace has at least 1 rank; given 0"):
+    with pytest.raises(UsageError, match="ranks is a number of ranks, at least 1; given 0"):
         ficco.Workspace(0, "host")
 
 

@@ -48,6 +48,7 @@ def test_outputs_of_fp8_that_no_proof_admits_are_refused(capsys: pytest.CaptureF
         told = capsys.readouterr()
         assert "ag_gemm/oneshot" in told.err
         assert "stage 'mm' stores in C, which is fp8_e4m3, what C@0" in told.err
+        assert "; make C bf16, or admit the rounding: end the claim with 'within fp8_e4m3'" in told.err
         assert "keeps partial sums" not in told.err
         assert execute("ficco", ["choose", "ag_gemm", "--gpus", "4", *words, "--set", "Sum=bf16", *more]) == 0
         capsys.readouterr()
