@@ -356,8 +356,9 @@ class Operations:
         self._agree(said)
 
     def _agree(self, said: Mapping[str, str]) -> None:
-        assert self.workspace.group is not None
-        agree(self.workspace.group, {**said, "the call": str(said)}, self._settings.timeout)
+        with self._lock:  # backward runs in threads of its own
+            assert self.workspace.group is not None
+            agree(self.workspace.group, {**said, "the call": str(said)}, self._settings.timeout)
 
     def close(self) -> None:
         """Release the workspace. Raises DeviceError, as `Workspace.close`."""
